@@ -1,0 +1,1 @@
+"""Asynchronous, pluggable backup and exact restore of the state of stateful streams."""

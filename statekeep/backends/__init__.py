@@ -1,0 +1,1 @@
+"""State backends: contracts, registry, wrappers, and our own implementations."""

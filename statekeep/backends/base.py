@@ -1,0 +1,370 @@
+"""The contracts of a state backend: what a plug-in provides, and who calls it where.
+
+Source: Samza 1.8 SEP-28 (``StateBackendFactory``, ``TaskBackupManager``, ``TaskRestoreManager``,
+``StateBackendAdmin``) and SEP-29 (``BlobStoreManager``). Different from Samza on purpose: a commit's
+base comes with the commit instead of being remembered by the manager (so that a failed upload
+cannot poison the next one), and clean-up is given what is retained (so that it is safe at any
+time, whoever wakes): `docs/decisions`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, TaskName
+from statekeep.checkpoint.job_log import CheckpointStore, JobLog
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import Clock
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.version import SealedVersion
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class BlockingExecutor(Protocol):
+    """The container's one bounded pool for calls that block (`statekeep.commit.executor`)."""
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one blocking call on a pool thread and return its result.
+
+        Waiting for a free place happens here, in the coroutine, and holds no thread. ``call`` must
+        end by itself: it never waits for another call of the executor. A cancelled caller leaves
+        the call running; its result is dropped.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendProperties:
+    """Facts about a backend, as data: nothing asks for a backend's type."""
+
+    needs_files: bool = False
+    """Uploads the files of a sealed version."""
+    needs_changes: bool = False
+    """Uploads the changes between versions, so that stores must capture them."""
+    can_hold_job_log: bool = False
+    """Implements `StateBackendFactory.job_log` and `checkpoint_store` with atomic create."""
+    is_durable: bool = True
+    """What it holds outlives the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """Whose state it is; the parts of every remote name."""
+
+    job_name: str
+    operator: str
+    """The stateful operator of the job; ``main`` in plain Python."""
+    task_name: TaskName
+
+
+@dataclass(frozen=True, slots=True)
+class CommitContext:
+    """One commit of one task, as a backup manager sees it."""
+
+    checkpoint_id: CheckpointId
+    epoch: int
+    attempt: int
+    """With ``epoch``, part of every remote name that the commit makes: names are never reused."""
+    version: SealedVersion
+    """The sealed version to back up: its files, its changes, its lineage. Immutable."""
+    base: CheckpointV2 | None
+    """The newest *committed* checkpoint of the task, None if there is none (R9).
+
+    An increment may build on nothing else, and only if ``base_version`` is in the lineage of
+    ``version`` and no marker used is a bad one; otherwise the upload is full.
+    """
+    base_version: VersionId | None
+    """The version that ``base`` holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupContext:
+    """What a `TaskBackupManager` is built with."""
+
+    task: TaskIdentity
+    stores: tuple[StoreName, ...]
+    """The stores that list this backend in ``stores.<name>.backup.factories``."""
+    commit: Callable[[CheckpointId], CommitContext]
+    """Gives the commit in flight by its id; KeyError for any other."""
+    executor: BlockingExecutor
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreContext:
+    """What a `TaskRestoreManager` is built with."""
+
+    task: TaskIdentity
+    directories: Mapping[StoreName, Path]
+    """Where each store's image goes: a path in a work directory that does not exist yet.
+
+    What is left there after a failure or a cancel is thrown away by the caller.
+    """
+    reusable: Sequence[SealedVersion]
+    """Local versions whose files may be hard-linked once they are proven equal."""
+    open_store: Callable[[StoreName, Path], KeyValueStore]
+    """Opens an empty store on a directory, for backends that restore by replaying changes."""
+    on_bytes: Callable[[int], None]
+    """To be called on the loop with the number of bytes restored since the last call."""
+    on_total: Callable[[int], None]
+    """To be called once the number of bytes to fetch is known."""
+    executor: BlockingExecutor
+    clock: Clock
+
+
+class TaskBackupManager(ABC):
+    """Backs up the stores of one task. Order of calls: init, then per commit snapshot, upload.
+
+    Coroutines run on the container's event loop and never block it: blocking calls go through
+    ``context.executor``.
+    """
+
+    @abstractmethod
+    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+        """Get ready, once, with the checkpoint that the task starts from.
+
+        Raises:
+            ConfigError: The place is unreachable or refuses us.
+            RetriableError: The service may answer later.
+        """
+
+    @abstractmethod
+    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
+        """Take note of the version to back up; blocking, within milliseconds, no network.
+
+        Called once per commit on an executor thread, while nobody writes to the version's files
+        (a sealed version is never written). Returns preliminary markers, often none.
+        """
+
+    @abstractmethod
+    async def upload(
+        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+    ) -> Mapping[StoreName, Marker]:
+        """Make a snapshot durable while the task goes on processing.
+
+        Awaited once per commit. Uploading the same snapshot again gives markers that restore the
+        same state. Nothing refers to what a failed or cancelled upload left behind; clean-up
+        collects it.
+
+        Args:
+            checkpoint_id: The commit.
+            markers: What `snapshot` returned for it.
+
+        Returns:
+            A marker for every store of the context, after every byte is durable.
+
+        Raises:
+            RetriableError: The service may answer later; the wrapper repeats the call.
+        """
+
+    @abstractmethod
+    async def clean_up(
+        self,
+        retained: Sequence[Mapping[StoreName, Marker]],
+        closed_attempts: Sequence[tuple[int, int]],
+    ) -> None:
+        """Delete what no retained checkpoint reaches. Idempotent, off the commit's path.
+
+        Safe at any time and by anyone, also by a process that slept while others went on: only
+        what belongs to ``closed_attempts`` is deleted, and never what a retained marker reaches.
+
+        Args:
+            retained: The markers of each retained checkpoint of the task.
+            closed_attempts: (epoch, attempt) of released commits and void attempts: the job log
+                says that they are never restored and never complete.
+
+        Raises:
+            RetriableError: The service may answer later; some of it may be deleted.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release clients. Idempotent; a running upload is cancelled by its caller first."""
+
+
+class TaskRestoreManager(ABC):
+    """Restores stores of one task. Order of calls: init, restore, close; each once."""
+
+    @abstractmethod
+    async def init(self, checkpoint: CheckpointV2) -> None:
+        """Find what the checkpoint's markers name.
+
+        Raises:
+            BlobNotFoundError: A marker names nothing (or CheckpointCorruptError: it is damaged).
+            RetriableError: The service may answer later.
+        """
+
+    @abstractmethod
+    async def restore(self) -> None:
+        """Fill ``context.directories`` with the stores' content, verified.
+
+        Returns only when every byte has been compared with its recorded digest. A cancel stops
+        promptly; what it leaves in the directories is thrown away.
+
+        Raises:
+            CheckpointCorruptError: Bytes differ from their digest: the next backend is tried.
+            BlobNotFoundError: A blob is gone: the next backend is tried.
+            RetriableError: The service may answer later.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release clients. Idempotent."""
+
+
+class StateBackendAdmin(ABC):
+    """Sets up and checks the remote side, once per start of a job, in this order."""
+
+    @abstractmethod
+    async def create_resources(self) -> None:
+        """Create what is missing (bucket prefix, topic, directory). Idempotent."""
+
+    @abstractmethod
+    async def validate_resources(self) -> None:
+        """Check that the place can do what the backend needs.
+
+        Raises:
+            ConfigError: It cannot; the message says what it lacks.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release clients. Idempotent."""
+
+
+class StateBackendFactory(ABC):
+    """What a plug-in provides: builds the parts of one backend; building does no I/O.
+
+    Found by `statekeep.backends.registry`. One instance per process and backend name.
+    """
+
+    properties: BackendProperties
+    """Facts about the backend; a class attribute."""
+
+    def __init__(self, name: BackendName, settings: Mapping[str, str]) -> None:
+        """Take the backend's own section of the configuration and check it.
+
+        Args:
+            name: The name that the configuration and markers use.
+            settings: ``backends.<name>.*`` without the prefix, over the defaults that the
+                configuration has for backends of this kind (such as ``blob.store.*``).
+
+        Raises:
+            ConfigError: A setting is unknown, missing or of the wrong type.
+        """
+        self.name = name
+        self.settings = settings
+
+    @abstractmethod
+    def backup_manager(self, context: BackupContext) -> TaskBackupManager:
+        """Build the backup manager of one task."""
+
+    @abstractmethod
+    def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
+        """Build the restore manager of one task."""
+
+    @abstractmethod
+    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+        """Build the admin."""
+
+    def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
+        """Build the log of ``scope`` (a job, or ``<job>/<task>``), if `properties` say so."""
+        msg = f"this backend cannot hold the job log: backend={self.name} scope={scope}"
+        raise NotImplementedError(msg)
+
+    def checkpoint_store(
+        self, scope: str, executor: BlockingExecutor, clock: Clock
+    ) -> CheckpointStore:
+        """Build the checkpoint store of ``scope``, if `properties` say so."""
+        msg = f"this backend cannot hold checkpoints: backend={self.name} scope={scope}"
+        raise NotImplementedError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobMetadata:
+    """Goes with every blob, as far as the store keeps metadata.
+
+    Source: Samza 1.8 ``Metadata``.
+    """
+
+    task: TaskIdentity | None
+    """None for the job's own records."""
+    store_name: StoreName | None
+    payload_name: str
+    """File name within the store, or ``snapshot-index``."""
+    sha256: str | None = None
+    """Hex digest of the payload, where it is known before the put."""
+
+
+class BlobStoreManager(ABC):
+    """A client of one object store or filesystem, under one root that it was built with.
+
+    Names are relative to the root, ``/``-separated. A blob is immutable: there whole or not at
+    all, never overwritten. Coroutines on an event loop; blocking SDK calls go through the
+    executor that the manager was built with. The backend classifies errors, the retry wrapper
+    decides: a method raises `RetriableError` only if repeating the call may help.
+    """
+
+    @abstractmethod
+    async def init(self) -> None:
+        """Connect. Idempotent.
+
+        Raises:
+            ConfigError: Unreachable, no such place, or access denied.
+        """
+
+    @abstractmethod
+    async def put(
+        self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
+    ) -> str:
+        """Store a blob and return its id, which `get` and `delete` take.
+
+        Args:
+            name: Where; never used before unless ``if_absent``.
+            content: The bytes, or the local file that holds them.
+            metadata: See `BlobMetadata`.
+            if_absent: Create atomically: of racing puts exactly one succeeds.
+
+        Raises:
+            BlobExistsError: With ``if_absent``: the name is taken.
+            RetriableError: Unknown whether the blob landed.
+        """
+
+    @abstractmethod
+    async def get(self, blob_id: str) -> bytes:
+        """Return a small blob's bytes.
+
+        Raises:
+            BlobNotFoundError: It is not there.
+        """
+
+    @abstractmethod
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None]
+    ) -> str:
+        """Write a blob to the new file ``target`` with bounded memory; return its sha-256 in hex.
+
+        Raises:
+            BlobNotFoundError: It is not there.
+        """
+
+    @abstractmethod
+    async def delete(self, blob_id: str) -> None:
+        """Delete a blob; one that is not there is no error."""
+
+    @abstractmethod
+    async def list(self, prefix: str) -> Sequence[str]:
+        """Return the ids of all blobs whose name begins with ``prefix``, sorted by name."""
+
+    @abstractmethod
+    async def remove_ttl(self, blob_id: str) -> None:
+        """Make a blob permanent that was put with a time to live; nothing where there is none."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release clients. Idempotent."""

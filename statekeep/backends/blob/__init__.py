@@ -1,0 +1,1 @@
+"""The blob backend: incremental by file, on any object store or filesystem."""

@@ -1,0 +1,1 @@
+"""Checkpoints, their form on disk, and the job log that decides which of them counts."""

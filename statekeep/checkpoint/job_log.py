@@ -1,0 +1,102 @@
+"""The contract of the job log and of the checkpoint store: what a backend offers to hold them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from statekeep.checkpoint.checkpoints import TaskName
+
+
+class PositionTakenError(Exception):
+    """Raised by `JobLog.append` when another record stands at the position already.
+
+    Not a `StateBackupError`: it never leaves `LogWriter`, which reads the record and decides.
+    """
+
+
+class JobLog(ABC):
+    """An ordered log of whole records; the order is the position, never a clock.
+
+    One log decides for one job on Spark, and for one task in plain Python. A backend that holds
+    it MUST create a position atomically: of any number of racing appends exactly one succeeds,
+    and a record is there whole or not at all, also after a crash or a lost answer.
+
+    Every method is a coroutine on the event loop of the driver (or container).
+    """
+
+    @abstractmethod
+    async def probe(self) -> None:
+        """Prove at start that the place is reachable, writable, and creates atomically.
+
+        Raises:
+            ConfigError: It does not; the message says what it lacks.
+        """
+
+    @abstractmethod
+    async def append(self, position: int, data: bytes) -> None:
+        """Create the record at ``position`` if there is none.
+
+        Repeating a call whose answer was lost raises `PositionTakenError` on the caller's own
+        record: `LogWriter` knows it by its nonce.
+
+        Raises:
+            PositionTakenError: There is a record; nothing was changed.
+            RetriableError: Unknown whether the record landed; the call may be repeated.
+        """
+
+    @abstractmethod
+    async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
+        """Return the records from position ``start`` to the end, in order, without gaps.
+
+        Raises:
+            CheckpointCorruptError: A position in the middle is missing.
+            RetriableError: The service may answer later.
+        """
+
+    @abstractmethod
+    async def read_floor(self) -> int:
+        """Return the lowest position that is still kept; 0 for a log never trimmed."""
+
+    @abstractmethod
+    async def trim(self, floor: int) -> None:
+        """Raise the floor to ``floor``, durably, and only then delete the records below it.
+
+        Idempotent; a floor lower than the present one changes nothing.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release clients. Idempotent."""
+
+
+class CheckpointStore(ABC):
+    """Where containers put each task's checkpoint for the driver to gather.
+
+    What stands here counts for nothing until a commit record holds it.
+
+    Every method is a coroutine on an event loop.
+    """
+
+    @abstractmethod
+    async def write(self, attempt: str, task_name: TaskName, data: bytes) -> None:
+        """Put one task's entry, whole or not at all; the same task's entry is replaced.
+
+        Args:
+            attempt: ``<epoch>-<attempt>``.
+            task_name: The task.
+            data: See `statekeep.checkpoint.serde.encode_attempt_entry`.
+
+        Raises:
+            RetriableError: The service may answer later.
+        """
+
+    @abstractmethod
+    async def read(self, attempt: str) -> Mapping[TaskName, bytes]:
+        """Return the entries of one attempt that are there by now."""
+
+    @abstractmethod
+    async def delete(self, attempt: str) -> None:
+        """Delete the entries of one attempt. Idempotent."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release clients. Idempotent."""

@@ -1,0 +1,1 @@
+"""The capped executor, the commit pipeline, its gate, and clean-up."""

@@ -1,0 +1,1 @@
+"""Typed settings and the sources they are read from."""

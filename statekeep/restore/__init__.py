@@ -1,0 +1,1 @@
+"""Which backend restores which store, fallback, verification, progress."""

@@ -1,0 +1,1 @@
+"""The PySpark runtime: anchored tasks, the stateful operator, the container process, replay."""

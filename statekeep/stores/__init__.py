@@ -1,0 +1,1 @@
+"""Local stores and the sealed versions of a task's stores."""

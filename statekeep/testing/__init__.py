@@ -1,0 +1,1 @@
+"""What authors of backends test with: conformance kit, fault injection, fake clock."""
