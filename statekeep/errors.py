@@ -108,7 +108,7 @@ class VersionDamagedError(StateBackupError):
 
 
 class StateSchemaError(StateBackupError, ValueError):
-    """Raised when a value or key does not fit the declared schema of a state variable."""
+    """Raised when a value, a key or a row of output does not fit its declared schema."""
 
 
 class ReplayDivergedError(StateBackupError):

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ClassVar, ParamSpec, Protocol, TypeVar
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, TaskName
@@ -245,6 +245,8 @@ class StateBackendFactory(ABC):
 
     properties: BackendProperties
     """Facts about the backend; a class attribute."""
+    defaults_prefix: ClassVar[str] = ""
+    """What stands before the settings of all backends of the kind, such as ``blob.store``."""
 
     def __init__(self, name: BackendName, settings: Mapping[str, str]) -> None:
         """Take the backend's own section of the configuration and check it.

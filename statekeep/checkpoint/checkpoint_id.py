@@ -2,11 +2,15 @@
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
+
+from typing_extensions import override
 
 from statekeep.errors import CheckpointCorruptError
 
-_FORM = re.compile(r"(\d{1,18})-(\d{1,9})")
+_FORM: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,9})")
+_MAX_MILLIS: Final = 10**18
+_MAX_NANOS: Final = 10**9
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -25,8 +29,8 @@ class CheckpointId:
     """A finer clock reading modulo 1,000,000, to tell two commits of one millisecond apart."""
 
     def __post_init__(self) -> None:
-        if self.millis < 0 or self.nanos < 0:
-            msg = f"checkpoint id is negative: millis={self.millis} nanos={self.nanos}"
+        if not (0 <= self.millis < _MAX_MILLIS and 0 <= self.nanos < _MAX_NANOS):
+            msg = f"checkpoint id is out of range: millis={self.millis} nanos={self.nanos}"
             raise ValueError(msg)
 
     def serialize(self) -> str:
@@ -46,5 +50,6 @@ class CheckpointId:
             raise CheckpointCorruptError(msg)
         return cls(int(match[1]), int(match[2]))
 
+    @override
     def __str__(self) -> str:
         return self.serialize()

@@ -51,7 +51,9 @@ class CheckpointV2:
     checkpoint_id: CheckpointId
     input_offsets: Mapping[SystemStreamPartition, str]
     """Last processed offset of each input, as its source writes it."""
-    state_markers: Mapping[BackendName, Mapping[StoreName, Marker]] = field(default_factory=dict)
+    state_markers: Mapping[BackendName, Mapping[StoreName, Marker]] = field(
+        default_factory=dict[BackendName, Mapping[StoreName, Marker]]
+    )
     """``{backend: {store: marker}}``; a store without an entry was not backed up there."""
 
     def markers_of(self, backend: BackendName) -> Mapping[StoreName, Marker]:

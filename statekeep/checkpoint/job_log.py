@@ -47,6 +47,10 @@ class JobLog(ABC):
     async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
         """Return the records from position ``start`` to the end, in order, without gaps.
 
+        What is below the floor is left out, even where it is still there: the first position
+        returned is then the floor instead of ``start``. The floor that counts is one read *after*
+        the records: below a floor that was raised meanwhile, a position may be free again.
+
         Raises:
             CheckpointCorruptError: A position in the middle is missing.
             RetriableError: The service may answer later.

@@ -15,35 +15,53 @@ from statekeep.checkpoint.records import (
     UnpinRecord,
     VoidRecord,
 )
+from statekeep.errors import CheckpointCorruptError
 
 
 @dataclass
 class LogView:
     """The state of a job as its log tells it.
 
-    Owned by one `LogWriter`, which folds every record that it reads or appends; everyone else
-    reads it on the same event loop.
+    Owned by one `LogReader`, which folds every record that is read or appended; everyone else
+    reads it on the same event loop. Whoever folds the same records gets the same view, so a record
+    that contradicts one before it has no effect instead of an effect that depends on who looks.
     """
 
     next_position: int = 0
     """Where the next record goes: one past the last one seen."""
     epoch: int = 0
     """The newest epoch in the log; 0 before the first."""
-    commits: dict[int, CommitRecord] = field(default_factory=dict)
+    commits: dict[int, CommitRecord] = field(default_factory=dict[int, CommitRecord])
     """Commits not released, by position, in order: the last one is current."""
-    released: dict[int, CommitRecord] = field(default_factory=dict)
+    released: dict[int, CommitRecord] = field(default_factory=dict[int, CommitRecord])
     """Released commits that the log still holds: their clean-up may not be done."""
-    open_attempts: dict[tuple[int, int], AttemptRecord] = field(default_factory=dict)
+    open_attempts: dict[tuple[int, int], AttemptRecord] = field(
+        default_factory=dict[tuple[int, int], AttemptRecord]
+    )
     """Attempts neither committed nor void, by (epoch, attempt)."""
-    closed_attempts: set[tuple[int, int]] = field(default_factory=set)
+    attempt_positions: dict[tuple[int, int], int] = field(
+        default_factory=dict[tuple[int, int], int]
+    )
+    """Position of the record of each attempt in `open_attempts`."""
+    closed_attempts: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Attempts that are void, by (epoch, attempt): what they uploaded is an orphan."""
-    batches: dict[int, BatchRecord] = field(default_factory=dict)
-    """Batches of the current query that count, by number."""
+    batches: dict[int, BatchRecord] = field(default_factory=dict[int, BatchRecord])
+    """Batches of the current query that count and that a retained commit's replay may need."""
+    batch_positions: dict[int, int] = field(default_factory=dict[int, int])
+    """Position of the record of each batch in `batches`."""
+    unreadable_batches: set[int] = field(default_factory=set[int])
+    """Positions of batch records that are damaged.
+
+    The batch of one is unknown: any in `batches` with a lower position may be superseded by it, so
+    the versions that those name must not be used.
+    """
     query_id: str | None = None
     """The query whose batch numbers `batches` holds; None before the first."""
-    pins: dict[str, int] = field(default_factory=dict)
+    pins: dict[str, int] = field(default_factory=dict[str, int])
     """Positions of pinned commits, by name."""
-    bad_markers: set[tuple[str, str, str, str]] = field(default_factory=set)
+    bad_markers: set[tuple[str, str, str, str]] = field(
+        default_factory=set[tuple[str, str, str, str]]
+    )
     """(backend, task, store, marker) that must not be used again."""
 
     @property
@@ -56,55 +74,134 @@ class LogView:
         """Position of the current commit; -1 if there is none."""
         return next(reversed(self.commits), -1)
 
+    @property
+    def lowest_needed(self) -> int:
+        """The lowest position that a recovery from any retained commit reads; 0 without a commit.
+
+        The log may be trimmed up to here, once what released commits and closed attempts left
+        behind is deleted. It may lie below the oldest commit: batches go on during a commit.
+        """
+        if not self.commits:
+            return 0
+        needed = [next(iter(self.commits)), *self.attempt_positions.values()]
+        return min(needed + [self.batch_positions[b] for b in self.batches if self._is_ahead(b)])
+
     def fold(self, position: int, record: Record) -> None:
-        """Take in the record at ``position``, which must be the next one."""
-        if position < self.next_position:
-            msg = f"record folded twice: position={position} next_position={self.next_position}"
-            raise ValueError(msg)
-        self.next_position = position + 1
+        """Take in the record at ``position``, which must be the next one.
+
+        Raises:
+            CheckpointCorruptError: The record is of an older epoch than one before it: the store
+                does not create atomically, or the log was put together by hand.
+        """
+        if record.epoch < self.epoch or (
+            isinstance(record, EpochRecord) and record.epoch == self.epoch
+        ):
+            msg = (
+                f"a fenced writer's record is in the job log: position={position} "
+                f"record_epoch={record.epoch} log_epoch={self.epoch}"
+            )
+            raise CheckpointCorruptError(msg)
+        self._advance(position)
+        # Of every record: in a trimmed log the epoch record may be below the floor.
+        self.epoch = record.epoch
         match record:
             case EpochRecord():
-                self.epoch = max(self.epoch, record.epoch)
+                pass
             case BaseRecord():
                 self._fold_base(record)
             case BatchRecord():
-                self._fold_batch(record)
-            case AttemptRecord():
-                self.open_attempts[record.epoch, record.attempt] = record
-            case CommitRecord():
-                self.open_attempts.pop((record.epoch, record.attempt), None)
-                self.commits[position] = record
-                if record.query is not None:
-                    self._switch_query(record.query.query_id)
-            case VoidRecord():
-                key = (record.attempt_epoch, record.attempt)
-                self.open_attempts.pop(key, None)
-                self.closed_attempts.add(key)
+                self._fold_batch(position, record)
+            case AttemptRecord() | CommitRecord() | VoidRecord():
+                self._fold_attempt(position, record)
             case ReleaseRecord():
-                for released in record.positions:
-                    commit = self.commits.pop(released, None)
-                    if commit is not None:
-                        self.released[released] = commit
+                self._fold_release(record)
             case PinRecord():
-                self.pins[record.name] = record.position
+                if record.position in self.commits:
+                    self.pins[record.name] = record.position
             case UnpinRecord():
                 self.pins.pop(record.name, None)
             case BadMarkerRecord():
                 self.bad_markers.add((record.backend, record.task, record.store, record.marker))
 
+    def fold_unreadable_batch(self, position: int) -> None:
+        """Take in a batch record that is damaged, which must be the next one."""
+        self._advance(position)
+        self.unreadable_batches.add(position)
+
+    def forget_below(self, floor: int) -> None:
+        """Drop what only matters until the log is trimmed to ``floor``."""
+        for position in [position for position in self.released if position < floor]:
+            del self.released[position]
+        self.unreadable_batches = {p for p in self.unreadable_batches if p >= floor}
+
+    def is_committed(self, epoch: int, attempt: int) -> bool:
+        """Return whether the log holds the commit record of an attempt."""
+        commits = (*self.commits.values(), *self.released.values())
+        return any((c.attempt_epoch, c.attempt) == (epoch, attempt) for c in commits)
+
+    def _advance(self, position: int) -> None:
+        if position != self.next_position:
+            msg = f"not the next record: position={position} next_position={self.next_position}"
+            raise ValueError(msg)
+        self.next_position = position + 1
+
+    def _fold_attempt(
+        self, position: int, record: AttemptRecord | CommitRecord | VoidRecord
+    ) -> None:
+        if isinstance(record, AttemptRecord):
+            self.open_attempts[record.epoch, record.attempt] = record
+            self.attempt_positions[record.epoch, record.attempt] = position
+            return
+        key = (record.attempt_epoch, record.attempt)
+        if isinstance(record, VoidRecord):
+            # An append of unknown outcome can turn out to have landed after all: what is committed
+            # stays committed, what is void stays void, by whichever record comes first.
+            if not self.is_committed(*key):
+                self._close(key)
+        elif key not in self.closed_attempts:
+            self._drop_open(key)
+            self.commits[position] = record
+            if record.query is not None:
+                self._switch_query(record.query.query_id)
+
     def _fold_base(self, record: BaseRecord) -> None:
         for key in [key for key in self.open_attempts if key[0] < record.epoch]:
-            del self.open_attempts[key]
-            self.closed_attempts.add(key)
+            self._close(key)
         self._switch_query(record.query_id)
-        for batch in [batch for batch in self.batches if batch > record.head]:
-            del self.batches[batch]
+        self._drop_batches([batch for batch in self.batches if batch > record.head])
 
-    def _fold_batch(self, record: BatchRecord) -> None:
+    def _fold_batch(self, position: int, record: BatchRecord) -> None:
         self._switch_query(record.query_id)
         self.batches[record.batch] = record
+        self.batch_positions[record.batch] = position
+
+    def _fold_release(self, record: ReleaseRecord) -> None:
+        kept = {self.last_commit_position, *self.pins.values()}
+        for position in record.positions:
+            if position in self.commits and position not in kept:
+                self.released[position] = self.commits.pop(position)
+        self._drop_batches([batch for batch in self.batches if not self._is_ahead(batch + 1)])
+
+    def _is_ahead(self, batch: int) -> bool:
+        """Whether a recovery from the oldest retained commit would run ``batch`` again."""
+        oldest = next(iter(self.commits.values()), None)
+        if oldest is None or oldest.query is None or oldest.query.query_id != self.query_id:
+            return True
+        return batch > oldest.batch
 
     def _switch_query(self, query_id: str) -> None:
         if query_id != self.query_id:
             self.query_id = query_id
-            self.batches.clear()
+            self._drop_batches(list(self.batches))
+
+    def _drop_batches(self, batches: list[int]) -> None:
+        for batch in batches:
+            del self.batches[batch], self.batch_positions[batch]
+
+    def _close(self, key: tuple[int, int]) -> None:
+        self._drop_open(key)
+        self.closed_attempts.add(key)
+
+    def _drop_open(self, key: tuple[int, int]) -> None:
+        self.open_attempts.pop(key, None)
+        self.attempt_positions.pop(key, None)

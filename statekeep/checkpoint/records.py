@@ -1,24 +1,16 @@
 """The records of the job log, and how one record stands in bytes.
 
-Every record is JSON under one header line, so a person can read the log with a text editor::
-
-    statekeep-record 1 <crc32 of the payload, 8 hex digits> <payload length in bytes>
-    {"type":"epoch","epoch":3,"nonce":"5f0c…","owner":"host-a:4711"}
-
-``docs/formats.md`` has the table. Unknown fields are ignored, an unknown type or format version is
+Every record is JSON in a frame (`statekeep.checkpoint.framing`); its kind is the record's type.
+``docs/formats.md`` has the tables. Unknown fields are ignored, an unknown type or format version is
 an error: a log that a newer statekeep wrote is not guessed at.
 """
 
-import zlib
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
+from statekeep.checkpoint.framing import claimed_kind, frame, unframe
 from statekeep.errors import CheckpointCorruptError
-
-_MAGIC: Final = b"statekeep-record"
-_FORMAT_VERSION: Final = 1
 
 
 class _Record(
@@ -133,6 +125,8 @@ class CommitRecord(_Record, frozen=True, kw_only=True, tag="commit"):
     ``batch`` -1 is the empty commit with which a log begins: no checkpoints, empty state.
     """
 
+    attempt_epoch: int
+    """Epoch of the attempt: older than the record's when a new driver rolled it forward (R5)."""
     attempt: int
     batch: int
     checkpoint_id: str
@@ -203,9 +197,7 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 def encode_record(record: Record) -> bytes:
     """Return the bytes of one record: header line and JSON payload."""
-    payload = _encoder.encode(record)
-    header = b"%s %d %08x %d\n" % (_MAGIC, _FORMAT_VERSION, zlib.crc32(payload), len(payload))
-    return header + payload
+    return frame(_kind_of(type(record)), _encoder.encode(record))
 
 
 def decode_record(data: bytes, *, where: str) -> Record:
@@ -218,19 +210,18 @@ def decode_record(data: bytes, *, where: str) -> Record:
     Raises:
         CheckpointCorruptError: Truncated, damaged, of an unknown type or of a newer format.
     """
-    header, _, payload = data.partition(b"\n")
-    fields = header.split(b" ")
-    if len(fields) != 4 or fields[0] != _MAGIC:
-        msg = f"not a log record: {where} bytes={len(data)}"
-        raise CheckpointCorruptError(msg)
-    if fields[1] != b"%d" % _FORMAT_VERSION:
-        msg = f"log record of an unknown format version: {where} version={fields[1].decode()!r}"
-        raise CheckpointCorruptError(msg)
-    if fields[3] != b"%d" % len(payload) or fields[2] != b"%08x" % zlib.crc32(payload):
-        msg = f"log record is damaged: {where} bytes={len(data)}"
-        raise CheckpointCorruptError(msg)
+    framed = unframe(data, where=where)
     try:
-        return _decoder.decode(payload)
+        return _decoder.decode(framed.payload)
     except msgspec.MsgspecError as exc:
-        msg = f"log record cannot be read: {where}"
+        msg = f"log record cannot be read: {where} type={framed.kind}"
         raise CheckpointCorruptError(msg) from exc
+
+
+def is_damaged_batch(data: bytes) -> bool:
+    """Return whether a record that `decode_record` refuses says that it is a batch record."""
+    return claimed_kind(data) == _kind_of(BatchRecord)
+
+
+def _kind_of(record_type: type[Record]) -> str:
+    return str(record_type.__struct_config__.tag)

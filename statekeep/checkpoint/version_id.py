@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
+
+from typing_extensions import override
 
 from statekeep.errors import CheckpointCorruptError
 
-_FORM = re.compile(r"(\d{1,18})_([0-9a-f]{8,64})")
+_FORM: Final = re.compile(r"([0-9]{1,18})_([0-9a-f]{8,64})")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -22,7 +24,12 @@ class VersionId:
     batch: int
     """The batch (on Spark) or the commit (in plain Python) after which the version was sealed."""
     uid: str
-    """Lower-case hex, drawn anew by each attempt that makes a version."""
+    """8 to 64 digits of lower-case hex, drawn anew by each attempt that makes a version."""
+
+    def __post_init__(self) -> None:
+        if _FORM.fullmatch(str(self)) is None:
+            msg = f"no version id is of this form: batch={self.batch} uid={self.uid!r}"
+            raise ValueError(msg)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -37,5 +44,6 @@ class VersionId:
             raise CheckpointCorruptError(msg)
         return cls(int(match[1]), match[2])
 
+    @override
     def __str__(self) -> str:
         return f"{self.batch}_{self.uid}"

@@ -60,4 +60,7 @@ class KeyValueStore(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release files and memory. Idempotent."""
+        """Release files and memory. Idempotent.
+
+        What was written lies in the store's directory afterwards: opening it gives the content.
+        """

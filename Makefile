@@ -1,0 +1,45 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup fmt lint types test demo bench docs-check wheel-test ci
+
+PYTHON ?= python3
+VENV := .venv/bin
+# Found by the set-up; read again for each recipe, since the set-up may just have written it.
+export JAVA_HOME = $(shell cat .venv/java_home 2>/dev/null)
+CHECKED := statekeep tests examples benchmarks scripts
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+
+setup:  ## Virtual environment, packages, Java: whatever is missing (every target does it first)
+	@$(PYTHON) scripts/bootstrap.py
+
+fmt: setup  ## Format the code and mend what ruff can mend
+	@$(VENV)/ruff check --fix $(CHECKED)
+	@$(VENV)/ruff format $(CHECKED)
+
+lint: setup  ## ruff, and the direction of imports
+	$(VENV)/ruff check $(CHECKED)
+	$(VENV)/ruff format --check $(CHECKED)
+	$(VENV)/lint-imports
+
+types: setup  ## mypy and pyright, both strict
+	$(VENV)/mypy $(CHECKED)
+	$(VENV)/pyright
+
+test: setup  ## All tests but those that need a server: unit, conformance, faults, Spark
+	$(VENV)/python -m pytest -m "not integration"
+
+demo: setup  ## The flights of 2013 through two executors that get killed: state and output compared
+	@$(VENV)/python -m examples.flights
+
+bench: setup  ## Beside Spark's own transformWithState (ARGS="--json FILE" writes the figures)
+	@$(VENV)/python -m benchmarks $(ARGS)
+
+docs-check: setup  ## Links, code and commands in the documents
+	$(VENV)/python scripts/check_docs.py
+
+wheel-test: setup  ## Build the wheel; import and test it in a clean environment elsewhere
+	$(VENV)/python scripts/wheel_test.py
+
+ci: setup  ## What the CI runs
+	@.ci/run

@@ -1,0 +1,1 @@
+"""Measurements beside Spark's own operators, and of the parts: ``python -m benchmarks``."""

@@ -1,0 +1,62 @@
+"""``make bench``: runs the measurements and prints them side by side."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.figures import Figure, show, write_json
+
+
+def _throughput(*, is_short: bool) -> list[Figure]:
+    from benchmarks import throughput  # noqa: PLC0415  # loads Spark
+
+    plan = throughput.Plan(batches=3, rounds=1) if is_short else throughput.Plan()
+    return throughput.measure(plan)
+
+
+def _pause(*, is_short: bool) -> list[Figure]:
+    from benchmarks import pause  # noqa: PLC0415  # only what is asked for is loaded
+
+    return pause.measure(commits=20 if is_short else 100, sizes_mb=(100, 1000))
+
+
+def _overhead(*, is_short: bool) -> list[Figure]:
+    from benchmarks import overhead  # noqa: PLC0415  # only what is asked for is loaded
+
+    return overhead.measure(sizes_mb=(100, 1000), commits=4 if is_short else 21)
+
+
+MEASUREMENTS: dict[str, Callable[..., list[Figure]]] = {
+    "throughput": _throughput,
+    "pause": _pause,
+    "overhead": _overhead,
+}
+
+
+def main() -> int:
+    """Run what was asked for; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(MEASUREMENTS)}; default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--short", action="store_true", help="fewer batches: a rough look")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(MEASUREMENTS)
+    if unknown:
+        parser.error(f"no such measurement: {', '.join(sorted(unknown))}")
+    console = Console(highlight=False)
+    figures: list[Figure] = []
+    for name in arguments.names or MEASUREMENTS:
+        console.print(f"[dim]measuring {name}[/]")
+        found = MEASUREMENTS[name](is_short=arguments.short)
+        show(console, found)
+        figures += found
+    if arguments.json is not None:
+        write_json(arguments.json, figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""What backing up costs the processing, and how much memory it takes: in plain Python.
+
+One task with state of the given size changes keys as fast as it can. Stretches in which it commits
+alternate with stretches in which it does not, so that both meet the same machine. Each size runs in
+a process of its own: its memory is that of the container, stores included.
+"""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks import state
+from benchmarks.figures import Figure
+from statekeep.checkpoint.checkpoints import SystemStreamPartition
+from statekeep.config.load import load_dict
+from statekeep.container.container import Container
+from statekeep.container.task import Task
+
+COMMIT_SECONDS = 2
+STRETCH_SECONDS = 3 * COMMIT_SECONDS
+KEYS_PER_STEP = 1_000
+INPUT = SystemStreamPartition("benchmark", "input", 0)
+MEGABYTE = 1_000_000
+
+
+@dataclass
+class Stretches:
+    """Sums over all stretches of one size."""
+
+    rows_with: int = 0
+    seconds_with: float = 0.0
+    rows_without: int = 0
+    seconds_without: float = 0.0
+    commits: int = 0
+    peak_memory_mb: float = 0.0
+
+
+def measure(sizes_mb: Sequence[int], commits: int) -> list[Figure]:
+    """Measure each size until at least ``commits`` commits were made."""
+    figures: list[Figure] = []
+    for size_mb in sizes_mb:
+        command = [sys.executable, "-m", "benchmarks.overhead", str(size_mb), str(commits)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+        sums = Stretches(**json.loads(done.stdout))
+        on = sums.rows_with / sums.seconds_with
+        off = sums.rows_without / sums.seconds_without
+        case = f"{size_mb / 1000:g} GB of state, {sums.commits} commits, {COMMIT_SECONDS} s apart"
+        figures += [
+            Figure("overhead", case, "backup off", off, "keys/s", 1.0),
+            Figure("overhead", case, "backup on", on, "keys/s", on / off),
+            Figure("overhead", case, "memory of the process", sums.peak_memory_mb, "MB"),
+        ]
+    return figures
+
+
+async def run(root: Path, size_mb: int, commits: int) -> Stretches:
+    """Load the state, then alternate; return the sums."""
+    config = load_dict(
+        {
+            "job.name": "overhead",
+            "job.logged.store.base.dir": str(root / "local"),
+            "task.commit.ms": str(COMMIT_SECONDS * 1000),
+            "stores.state.backup.factories": "blob",
+            "blob.store.uri": (root / "backup").as_uri(),
+        }
+    )
+    draw = random.Random(size_mb)
+    numbers = range(state.key_count(size_mb))
+    sums = Stretches()
+    async with Container(config) as container:
+        task = await container.start_task("Partition 0", stores=["state"])
+        state.load(task.store("state"), len(numbers), draw)
+        await task.commit({INPUT: "0"}, force=True)
+        await task.wait()
+        while sums.commits < commits:
+            rows, seconds = await _stretch(task, numbers, draw, sums, has_commits=True)
+            sums.rows_with, sums.seconds_with = sums.rows_with + rows, sums.seconds_with + seconds
+            await task.wait()
+            rows, seconds = await _stretch(task, numbers, draw, sums, has_commits=False)
+            sums.rows_without += rows
+            sums.seconds_without += seconds
+    return sums
+
+
+async def _stretch(
+    task: Task, numbers: range, draw: random.Random, sums: Stretches, *, has_commits: bool
+) -> tuple[int, float]:
+    store = task.store("state")
+    rows = 0
+    begin = time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < STRETCH_SECONDS:
+        chosen = draw.sample(numbers, KEYS_PER_STEP)
+        store.get_many([state.key(number) for number in chosen])
+        state.change(store, chosen, draw)
+        rows += len(chosen)
+        await asyncio.sleep(0)  # the loop's turn, as between two messages
+        if has_commits and task.is_commit_due():
+            commit = await task.commit({INPUT: str(rows)})
+            sums.commits += commit.is_started
+            sums.peak_memory_mb = max(sums.peak_memory_mb, _resident_mb())
+    return rows, elapsed
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
+
+
+def main(size_mb: int, commits: int) -> None:
+    """Measure one size and print the sums as JSON."""
+    with tempfile.TemporaryDirectory() as root:
+        sums = asyncio.run(run(Path(root), size_mb, commits))
+    sys.stdout.write(json.dumps(asdict(sums)))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""Programs that show Statekeep on real input."""

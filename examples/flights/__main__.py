@@ -1,0 +1,81 @@
+"""``make demo``: 336,776 flights through a job that is killed twice; exit status 1 on a difference."""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from examples.flights import check
+from examples.flights.data import ensure_flights
+from examples.flights.places import Places
+from examples.flights.report import Report, print_summary
+from examples.flights.supervise import JobFailedError, Supervisor
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
+BATCH_COUNT = 20
+
+
+def main() -> int:
+    """Run the demo; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m examples.flights", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="keep the working directory")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where the flights are kept")
+    arguments = parser.parse_args()
+    console = Console(highlight=False)
+    begin = time.monotonic()
+    flights = ensure_flights(arguments.cache, BATCH_COUNT)
+    work = Path(tempfile.mkdtemp(prefix="flights-"))
+    try:
+        status = _run(console, Places(work, flights))
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(work)
+    console.print(f"[dim]{time.monotonic() - begin:.0f} s in all[/]")
+    return status
+
+
+def _run(console: Console, places: Places) -> int:
+    console.print(f"336,776 flights in {BATCH_COUNT} batches; working directory {places.work}\n")
+    with Report(console, BATCH_COUNT) as report:
+        supervisor = Supervisor(places, BATCH_COUNT, report.tell)
+        try:
+            supervisor.run()
+        except JobFailedError as error:
+            console.print("[bold red]failed[/]")
+            console.print(str(error), markup=False, soft_wrap=True)
+            return 1
+    with console.status("comparing with plain Spark SQL"):
+        comparisons = _compare(places)
+    contradictions = check.contradictions(supervisor.events)
+    print_summary(console, supervisor.events, comparisons, contradictions)
+    is_equal = all(comparison.is_equal for comparison in comparisons) and not contradictions
+    return 0 if is_equal else 1
+
+
+def _compare(places: Places) -> list[check.Comparison]:
+    with places.log("check").open("wb") as log:
+        done = subprocess.run(  # noqa: S603  # our own Python, fixed arguments
+            [
+                sys.executable,
+                "-m",
+                "examples.flights.check",
+                str(places.work),
+                str(places.flights),
+            ],
+            cwd=CACHE.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            check=True,
+        )
+    return [check.Comparison(**one) for one in json.loads(done.stdout)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

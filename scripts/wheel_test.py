@@ -1,0 +1,79 @@
+"""Build the wheel, install it in a clean environment outside the checkout, and use it there.
+
+Finds what an editable install hides: a sub-package, ``py.typed`` or an entry point left out.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTED = ("checkpoint", "stores", "commit")
+"""Folders of `tests/unit` that run against the wheel: fast, and without Spark."""
+
+IMPORT_ALL = """
+import importlib, importlib.metadata, importlib.resources, pkgutil, sys
+import statekeep
+
+root = importlib.resources.files("statekeep")
+assert str(root).startswith(sys.prefix), root
+assert (root / "py.typed").is_file(), "py.typed is missing"
+names = [module.name for module in pkgutil.walk_packages(statekeep.__path__, "statekeep.")
+         if not module.name.startswith(("statekeep.spark",))]
+optional = ("pyspark", "pyarrow", "pandas", "boto3", "azure", "confluent_kafka", "hdfs_native")
+imported = 0
+for name in names:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert error.name and error.name.split(".")[0] in optional, (name, error)
+    else:
+        imported += 1
+for entry in importlib.metadata.entry_points(group="statekeep.state_backends"):
+    entry.load()
+print(f"{imported} of {len(names)} modules imported, all entry points loaded")
+"""
+
+
+def run(*command: str, cwd: Path) -> None:
+    subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, check=True)
+
+
+def pinned(name: str) -> str:
+    """Return the requirement of a tool as the development group pins it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    group: list[str] = project["dependency-groups"]["dev"]
+    return next(line for line in group if line.startswith(name))
+
+
+def build(directory: Path) -> Path:
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    run(*pip, "wheel", "-q", "--no-deps", "--wheel-dir", str(directory), str(ROOT), cwd=directory)
+    return next(directory.glob("statekeep-*.whl"))
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="statekeep-wheel-") as name:
+        directory = Path(name)
+        wheel = build(directory)
+        run(sys.executable, "-m", "venv", str(directory / "venv"), cwd=directory)
+        python = str(directory / "venv" / "bin" / "python")
+        tools = [pinned(tool) for tool in ("pytest==", "pytest-asyncio==", "pytest-timeout==")]
+        pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "-q")
+        run(*pip, f"{wheel}[testing]", *tools, cwd=directory)
+        run(python, "-c", IMPORT_ALL, cwd=directory)
+        shutil.copy(ROOT / "pyproject.toml", directory)
+        shutil.copytree(ROOT / "tests" / "unit", directory / "unit")
+        tested = [f"unit/{folder}" for folder in TESTED]
+        run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tested, cwd=directory)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"wheel test failed: {' '.join(error.cmd[:4])} ended with {error.returncode}")

@@ -1,0 +1,246 @@
+"""Backing up a task's stores as blobs: only files that the base snapshot does not hold."""
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from typing_extensions import override
+
+from statekeep.backends.base import (
+    BackupContext,
+    BlobMetadata,
+    BlobStoreManager,
+    CommitContext,
+    TaskBackupManager,
+)
+from statekeep.backends.blob.clean_up import delete_unreached
+from statekeep.backends.blob.diff import DirDiff, LocalFile, diff_dirs
+from statekeep.backends.blob.image import digest_sealed_file, file_metadata, read_image
+from statekeep.backends.blob.index import (
+    SCHEMA_VERSION,
+    FileBlob,
+    FileIndex,
+    SnapshotIndex,
+    SnapshotMetadata,
+)
+from statekeep.backends.blob.index_blobs import load_index, put_index
+from statekeep.backends.blob.names import TaskPrefix, file_blob_name
+from statekeep.backends.fan_out import run_all
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
+from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
+
+logger = logging.getLogger(__name__)
+
+_JOB_ID: Final = "1"
+"""Samza runs several instances of a job under numbers; we do not, and its reader wants one."""
+_UID_LENGTH: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The snapshot that an upload is an increment to."""
+
+    marker: Marker
+    index: SnapshotIndex
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreUpload:
+    """One store in one call of ``upload``: what its names and its index need to know."""
+
+    commit: CommitContext
+    store: StoreName
+    uid: str
+    prefix: str
+
+
+class BlobBackupManager(TaskBackupManager):
+    """Backs up by file: content first, then the index, whose blob id is the marker.
+
+    Nothing is remembered between commits: the base comes with each commit (R9), so that a failed
+    or skipped commit cannot mislead the next one. Blob names are drawn anew by each call of
+    `upload`; what a failed or cancelled call leaves belongs to its attempt, and `clean_up` finds it
+    once the job log has closed that attempt.
+    """
+
+    def __init__(
+        self,
+        context: BackupContext,
+        manager: BlobStoreManager,
+        prefix: TaskPrefix,
+        *,
+        new_uid: Callable[[], str],
+    ) -> None:
+        """Take what the backup needs; no I/O.
+
+        Args:
+            context: The task.
+            manager: Closed by `close`.
+            prefix: Where the task's blobs lie.
+            new_uid: Draws lower-case hex that is never drawn again.
+        """
+        self._context = context
+        self._manager = manager
+        self._prefix = prefix
+        self._new_uid = new_uid
+        self._is_closed = False
+
+    @override
+    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+        await self._manager.init()
+
+    @override
+    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
+        self._context.commit(checkpoint_id)
+        return {}
+
+    @override
+    async def upload(
+        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+    ) -> Mapping[StoreName, Marker]:
+        self._check_open()
+        commit = self._context.commit(checkpoint_id)
+        stores = self._context.stores
+        uploaded = await run_all(self._upload_store(self._plan(commit, store)) for store in stores)
+        return dict(zip(stores, uploaded, strict=True))
+
+    @override
+    async def clean_up(
+        self,
+        retained: Sequence[Mapping[StoreName, Marker]],
+        closed_attempts: Sequence[tuple[int, int]],
+    ) -> None:
+        self._check_open()
+        markers = {marker for checkpoint in retained for marker in checkpoint.values()}
+        await delete_unreached(self._manager, self._prefix, markers, frozenset(closed_attempts))
+
+    @override
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._manager.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = f"blob backup manager is closed: task={self._context.task.task_name}"
+            raise BackendClosedError(msg)
+
+    def _plan(self, commit: CommitContext, store: StoreName) -> _StoreUpload:
+        prefix = self._prefix.attempt(store, commit.epoch, commit.attempt)
+        return _StoreUpload(commit, store, self._new_uid()[:_UID_LENGTH], prefix)
+
+    async def _upload_store(self, plan: _StoreUpload) -> Marker:
+        started_ns = self._context.clock.monotonic_ns()
+        image = await self._context.executor.run(read_image, plan.commit.version, plan.store)
+        base = await self._load_base(plan.commit, plan.store)
+        diff = diff_dirs(image, base.index.dir_index if base else None)
+        uploaded = await self._upload_files(plan, diff)
+        index = self._make_index(plan, base, diff, uploaded)
+        marker = await put_index(
+            self._manager, plan.prefix, plan.uid, index, self._metadata(plan.store, "")
+        )
+        await self._lift_ttl([*uploaded.values()], marker)
+        logger.debug(
+            "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s bytes=%d elapsed_ms=%d "
+            "files=%d files_retained=%d is_full=%s",
+            self._context.task.task_name,
+            plan.commit.checkpoint_id,
+            self._prefix.backend,
+            plan.store,
+            sum(file.size for file in uploaded.values()),
+            (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
+            len(uploaded),
+            sum(1 for _ in diff.retained_files()),
+            base is None,
+        )
+        return marker
+
+    async def _load_base(self, commit: CommitContext, store: StoreName) -> _Base | None:
+        """Return the base of an increment by R9; None where the upload must be full."""
+        if commit.base is None or commit.base_version is None:
+            return None
+        marker = commit.base.markers_of(self._prefix.backend).get(store)
+        lineage = (commit.version.id, *commit.version.lineage)
+        if marker is None or commit.base_version not in lineage:
+            return None
+        try:
+            index = await load_index(self._manager, marker)
+        except (BlobNotFoundError, CheckpointCorruptError) as exc:
+            logger.warning(
+                "base snapshot is unusable, the upload is full: "
+                "task=%s checkpoint_id=%s backend=%s store=%s marker=%s error=%s",
+                self._context.task.task_name,
+                commit.checkpoint_id,
+                self._prefix.backend,
+                store,
+                marker,
+                exc,
+            )
+            return None
+        is_own = self._is_own(index, marker, store) and index.version == str(commit.base_version)
+        return _Base(marker, index) if is_own else None
+
+    def _is_own(self, index: SnapshotIndex, marker: Marker, store: StoreName) -> bool:
+        """Return whether an index and all its blobs lie under this store's own prefix.
+
+        Blobs elsewhere may be deleted by somebody else: no increment builds on them.
+        """
+        own = f"/{self._prefix.store(store)}"
+        return all(own in f"/{blob_id}" for blob_id in {marker, *index.blob_ids()})
+
+    async def _upload_files(
+        self, plan: _StoreUpload, diff: DirDiff
+    ) -> Mapping[PurePosixPath, FileIndex]:
+        files = list(diff.added_files())
+        numbers = itertools.count()
+        indexes = await run_all(self._upload_file(plan, file, next(numbers)) for file in files)
+        return {file.path: index for file, index in zip(files, indexes, strict=True)}
+
+    async def _upload_file(self, plan: _StoreUpload, file: LocalFile, number: int) -> FileIndex:
+        path = plan.commit.version.store_directory(plan.store) / file.path
+        run = self._context.executor.run
+        digests = await run(digest_sealed_file, path, file)
+        name = file_blob_name(plan.prefix, plan.uid, number, file.path.name)
+        metadata = self._metadata(plan.store, str(file.path), digests.sha256)
+        blob_id = await self._manager.put(name, path, metadata)
+        return FileIndex(
+            file_name=file.path.name,
+            blobs=(FileBlob(blob_id=blob_id, offset=0),),
+            file_metadata=await run(file_metadata, path),
+            checksum=file.crc32,
+            sha256=digests.sha256,
+        )
+
+    async def _lift_ttl(self, files: Sequence[FileIndex], marker: Marker) -> None:
+        """Make the new blobs permanent; those of the base have been since their own commit."""
+        blob_ids = [blob.blob_id for file in files for blob in file.blobs]
+        await run_all(self._manager.remove_ttl(blob_id) for blob_id in (*blob_ids, marker))
+
+    def _make_index(
+        self,
+        plan: _StoreUpload,
+        base: _Base | None,
+        diff: DirDiff,
+        uploaded: Mapping[PurePosixPath, FileIndex],
+    ) -> SnapshotIndex:
+        task = self._context.task
+        return SnapshotIndex(
+            creation_time_millis=self._context.clock.time_ns() // 1_000_000,
+            snapshot_metadata=SnapshotMetadata(
+                checkpoint_id=plan.commit.checkpoint_id.serialize(),
+                job_name=task.job_name,
+                job_id=_JOB_ID,
+                task_name=task.task_name,
+                store_name=plan.store,
+            ),
+            dir_index=diff.to_index(uploaded),
+            prev_snapshot_index_blob_id=base.marker if base else None,
+            schema_version=SCHEMA_VERSION,
+            version=str(plan.commit.version.id),
+        )
+
+    def _metadata(self, store: StoreName, payload: str, sha256: str | None = None) -> BlobMetadata:
+        return BlobMetadata(self._context.task, store, payload, sha256)

@@ -1,0 +1,81 @@
+"""Deleting blobs that nothing reaches, safely, whoever does it and however late (R8).
+
+Deleted is a blob that (1) an attempt made which the job log has closed, and (2) no index of a
+retained commit names. Both lists come from *one* view of the log, at some position p. The
+deletion may run at any time after p, also while later commits are made or long after them, by a
+process that knows nothing of them. It never deletes what a commit later than p reaches:
+
+    Let c be a commit recorded after p. Its index names blobs of its own attempt, and blobs that it
+    took over from its base.
+
+    * Its own attempt is not closed at p: a void attempt never completes, and an attempt that is
+      released has committed before its release. So (1) spares these blobs.
+    * Its base is the newest commit b at the moment when c's attempt was opened (R9); one attempt is
+      open at a time (R5), so b is still the newest commit when c is recorded.
+      If b was recorded after p, what c took over from it is spared by induction.
+      If b was recorded before p, it is the newest commit at p. The newest commit is never
+      released, so it is among the retained ones, and (2) spares what c took over from it.
+
+It follows what a caller must keep: pass *every* commit that the view does not hold as released (not
+only those of some window), and both lists from the same view; never release the newest commit;
+take no base but the newest commit; open no attempt while one is open. What a late writer of a
+closed attempt still uploads is found by the next clean-up that names the attempt.
+"""
+
+import logging
+from collections.abc import Iterable
+
+from statekeep.backends.base import BlobStoreManager
+from statekeep.backends.blob.index_blobs import load_index
+from statekeep.backends.blob.names import TaskPrefix, attempt_of, is_index
+from statekeep.backends.fan_out import run_all
+from statekeep.checkpoint.checkpoints import Marker
+
+logger = logging.getLogger(__name__)
+
+
+async def delete_unreached(
+    manager: BlobStoreManager,
+    prefix: TaskPrefix,
+    retained: Iterable[Marker],
+    closed_attempts: frozenset[tuple[int, int]],
+) -> None:
+    """Delete the blobs of closed attempts that no retained index names.
+
+    Idempotent. Stores that the configuration has dropped are collected too. Indexes go before the
+    files that they name, so that no index of ours ever names a blob that we deleted before it.
+
+    Args:
+        manager: Where the blobs lie.
+        prefix: Of the task; nothing outside it is touched.
+        retained: The markers of all commits that are not released.
+        closed_attempts: (epoch, attempt) that never complete or are never restored.
+
+    Raises:
+        BlobNotFoundError: A retained index is gone: nothing was deleted.
+        CheckpointCorruptError: A retained index cannot be read: nothing was deleted.
+        RetriableError: The service may answer later; some of it may be deleted.
+    """
+    if not closed_attempts:
+        return
+    blob_ids = await manager.list(str(prefix))
+    candidates = {blob_id for blob_id in blob_ids if attempt_of(blob_id) in closed_attempts}
+    if not candidates:
+        return
+    unreached = candidates - await _reached(manager, frozenset(retained))
+    indexes = {blob_id for blob_id in unreached if is_index(blob_id)}
+    await run_all(manager.delete(blob_id) for blob_id in sorted(indexes))
+    await run_all(manager.delete(blob_id) for blob_id in sorted(unreached - indexes))
+    logger.debug(
+        "unreached blobs deleted: task=%s backend=%s blobs=%d kept=%d",
+        prefix.task.task_name,
+        prefix.backend,
+        len(unreached),
+        len(candidates) - len(unreached),
+    )
+
+
+async def _reached(manager: BlobStoreManager, markers: frozenset[Marker]) -> set[str]:
+    """Return the ids of all blobs that a restore from one of the markers reads."""
+    indexes = await run_all(load_index(manager, marker) for marker in sorted(markers))
+    return set(markers).union(*(index.blob_ids() for index in indexes))

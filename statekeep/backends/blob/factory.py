@@ -1,0 +1,128 @@
+"""The blob backend: everything that `statekeep.backends.blob` offers, put together."""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, TypeAlias
+
+from typing_extensions import override
+
+from statekeep.backends.base import (
+    BackendProperties,
+    BackupContext,
+    BlobStoreManager,
+    BlockingExecutor,
+    RestoreContext,
+    StateBackendAdmin,
+    StateBackendFactory,
+    TaskBackupManager,
+    TaskRestoreManager,
+)
+from statekeep.backends.blob.admin import BlobAdmin
+from statekeep.backends.blob.backup import BlobBackupManager
+from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.blob.job_log import BlobJobLog
+from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.blob.restore import BlobRestoreManager
+from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
+from statekeep.backends.dotted_path import load_object
+from statekeep.backends.retry import Retrier
+from statekeep.backends.wrappers import (
+    InFlightLimit,
+    LimitedBlobStoreManager,
+    LoggedBlobStoreManager,
+    RetryingBlobStoreManager,
+)
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.job_log import CheckpointStore, JobLog
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.clock import Clock
+from statekeep.errors import ConfigError
+
+ManagerFactory: TypeAlias = Callable[[Mapping[str, str], BlockingExecutor], BlobStoreManager]
+"""What ``manager.factory`` names: takes the backend's settings and the executor; does no I/O."""
+
+
+class BlobBackendFactory(StateBackendFactory):
+    """State backups as blobs under one root: a directory, a bucket, anything that fsspec reaches.
+
+    Every manager that it builds retries, keeps to one common cap on calls in flight, and logs.
+    """
+
+    properties = BackendProperties(needs_files=True, can_hold_job_log=True)
+    defaults_prefix: ClassVar[str] = DEFAULTS_PREFIX
+
+    def __init__(
+        self,
+        name: BackendName,
+        settings: Mapping[str, str],
+        *,
+        make_manager: ManagerFactory | None = None,
+        new_uid: Callable[[], str] = random_nonce,
+    ) -> None:
+        """Check the settings.
+
+        Args:
+            name: Of the backend.
+            settings: See `BlobSettings`.
+            make_manager: Builds the client, whatever the settings say; None: as they say.
+            new_uid: Draws lower-case hex that is never drawn again, for blob names.
+        """
+        super().__init__(name, settings)
+        self._blob_settings = BlobSettings.parse(name, settings)
+        self._make_manager = make_manager
+        self._new_uid = new_uid
+        self._limit = InFlightLimit(self._blob_settings.max_in_flight)
+
+    def blob_store_manager(self, executor: BlockingExecutor, clock: Clock) -> BlobStoreManager:
+        """Build a client of the place, wrapped; the caller closes it."""
+        logged = LoggedBlobStoreManager(self._bare_manager(executor), self.name, clock)
+        limited = LimitedBlobStoreManager(logged, self._limit)
+        return RetryingBlobStoreManager(
+            limited, Retrier(self._blob_settings.retry, clock), executor
+        )
+
+    @override
+    def backup_manager(self, context: BackupContext) -> TaskBackupManager:
+        return BlobBackupManager(
+            context,
+            self.blob_store_manager(context.executor, context.clock),
+            TaskPrefix(self.name, context.task),
+            new_uid=self._new_uid,
+        )
+
+    @override
+    def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
+        manager = self.blob_store_manager(context.executor, context.clock)
+        return BlobRestoreManager(context, manager, self.name)
+
+    @override
+    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+        manager = self.blob_store_manager(executor, clock)
+        return BlobAdmin(self.name, manager, new_uid=self._new_uid)
+
+    @override
+    def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
+        return BlobJobLog(self.blob_store_manager(executor, clock), scope)
+
+    @override
+    def checkpoint_store(
+        self, scope: str, executor: BlockingExecutor, clock: Clock
+    ) -> CheckpointStore:
+        return BlobCheckpointStore(self.blob_store_manager(executor, clock), scope)
+
+    def _bare_manager(self, executor: BlockingExecutor) -> BlobStoreManager:
+        settings = self._blob_settings
+        if self._make_manager is not None:
+            return self._make_manager(self.settings, executor)
+        if settings.manager_factory is None:
+            return FsspecBlobStoreManager(settings.uri or "", settings.storage_options, executor)
+        key = f"backends.{self.name}.manager.factory"
+        make = load_object(settings.manager_factory, key=key)
+        if not callable(make):
+            raise ConfigError(f"not callable: {key}={settings.manager_factory}", key=key)
+        manager = make(self.settings, executor)
+        if not isinstance(manager, BlobStoreManager):
+            raise ConfigError(
+                f"made no BlobStoreManager: {key}={settings.manager_factory}", key=key
+            )
+        return manager

@@ -1,0 +1,1 @@
+"""Clients of object stores and filesystems: one `BlobStoreManager` each."""

@@ -1,0 +1,181 @@
+"""Blobs on a local directory or any filesystem that fsspec reaches."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
+
+import fsspec.core  # type: ignore[import-untyped]  # it ships no types
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # as above
+from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # as above
+from typing_extensions import override
+
+from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.backends.blob.managers.place import Place, mapped_errors
+from statekeep.backends.blob.managers.remote_place import RemotePlace
+from statekeep.backends.remote_names import check_blob_name
+from statekeep.errors import (
+    BackendClosedError,
+    BlobExistsError,
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+    VersionDamagedError,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_url_to_fs: Callable[..., tuple[AbstractFileSystem, str]] = cast("Any", fsspec.core).url_to_fs
+_CHUNK_BYTES: Final = 8 << 20
+"""Read at a time by `download`: its bound on memory, and how far a cancel has to wait."""
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+class FsspecBlobStoreManager(BlobStoreManager):
+    """A `BlobStoreManager` below a directory or an fsspec URI; a blob's id is its name.
+
+    On the local filesystem every blob is durable and whole, and racing creates are exact. On others
+    that is up to the filesystem; `BlobJobLog.probe` finds out. Metadata are not kept.
+    """
+
+    def __init__(
+        self, root_uri: str, storage_options: Mapping[str, Any], executor: BlockingExecutor
+    ) -> None:
+        """Take note of where the blobs are; nothing is reached before `init`.
+
+        Args:
+            root_uri: ``file:///srv/backups``, a plain path, or a URI of any fsspec filesystem.
+            storage_options: Passed to the fsspec filesystem.
+            executor: For every call that blocks.
+        """
+        self._root_uri = root_uri
+        self._storage_options = dict(storage_options)
+        self._executor = executor
+        self._place: Place | None = None
+        self._is_closed = False
+
+    @override
+    async def init(self) -> None:
+        if self._is_closed:
+            raise BackendClosedError(f"blob store is closed: root={self._root_uri}")
+        if self._place is None:
+            self._place = await self._executor.run(_reach, self._root_uri, self._storage_options)
+
+    @override
+    async def put(
+        self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
+    ) -> str:
+        check_blob_name(name)
+        place = self._open_place()
+        try:
+            await self._run(name, place.put, name, content, if_absent=if_absent)
+        except BlobNotFoundError as exc:
+            if isinstance(content, bytes):
+                raise ConfigError(f"no such place: root={self._root_uri} name={name}") from exc
+            raise VersionDamagedError(f"the file to store is gone: path={content}") from exc
+        return name
+
+    @override
+    async def get(self, blob_id: str) -> bytes:
+        check_blob_name(blob_id)
+        return await self._run(blob_id, self._open_place().read, blob_id, 0, None)
+
+    @override
+    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
+        check_blob_name(blob_id)
+        place = self._open_place()
+        size = await self._run(blob_id, place.size, blob_id)
+        await self._write(target, target.touch, exist_ok=False)
+        digest = hashlib.sha256()
+        # One call per chunk: each ends by itself, and between two of them a cancel takes effect.
+        for start in range(0, size, _CHUNK_BYTES):
+            end = min(start + _CHUNK_BYTES, size)
+            chunk = await self._run(blob_id, _read_range, place, blob_id, start, end)
+            await self._write(target, _append, target, chunk, digest)
+            on_bytes(len(chunk))
+        await self._write(target, _sync, target)
+        return digest.hexdigest()
+
+    @override
+    async def delete(self, blob_id: str) -> None:
+        check_blob_name(blob_id)
+        await self._run(blob_id, self._open_place().delete, blob_id)
+
+    @override
+    async def list(self, prefix: str) -> Sequence[str]:
+        return sorted(await self._run(prefix, self._open_place().list, prefix))
+
+    @override
+    async def remove_ttl(self, blob_id: str) -> None:
+        self._open_place()
+
+    @override
+    async def close(self) -> None:
+        self._is_closed = True
+        self._place = None
+
+    def _open_place(self) -> Place:
+        if self._is_closed:
+            raise BackendClosedError(f"blob store is closed: root={self._root_uri}")
+        if self._place is None:
+            msg = f"init comes first: root={self._root_uri}"
+            raise RuntimeError(msg)
+        return self._place
+
+    async def _run(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with mapped_errors(self._root_uri, name):
+            return await self._executor.run(call, *args, **kwargs)
+
+    async def _write(
+        self, target: Path, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Make a call that writes the local file ``target``."""
+        try:
+            return await self._executor.run(call, *args, **kwargs)
+        except OSError as exc:
+            msg = f"a blob cannot be written to this machine: path={target} reason={exc.strerror}"
+            raise ConfigError(msg) from exc
+
+
+def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
+    if not root_uri:
+        msg = "the root of a blob store is empty"
+        raise ConfigError(msg)
+    try:
+        with mapped_errors(root_uri, ""):
+            filesystem, path = _url_to_fs(root_uri, **storage_options)
+            is_local = isinstance(filesystem, LocalFileSystem)
+            place = LocalPlace(Path(path)) if is_local else RemotePlace(filesystem, path)
+            place.check()
+            return place
+    except (ImportError, ValueError, TypeError) as exc:
+        msg = f"no filesystem for this root: root={root_uri}"
+        raise ConfigError(msg, hint=str(exc)) from exc
+    except (BlobNotFoundError, BlobExistsError) as exc:
+        msg = f"no such place: root={root_uri}"
+        raise ConfigError(msg) from exc
+
+
+def _read_range(place: Place, name: str, start: int, end: int) -> bytes:
+    data = place.read(name, start, end)
+    if len(data) != end - start:
+        msg = f"short read: name={name} expected_bytes={end - start} actual_bytes={len(data)}"
+        raise RetriableError(msg)
+    return data
+
+
+def _append(target: Path, data: bytes, digest: _Digest) -> None:
+    with target.open("ab") as file:
+        file.write(data)
+    digest.update(data)
+
+
+def _sync(target: Path) -> None:
+    with target.open("rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,83 @@
+"""What `FsspecBlobStoreManager` asks of a filesystem, and how a filesystem's errors are told."""
+
+import errno
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from statekeep.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+)
+
+_FINAL: Final = {
+    errno.EACCES: "access denied",
+    errno.EPERM: "access denied",
+    errno.EROFS: "the filesystem is read-only",
+    errno.ENOSPC: "no space left",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.ENAMETOOLONG: "the name is too long for the filesystem",
+    errno.ENOTDIR: "a file stands where a directory is needed",
+    errno.EISDIR: "a directory stands where a file is needed",
+}
+
+
+class Place(Protocol):
+    """Blobs below one root; every method blocks and is called on an executor thread.
+
+    Errors are `OSError` as the filesystem raises them: the manager maps them.
+    """
+
+    def check(self) -> None:
+        """Reach the root, creating it where a root is a thing of its own."""
+        ...
+
+    def put(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
+        """Store a blob; FileExistsError with ``if_absent`` and a name that is taken."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Return a blob's size in bytes."""
+        ...
+
+    def read(self, name: str, start: int, end: int | None) -> bytes:
+        """Return the bytes of a blob from ``start`` up to ``end``; None: to its end."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete a blob; one that is not there is no error."""
+        ...
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """Return the names that begin with ``prefix``, in any order."""
+        ...
+
+
+@contextmanager
+def mapped_errors(root: str, name: str) -> Generator[None]:
+    """Tell an `OSError` of a filesystem as one of ours.
+
+    What asking again cannot mend is a `ConfigError`: the environment must be mended first.
+
+    Args:
+        root: The URI of the root, for the message.
+        name: The blob or prefix.
+    """
+    try:
+        yield
+    except FileExistsError as exc:
+        raise BlobExistsError(name) from exc
+    except FileNotFoundError as exc:
+        raise BlobNotFoundError(name) from exc
+    except OSError as exc:
+        reason = _FINAL.get(exc.errno or 0)
+        if reason is None and isinstance(exc, PermissionError):
+            reason = _FINAL[errno.EACCES]
+        if reason is not None:
+            msg = f"{reason}: root={root} name={name}"
+            raise ConfigError(msg) from exc
+        msg = f"the filesystem did not answer: root={root} name={name}"
+        raise RetriableError(msg) from exc

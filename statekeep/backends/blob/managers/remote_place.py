@@ -1,0 +1,77 @@
+"""Blobs on any filesystem that fsspec knows, except the local one."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # it ships no types
+
+from statekeep.errors import ConfigError
+
+_generic_pipe_file = cast("Any", AbstractFileSystem).pipe_file
+
+
+class RemotePlace:
+    """A `Place` below one path of an fsspec filesystem.
+
+    Whether a blob is there whole or not at all is up to the filesystem: object stores keep to it.
+    ``if_absent`` needs a filesystem with a ``mode="create"`` of its own, since fsspec's generic one
+    looks first and writes then.
+    """
+
+    def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
+        # fsspec declares no types.
+        self._fs = cast("Any", filesystem)
+        self._root = root.rstrip("/")
+
+    def check(self) -> None:
+        """List the root, which need not exist yet."""
+        self._fs.invalidate_cache()
+        with suppress(FileNotFoundError):
+            self._fs.ls(self._root, detail=False)
+
+    def put(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
+        """Store a blob; FileExistsError with ``if_absent`` and a name that is taken."""
+        path = self._path(name)
+        if if_absent:
+            # What is created is small: log records, not files of a store.
+            self._create(path, content if isinstance(content, bytes) else content.read_bytes())
+        elif isinstance(content, bytes):
+            self._fs.pipe_file(path, content)
+        else:
+            self._fs.put_file(str(content), path)
+
+    def size(self, name: str) -> int:
+        """Return a blob's size in bytes."""
+        self._fs.invalidate_cache()
+        return int(self._fs.info(self._path(name))["size"])
+
+    def read(self, name: str, start: int, end: int | None) -> bytes:
+        """Return the bytes of a blob from ``start`` up to ``end``; None: to its end."""
+        return bytes(self._fs.cat_file(self._path(name), start=start or None, end=end))
+
+    def delete(self, name: str) -> None:
+        """Delete a blob; one that is not there is no error."""
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """Return the names that begin with ``prefix``."""
+        self._fs.invalidate_cache()
+        below = prefix.rpartition("/")[0]
+        try:
+            paths = cast("list[str]", self._fs.find(self._path(below) if below else self._root))
+        except FileNotFoundError:
+            return []
+        names = [path.removeprefix(f"{self._root}/") for path in paths]
+        return [name for name in names if name.startswith(prefix)]
+
+    def _create(self, path: str, data: bytes) -> None:
+        if getattr(self._fs.pipe_file, "__func__", None) is _generic_pipe_file:
+            msg = f"no atomic create on this kind of filesystem: kind={type(self._fs).__name__}"
+            raise ConfigError(msg)
+        self._fs.pipe_file(path, data, mode="create")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"

@@ -1,0 +1,52 @@
+"""Putting a restored file together and proving it; every function here blocks, on the disk."""
+
+import shutil
+from pathlib import Path
+
+from statekeep.backends.blob.image import digest_file
+from statekeep.backends.blob.index import FileIndex
+from statekeep.errors import CheckpointCorruptError
+
+
+def append_part(part: Path, path: Path, offset: int) -> None:
+    """Move a downloaded part to the end of its file.
+
+    Raises:
+        CheckpointCorruptError: The part does not begin where the file ends.
+    """
+    size = path.stat().st_size
+    if size != offset:
+        msg = f"blobs of a file leave a gap or overlap: path={path} offset={offset} bytes={size}"
+        raise CheckpointCorruptError(msg)
+    with part.open("rb") as source, path.open("ab") as target:
+        shutil.copyfileobj(source, target)
+    part.unlink()
+
+
+def check_file(path: Path, expected: FileIndex, sha256: str | None) -> None:
+    """Compare a restored file with its index.
+
+    Args:
+        path: The file.
+        expected: Its index.
+        sha256: Of the bytes as they were written, if known; else the file is read.
+
+    Raises:
+        CheckpointCorruptError: Size or digest differ.
+    """
+    size = path.stat().st_size
+    if size != expected.size:
+        msg = (
+            f"restored size differs: path={path} expected_bytes={expected.size} actual_bytes={size}"
+        )
+        raise CheckpointCorruptError(msg)
+    if expected.sha256 is not None and sha256 is not None:
+        is_equal = sha256 == expected.sha256
+    else:
+        digests = digest_file(path)
+        is_equal = digests.crc32 == expected.checksum and (
+            expected.sha256 is None or digests.sha256 == expected.sha256
+        )
+    if not is_equal:
+        msg = f"restored file differs from its digest: path={path} bytes={size}"
+        raise CheckpointCorruptError(msg)

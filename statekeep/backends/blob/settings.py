@@ -1,0 +1,144 @@
+"""The settings of a blob backend: a place, its client, and how long to insist."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Final, Self, TypeVar
+
+from statekeep.backends.retry import RetryPolicy
+from statekeep.config.backend_keys import (
+    BLOB_BACKOFF_FACTOR,
+    BLOB_BACKOFF_MAX_MS,
+    BLOB_BACKOFF_MS,
+    BLOB_JITTER_FACTOR,
+    BLOB_MANAGER_FACTORY,
+    BLOB_MAX_RETRIES,
+    BLOB_MAX_RETRY_MS,
+    BLOB_URI,
+)
+from statekeep.config.key import Key
+from statekeep.config.redact import is_secret_name, redact
+from statekeep.config.values import whole_number
+from statekeep.errors import ConfigError
+
+T = TypeVar("T")
+
+DEFAULTS_PREFIX: Final = "blob.store"
+"""What stands before these names in the settings of all blob backends."""
+
+STORAGE_OPTION_PREFIX: Final = "storage.options."
+
+MAX_IN_FLIGHT: Final = Key(
+    "blob.store.max.in.flight",
+    whole_number(1, 1024),
+    64,
+    "Calls to the blob store under way at once, of all tasks of a container.",
+    "As many as the container's pool may have threads.",
+)
+
+_KEYS: Final[tuple[Key[object], ...]] = (
+    BLOB_URI,
+    BLOB_MANAGER_FACTORY,
+    MAX_IN_FLIGHT,
+    BLOB_MAX_RETRIES,
+    BLOB_MAX_RETRY_MS,
+    BLOB_BACKOFF_MS,
+    BLOB_BACKOFF_MAX_MS,
+    BLOB_BACKOFF_FACTOR,
+    BLOB_JITTER_FACTOR,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobSettings:
+    """One blob backend, checked."""
+
+    uri: str | None = None
+    """Root of everything that it keeps, such as ``s3://bucket/path``; None only with a
+    ``manager_factory``, which may know its place otherwise."""
+    manager_factory: str | None = None
+    """Dotted path of a `ManagerFactory`; None: fsspec's client for the scheme of ``uri``."""
+    max_in_flight: int = MAX_IN_FLIGHT.default
+    """Calls under way at once, of all tasks of a container: what its pool has threads for."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """For every operation."""
+    storage_options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Handed to the client as they are; may hold secrets."""
+
+    @classmethod
+    def parse(cls, backend: str, settings: Mapping[str, str]) -> Self:
+        """Read a backend's section of the configuration.
+
+        Args:
+            backend: Name of the backend, for errors.
+            settings: Its settings, without ``backends.<name>.`` or ``blob.store.``.
+
+        Raises:
+            ConfigError: A setting is unknown, missing, or of the wrong type.
+        """
+        section = _Section(backend, settings)
+        section.refuse_unknown()
+        uri = section.read(BLOB_URI)
+        manager_factory = section.read(BLOB_MANAGER_FACTORY)
+        if uri is None and manager_factory is None:
+            raise ConfigError(
+                f"blob backend has no place: backend={backend}",
+                key=f"backends.{backend}.uri",
+                hint=f"set backends.{backend}.uri or {BLOB_URI.name}, such as file:///backup/path",
+            )
+        return cls(
+            uri=uri,
+            manager_factory=manager_factory,
+            max_in_flight=section.read(MAX_IN_FLIGHT),
+            retry=RetryPolicy(
+                max_retries=section.read(BLOB_MAX_RETRIES),
+                max_duration_ms=section.read(BLOB_MAX_RETRY_MS),
+                backoff_delay_ms=section.read(BLOB_BACKOFF_MS),
+                backoff_max_delay_ms=section.read(BLOB_BACKOFF_MAX_MS),
+                backoff_delay_factor=section.read(BLOB_BACKOFF_FACTOR),
+                jitter_factor=section.read(BLOB_JITTER_FACTOR),
+            ),
+            storage_options=section.storage_options(),
+        )
+
+
+class _Section:
+    """The settings of one backend, read by key."""
+
+    def __init__(self, backend: str, settings: Mapping[str, str]) -> None:
+        self._backend = backend
+        self._settings = settings
+
+    def refuse_unknown(self) -> None:
+        known = [key.name.removeprefix(f"{DEFAULTS_PREFIX}.") for key in _KEYS]
+        for name in self._settings:
+            if name in known or name.startswith(STORAGE_OPTION_PREFIX):
+                continue
+            nearest = get_close_matches(name, [*known, STORAGE_OPTION_PREFIX], n=1, cutoff=0)[0]
+            raise ConfigError(
+                f"unknown setting of a blob backend: "
+                f"backend={self._backend} key={name} nearest={nearest}",
+                key=f"backends.{self._backend}.{name}",
+                hint=f"known are {', '.join(known)} and {STORAGE_OPTION_PREFIX}*",
+            )
+
+    def read(self, key: Key[T]) -> T:
+        name = key.name.removeprefix(f"{DEFAULTS_PREFIX}.")
+        text = self._settings.get(name)
+        if text is None:
+            return key.default
+        try:
+            return key.type.parse(text)
+        except ValueError as exc:
+            shown = redact(text, is_secret=is_secret_name(name))
+            raise ConfigError(
+                f"{name} must be {key.type.requirement}: backend={self._backend} value={shown!r}",
+                key=f"backends.{self._backend}.{name}",
+            ) from exc
+
+    def storage_options(self) -> Mapping[str, str]:
+        return {
+            name.removeprefix(STORAGE_OPTION_PREFIX): value
+            for name, value in self._settings.items()
+            if name.startswith(STORAGE_OPTION_PREFIX)
+        }

@@ -1,0 +1,134 @@
+"""How long and how often a call to a service is repeated."""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+
+from statekeep.clock import Clock
+from statekeep.errors import RetriableError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential back-off with jitter, bounded in time.
+
+    Source: Samza 1.8 ``blob.store.retry.policy.*``, with its defaults.
+    """
+
+    max_retries: int = -1
+    """Repetitions after the first try; -1: as many as the time allows."""
+    max_duration_ms: int = 900_000
+    """No repetition begins later than this after the first try: fifteen minutes."""
+    backoff_delay_ms: int = 100
+    """Before the first repetition."""
+    backoff_max_delay_ms: int = 312_500
+    """The delay grows no further than this."""
+    backoff_delay_factor: float = 5
+    """By which the delay grows from one repetition to the next."""
+    jitter_factor: float = 0.1
+    """A delay is longer or shorter by up to this part, so that many clients do not march in step."""
+
+    def __post_init__(self) -> None:
+        if self.max_retries < -1:
+            msg = f"max retries is below -1: value={self.max_retries}"
+            raise ValueError(msg)
+        if min(self.max_duration_ms, self.backoff_delay_ms, self.backoff_max_delay_ms) < 0:
+            raise ValueError(f"a retry delay is negative: policy={self}")
+        if self.backoff_delay_factor < 1 or not 0 <= self.jitter_factor <= 1:
+            raise ValueError(f"a retry factor is out of range: policy={self}")
+
+    def delay_s(self, retry: int, jitter: float) -> float:
+        """Return the seconds to wait before a repetition.
+
+        Args:
+            retry: Number of the repetition, from 1.
+            jitter: From -1 to 1.
+        """
+        longest_ms = float(self.backoff_max_delay_ms)
+        try:
+            delay_ms = self.backoff_delay_ms * self.backoff_delay_factor ** (retry - 1)
+        except OverflowError:
+            delay_ms = longest_ms
+        return min(delay_ms, longest_ms) * (1 + self.jitter_factor * jitter) / 1000
+
+
+class Retrier:
+    """Repeats calls that raise `RetriableError`, by one policy; every other error passes through.
+
+    After the last try that error itself is raised, with a note that tells how often and how long.
+
+    Attributes:
+        retry_count: Repetitions made so far, of all calls: a metric.
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        clock: Clock,
+        *,
+        jitter: Callable[[], float] = lambda: random.uniform(-1, 1),  # noqa: S311  # spreads clients, hides nothing
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._jitter = jitter
+        self.retry_count = 0
+
+    async def run(
+        self,
+        call: Callable[[], Awaitable[T]],
+        *,
+        on_retry: Callable[[BaseException], None] = lambda error: None,  # noqa: ARG005  # the name is the hook's
+    ) -> T:
+        """Make a call until it ends otherwise than by `RetriableError` or the time is used up.
+
+        Args:
+            call: Makes one try.
+            on_retry: Called with the error before each repetition.
+
+        Raises:
+            RetriableError: The last one.
+        """
+        started_ns = self._clock.monotonic_ns()
+        tries = 0
+
+        async def counted_call() -> T:
+            nonlocal tries
+            tries += 1
+            return await call()
+
+        def elapsed_ms() -> float:
+            return (self._clock.monotonic_ns() - started_ns) / 1_000_000
+
+        def wait(state: RetryCallState) -> float:
+            return self._policy.delay_s(state.attempt_number, self._jitter())
+
+        def is_over(state: RetryCallState) -> bool:
+            has_tries = (
+                self._policy.max_retries < 0 or state.attempt_number <= self._policy.max_retries
+            )
+            next_try_ms = elapsed_ms() + state.upcoming_sleep * 1000
+            return not has_tries or next_try_ms > self._policy.max_duration_ms
+
+        def before_sleep(state: RetryCallState) -> None:
+            self.retry_count += 1
+            if state.outcome is not None and (error := state.outcome.exception()) is not None:
+                on_retry(error)
+
+        retrying = AsyncRetrying(
+            sleep=self._clock.sleep,
+            stop=is_over,
+            wait=wait,
+            retry=retry_if_exception_type(RetriableError),
+            before_sleep=before_sleep,
+            reraise=True,
+        )
+        try:
+            return await retrying(counted_call)
+        except RetriableError as exc:
+            exc.add_note(f"gave up: tries={tries} elapsed_ms={elapsed_ms():.0f}")
+            raise

@@ -1,0 +1,99 @@
+"""How one piece of data stands in bytes, so that damage is seen before the data is used.
+
+A header line, then the payload, which is JSON; so a person can read it with a text editor::
+
+    statekeep 1 <kind> <crc32, 8 hex digits> <payload length in bytes>
+    {"type":"epoch","epoch":3,"nonce":"5f0c…","owner":"host-a:4711"}
+
+The CRC-32 is that of the kind's letters followed by the payload.
+"""
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from statekeep.errors import CheckpointCorruptError
+
+_FORMAT_VERSION: Final = 1
+_HEADER: Final = re.compile(rb"statekeep ([0-9]{1,9}) ([a-z-]{1,32}) ([0-9a-f]{8}) ([0-9]{1,12})")
+_MAX_HEADER_BYTES: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a frame holds, checked."""
+
+    kind: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    version: int
+    kind: bytes
+    crc: int
+    payload_bytes: int
+
+
+def frame(kind: str, payload: bytes) -> bytes:
+    """Return ``payload`` behind its header line.
+
+    Args:
+        kind: What it is, in lower-case letters and dashes.
+        payload: Any bytes.
+    """
+    crc = _crc(kind.encode(), payload)
+    return (
+        b"statekeep %d %s %08x %d\n" % (_FORMAT_VERSION, kind.encode(), crc, len(payload)) + payload
+    )
+
+
+def unframe(data: bytes, *, where: str) -> Frame:
+    """Take a frame apart and check it.
+
+    Args:
+        data: The whole frame.
+        where: Named in errors, such as ``position=7``.
+
+    Raises:
+        CheckpointCorruptError: Truncated, damaged, foreign, or of a newer format.
+    """
+    header = _read_header(data)
+    if header is None:
+        msg = f"no statekeep header: {where} bytes={len(data)}"
+        raise CheckpointCorruptError(msg)
+    if header.version != _FORMAT_VERSION:
+        msg = f"unknown format version: {where} version={header.version}"
+        raise CheckpointCorruptError(msg)
+    payload = data.partition(b"\n")[2]
+    if header.payload_bytes != len(payload):
+        msg = f"wrong length: {where} expected_bytes={header.payload_bytes} actual_bytes={len(payload)}"
+        raise CheckpointCorruptError(msg)
+    if header.crc != _crc(header.kind, payload):
+        msg = f"wrong checksum: {where} bytes={len(data)}"
+        raise CheckpointCorruptError(msg)
+    return Frame(header.kind.decode(), payload)
+
+
+def claimed_kind(data: bytes) -> str | None:
+    """Return what a frame that `unframe` refuses says it is; None where it does not say.
+
+    None also for a frame of a newer format, whose kinds may mean something else.
+    """
+    header = _read_header(data)
+    if header is None or header.version != _FORMAT_VERSION:
+        return None
+    return header.kind.decode()
+
+
+def _read_header(data: bytes) -> _Header | None:
+    line = data[:_MAX_HEADER_BYTES].partition(b"\n")
+    match = _HEADER.fullmatch(line[0]) if line[1] else None
+    if match is None:
+        return None
+    return _Header(int(match[1]), match[2], int(match[3], 16), int(match[4]))
+
+
+def _crc(kind: bytes, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(kind))

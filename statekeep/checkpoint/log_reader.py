@@ -1,0 +1,63 @@
+"""Reading a job log: from bytes at positions to a `LogView`."""
+
+import logging
+from collections.abc import Sequence
+
+from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.records import Record, decode_record, is_damaged_batch
+from statekeep.errors import CheckpointCorruptError
+
+logger = logging.getLogger(__name__)
+
+
+class LogReader:
+    """Follows one `JobLog` and keeps the `LogView` of what it has read. Writes nothing.
+
+    Used by one event loop; calls are awaited one after the other.
+
+    Attributes:
+        view: What the log amounts to. Another object takes its place when the log was trimmed
+            beyond what had been read.
+    """
+
+    def __init__(self, log: JobLog) -> None:
+        self._log = log
+        self.view = LogView()
+
+    async def catch_up(self) -> Sequence[tuple[int, Record]]:
+        """Fold what was written since the last call and return it, with positions.
+
+        A damaged batch record is logged and noted in the view; the batch can be made again.
+
+        Raises:
+            CheckpointCorruptError: Any other record cannot be read, or one is missing.
+            RetriableError: The service may answer later; what was folded stays folded.
+        """
+        found: list[tuple[int, Record]] = []
+        for position, data in await self._log.read(self.view.next_position):
+            if position > self.view.next_position:
+                self.view = LogView(next_position=position)
+            record = _decode(position, data)
+            if record is None:
+                self.view.fold_unreadable_batch(position)
+            else:
+                self.fold(position, record)
+                found.append((position, record))
+        return found
+
+    def fold(self, position: int, record: Record) -> None:
+        """Take in a record that is known to stand at ``position``, the next one."""
+        self.view.fold(position, record)
+
+
+def _decode(position: int, data: bytes) -> Record | None:
+    """Read one record; None for a batch record that is damaged."""
+    try:
+        return decode_record(data, where=f"position={position}")
+    except CheckpointCorruptError as exc:
+        if is_damaged_batch(data):
+            logger.error("batch record is damaged, its batch is run again: error=%s", exc)  # noqa: TRY400  # the text says it all
+            return None
+        exc.add_note("hint: put the record back from a copy of the log, or reset the job")
+        raise

@@ -1,0 +1,251 @@
+"""Checkpoints in Samza's JSON, and what a container writes for one task of an attempt.
+
+Source: Samza 1.8 ``CheckpointV1Serde``, ``CheckpointV2Serde``; ``docs/formats.md`` has the tables.
+Unlike Samza's own reader, a stream name may hold dots: the system of an input offset's key ends at
+the first dot, the partition begins after the last one.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import msgspec
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV1,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    SystemStreamPartition,
+)
+from statekeep.checkpoint.framing import frame, unframe
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import CheckpointCorruptError
+
+T = TypeVar("T")
+
+_V2: Final = 2
+_OFFSET_KEY: Final = re.compile(r"([^.]*)\.(.*)\.(0|[1-9][0-9]{0,9})", re.DOTALL)
+_PARTITION: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+_FINISHED: Final = "finished-task"
+_FAILED: Final = "failed-task"
+
+
+class _CheckpointV2Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    checkpoint_id: str
+    input_offsets: Mapping[str, str]
+    state_checkpoint_markers: Mapping[str, Mapping[str, str]]
+    version: int = _V2
+
+
+class _InputOffsetJson(msgspec.Struct, frozen=True, kw_only=True):
+    system: str
+    partition: str
+    offset: str | None = None
+    stream: str
+
+
+class _FinishedJson(msgspec.Struct, frozen=True, kw_only=True):
+    checkpoint: msgspec.Raw
+    version: str
+
+
+class _FailedJson(msgspec.Struct, frozen=True, kw_only=True):
+    step: str
+    error: str
+
+
+_v1_decoder = msgspec.json.Decoder(dict[str, _InputOffsetJson])
+_v2_decoder = msgspec.json.Decoder(_CheckpointV2Json)
+_finished_decoder = msgspec.json.Decoder(_FinishedJson)
+_failed_decoder = msgspec.json.Decoder(_FailedJson)
+
+
+def encode_checkpoint_v1(checkpoint: CheckpointV1) -> bytes:
+    """Return the bytes that Samza's ``CheckpointV1Serde`` reads."""
+    entries = {
+        f"SystemStreamPartition [{ssp.system}, {ssp.stream}, {ssp.partition}]": _InputOffsetJson(
+            system=ssp.system, partition=str(ssp.partition), offset=offset, stream=ssp.stream
+        )
+        for ssp, offset in checkpoint.input_offsets.items()
+    }
+    return msgspec.json.encode(entries)
+
+
+def decode_checkpoint_v1(data: bytes, where: str) -> CheckpointV1:
+    """Read what `encode_checkpoint_v1` or Samza wrote; the keys are for people and not read.
+
+    Args:
+        data: The JSON.
+        where: Named in errors, such as ``task=Partition 3``.
+
+    Raises:
+        CheckpointCorruptError: Truncated, damaged or of another form.
+    """
+    entries = _decode(_v1_decoder, data, where)
+    return CheckpointV1({_v1_ssp(entry, where): entry.offset for entry in entries.values()})
+
+
+def encode_checkpoint_v2(checkpoint: CheckpointV2) -> bytes:
+    """Return the bytes that Samza's ``CheckpointV2Serde`` reads.
+
+    Raises:
+        ValueError: A system name holds a dot, or a partition is negative: it could not be read
+            back.
+    """
+    return msgspec.json.encode(
+        _CheckpointV2Json(
+            checkpoint_id=checkpoint.checkpoint_id.serialize(),
+            input_offsets={
+                _offset_key(ssp): offset for ssp, offset in checkpoint.input_offsets.items()
+            },
+            state_checkpoint_markers={
+                str(backend): {str(store): str(marker) for store, marker in markers.items()}
+                for backend, markers in checkpoint.state_markers.items()
+            },
+        )
+    )
+
+
+def decode_checkpoint_v2(data: bytes, where: str) -> CheckpointV2:
+    """Read what `encode_checkpoint_v2` or Samza wrote; unknown fields are ignored.
+
+    The backends' names are those that stand there: see `with_backend_names`.
+
+    Args:
+        data: The JSON.
+        where: Named in errors, such as ``task=Partition 3``.
+
+    Raises:
+        CheckpointCorruptError: Truncated, damaged, or of another form or version.
+    """
+    found = _decode(_v2_decoder, data, where)
+    if found.version != _V2:
+        msg = f"unknown checkpoint version: {where} version={found.version}"
+        raise CheckpointCorruptError(msg)
+    return CheckpointV2(
+        checkpoint_id=CheckpointId.parse(found.checkpoint_id),
+        input_offsets={_v2_ssp(key, where): offset for key, offset in found.input_offsets.items()},
+        state_markers={
+            BackendName(backend): {
+                StoreName(store): Marker(marker) for store, marker in markers.items()
+            }
+            for backend, markers in found.state_checkpoint_markers.items()
+        },
+    )
+
+
+def with_backend_names(
+    checkpoint: CheckpointV2, aliases: Mapping[str, BackendName]
+) -> CheckpointV2:
+    """Return a checkpoint whose markers stand under our names of the backends.
+
+    Args:
+        checkpoint: As read; Samza keys markers by the class name of the Java factory.
+        aliases: ``{name as written: our name}``; a name without an entry stays.
+
+    Raises:
+        CheckpointCorruptError: Two names of one backend have different markers of one store.
+    """
+    renamed: dict[BackendName, dict[StoreName, Marker]] = {}
+    for written_name, markers in checkpoint.state_markers.items():
+        backend = aliases.get(written_name, written_name)
+        merged = renamed.setdefault(backend, {})
+        for store, marker in markers.items():
+            if merged.setdefault(store, marker) != marker:
+                msg = (
+                    "a store has two markers of one backend: "
+                    f"checkpoint_id={checkpoint.checkpoint_id} backend={backend} store={store}"
+                )
+                raise CheckpointCorruptError(msg)
+    return replace(checkpoint, state_markers=renamed)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTask:
+    """What a container writes once a task's uploads of an attempt are durable."""
+
+    checkpoint: CheckpointV2
+    version_id: VersionId | None
+    """The version that was uploaded; None for state that is still empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTask:
+    """What a container writes when a task's part of an attempt has failed."""
+
+    step: str
+    """As `CommitFailedError.step`."""
+    error: str
+    """For people."""
+
+
+AttemptEntry = FinishedTask | FailedTask
+"""What stands in the checkpoint store for one task of one attempt."""
+
+
+def encode_attempt_entry(entry: AttemptEntry) -> bytes:
+    """Return the framed bytes of an entry (`statekeep.checkpoint.framing`)."""
+    if isinstance(entry, FailedTask):
+        failed = _FailedJson(step=entry.step, error=entry.error)
+        return frame(_FAILED, msgspec.json.encode(failed))
+    finished = _FinishedJson(
+        checkpoint=msgspec.Raw(encode_checkpoint_v2(entry.checkpoint)),
+        version="" if entry.version_id is None else str(entry.version_id),
+    )
+    return frame(_FINISHED, msgspec.json.encode(finished))
+
+
+def decode_attempt_entry(data: bytes, where: str) -> AttemptEntry:
+    """Read what `encode_attempt_entry` wrote.
+
+    Args:
+        data: The framed bytes.
+        where: Named in errors, such as ``attempt=7-3 task=Partition 3``.
+
+    Raises:
+        CheckpointCorruptError: Truncated, damaged, or of an unknown kind or format.
+    """
+    framed = unframe(data, where=where)
+    if framed.kind == _FAILED:
+        failed = _decode(_failed_decoder, framed.payload, where)
+        return FailedTask(failed.step, failed.error)
+    if framed.kind == _FINISHED:
+        finished = _decode(_finished_decoder, framed.payload, where)
+        version = VersionId.parse(finished.version) if finished.version else None
+        return FinishedTask(decode_checkpoint_v2(bytes(finished.checkpoint), where), version)
+    msg = f"not a task's entry: {where} kind={framed.kind}"
+    raise CheckpointCorruptError(msg)
+
+
+def _decode(decoder: msgspec.json.Decoder[T], data: bytes, where: str) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        msg = f"checkpoint cannot be read: {where} bytes={len(data)}"
+        raise CheckpointCorruptError(msg) from exc
+
+
+def _offset_key(ssp: SystemStreamPartition) -> str:
+    if "." in ssp.system or ssp.partition < 0:
+        msg = f"an input offset's key could not be read back: ssp={ssp}"
+        raise ValueError(msg)
+    return f"{ssp.system}.{ssp.stream}.{ssp.partition}"
+
+
+def _v2_ssp(key: str, where: str) -> SystemStreamPartition:
+    match = _OFFSET_KEY.fullmatch(key)
+    if match is None:
+        msg = f"not an input offset's key: {where} key={key!r}"
+        raise CheckpointCorruptError(msg)
+    return SystemStreamPartition(match[1], match[2], int(match[3]))
+
+
+def _v1_ssp(entry: _InputOffsetJson, where: str) -> SystemStreamPartition:
+    if _PARTITION.fullmatch(entry.partition) is None:
+        msg = f"not a partition: {where} partition={entry.partition!r}"
+        raise CheckpointCorruptError(msg)
+    return SystemStreamPartition(entry.system, entry.stream, int(entry.partition))

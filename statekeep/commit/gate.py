@@ -1,0 +1,182 @@
+"""The commit gate: whether a commit may start now, is skipped, or must be waited for.
+
+A pure state machine. It does no I/O and has no clock: every method takes ``now_ns``, monotonic
+nanoseconds. One task in plain Python, or one whole job on Spark, has one gate.
+
+Source: Samza 1.8 ``TaskInstance.commit`` (SEP-28). Different on purpose: an attempt that timed out
+is void before the next one starts, so that two are never open; and a tolerated failure is counted
+once, when it happens, not when the next commit finds it.
+"""
+
+from enum import Enum
+from typing import Final
+
+from statekeep.config.model import TaskSettings
+from statekeep.errors import CommitFailedError
+
+_NS_PER_MS: Final = 1_000_000
+
+
+class Decision(Enum):
+    """What `CommitGate.request` answers."""
+
+    START = "start"
+    """Begin a commit and tell the gate by `CommitGate.started`."""
+    SKIP = "skip"
+    """Go on processing; the commit is due again when the open one ends."""
+    BLOCK = "block"
+    """Process nothing until the open commit ends or `CommitGate.remaining_block_ns` is 0."""
+
+
+class CommitGate:
+    """Lets at most one commit be open, and says what a wish for another one means.
+
+    - No commit open: `Decision.START`.
+    - One open for less than ``task.commit.max.delay.ms``: `Decision.SKIP`.
+    - Longer: `Decision.BLOCK`, for at most ``task.commit.timeout.ms`` from the first such answer.
+      If it is still open then, its owner makes it void for good and reports `timed_out`.
+
+    A commit that fails or times out counts against the tolerated number in a row; a success sets
+    both numbers back to 0. Once the tolerance is used up, every `request` raises.
+
+    Used by one event loop. Reports about a commit come from whoever runs it, exactly one of
+    `succeeded`, `failed` and `timed_out` for each `started`.
+    """
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self._period_ns = settings.commit_ms * _NS_PER_MS
+        self._max_delay_ns = settings.commit_max_delay_ms * _NS_PER_MS
+        self._timeout_ns = settings.commit_timeout_ms * _NS_PER_MS
+        is_tolerant = settings.is_skipping_failures
+        self._max_failures = settings.exception_max_limit if is_tolerant else 0
+        self._max_timeouts = settings.timeout_max_limit if is_tolerant else 0
+        self._period_began_ns: int | None = None
+        self._open_since_ns: int | None = None
+        self._open_id = ""
+        self._block_deadline_ns: int | None = None
+        self._is_owed = False
+        self._final_error: CommitFailedError | None = None
+        self.consecutive_failures = 0
+        """Commits that failed since the last success."""
+        self.consecutive_timeouts = 0
+        """Commits that timed out since the last success."""
+        self.starts = 0
+        self.skips = 0
+        self.successes = 0
+        self.failures = 0
+        self.timeouts = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a commit is under way."""
+        return self._open_since_ns is not None
+
+    @property
+    def final_error(self) -> CommitFailedError | None:
+        """The failure that used up the tolerance; `request` raises it."""
+        return self._final_error
+
+    def is_due(self, now_ns: int) -> bool:
+        """Tell whether `request` should be called before the next batch or message.
+
+        True when ``task.commit.ms`` has passed since the last commit began (0 or less: never by
+        itself), when a skipped one waits and none is open, and when the open one has lasted so
+        long that processing must wait. The first call starts the period.
+        """
+        if self._period_began_ns is None:
+            self._period_began_ns = now_ns
+        if self._final_error is not None:
+            return True
+        is_period_over = self._period_ns > 0 and now_ns - self._period_began_ns >= self._period_ns
+        if self._open_since_ns is None:
+            return self._is_owed or is_period_over
+        if now_ns - self._open_since_ns >= self._max_delay_ns:
+            return self._is_owed or is_period_over
+        return is_period_over and not self._is_owed
+
+    def request(self, now_ns: int, *, is_forced: bool = False) -> Decision:
+        """Answer the wish for a commit.
+
+        Args:
+            now_ns: Monotonic time.
+            is_forced: Never skip: an open commit is waited for at once, such as at the end of the
+                input or when the replay limit is near.
+
+        Raises:
+            CommitFailedError: More commits in a row failed or timed out than are tolerated.
+        """
+        if self._final_error is not None:
+            raise self._final_error
+        if self._open_since_ns is None:
+            return Decision.START
+        self._is_owed = True
+        if not is_forced and now_ns - self._open_since_ns < self._max_delay_ns:
+            self.skips += 1
+            return Decision.SKIP
+        if self._block_deadline_ns is None:
+            self._block_deadline_ns = now_ns + self._timeout_ns
+        return Decision.BLOCK
+
+    def remaining_block_ns(self, now_ns: int) -> int:
+        """Return how long the open commit may still be waited for; 0 when its time is over.
+
+        Without an answer of `Decision.BLOCK` before, the whole time-out is left.
+        """
+        if self._block_deadline_ns is None:
+            return self._timeout_ns
+        return max(0, self._block_deadline_ns - now_ns)
+
+    def started(self, now_ns: int, checkpoint_id: str) -> None:
+        """Take note that a commit has begun.
+
+        Raises:
+            RuntimeError: One is open already: the caller did not ask, or not for this one.
+        """
+        if self._open_since_ns is not None:
+            msg = f"a commit is open already: open={self._open_id} checkpoint_id={checkpoint_id}"
+            raise RuntimeError(msg)
+        self._open_since_ns = self._period_began_ns = now_ns
+        self._open_id = checkpoint_id
+        self._is_owed = False
+        self.starts += 1
+
+    def succeeded(self, now_ns: int) -> None:
+        """Take note that the open commit is durable; earlier failures are forgiven."""
+        self._end(now_ns)
+        self.successes += 1
+        self.consecutive_failures = self.consecutive_timeouts = 0
+
+    def failed(self, now_ns: int, error: CommitFailedError) -> None:
+        """Take note that the open commit failed and that nothing will refer to it.
+
+        When that is one too many, `request` raises ``error`` from now on.
+        """
+        self._end(now_ns)
+        self.failures += 1
+        self.consecutive_failures += 1
+        if self.consecutive_failures > self._max_failures:
+            self._final_error = error
+
+    def timed_out(self, now_ns: int) -> None:
+        """Take note that the open commit was given up.
+
+        The caller has made it void first: it runs no longer, and what it uploaded will never be
+        referred to. Only then may the next commit start.
+        """
+        checkpoint_id = self._open_id
+        self._end(now_ns)
+        self.timeouts += 1
+        self.consecutive_timeouts += 1
+        if self.consecutive_timeouts > self._max_timeouts:
+            self._final_error = CommitFailedError(
+                f"the commit did not end in time: timeouts_in_a_row={self.consecutive_timeouts}",
+                checkpoint_id=checkpoint_id,
+                step="timeout",
+            )
+
+    def _end(self, now_ns: int) -> None:
+        if self._open_since_ns is None:
+            msg = f"no commit is open: now_ns={now_ns}"
+            raise RuntimeError(msg)
+        self._open_since_ns = None
+        self._block_deadline_ns = None

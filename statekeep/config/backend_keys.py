@@ -1,0 +1,88 @@
+"""The settings of state backends: see `statekeep.config.keys`."""
+
+from statekeep.config.key import Key
+from statekeep.config.values import ANY_TEXT, TEXT, decimal, milliseconds, optional, whole_number
+
+BACKEND_FACTORY: Key[str | None] = Key(
+    "backends.<backend>.factory",
+    optional(TEXT),
+    None,
+    "Short name or dotted path of the factory behind a backend's name, so that two places of one "
+    "kind can stand side by side.",
+    "A name is mostly its own factory.",
+    default_text="the backend's name",
+)
+BACKEND_SETTING: Key[str | None] = Key(
+    "backends.<backend>.<setting>",
+    optional(ANY_TEXT),
+    None,
+    "A setting of one backend, checked by its factory; for blob backends the keys `blob.store.*` "
+    "without their prefix, and those win over them.",
+    "See the backend.",
+    default_text="the backend's",
+)
+BLOB_URI: Key[str | None] = Key(
+    "blob.store.uri",
+    optional(TEXT),
+    None,
+    "Where blob backends keep everything: `s3://bucket/path`, `file:///path`, ...",
+    "No place is right for everyone. On Spark: beside the checkpoint location.",
+    default_text="none",
+)
+BLOB_MANAGER_FACTORY: Key[str | None] = Key(
+    "blob.store.manager.factory",
+    optional(TEXT),
+    None,
+    "Dotted path of a class that builds the blob store's client.",
+    "The scheme of the URI tells which client is needed.",
+    default_text="by the scheme of the URI",
+)
+BLOB_MAX_IN_FLIGHT = Key(
+    "blob.store.max.in.flight",
+    whole_number(1, 1024, what="calls"),
+    64,
+    "Calls to the blob store that are under way at once, of all tasks of a container.",
+    "As many as the container's pool may have threads.",
+)
+BLOB_MAX_RETRIES = Key(
+    "blob.store.retry.policy.max.retries",
+    whole_number(-1, what="retries"),
+    -1,
+    "Most retries of one call; -1: as many as the time allows.",
+    "Time is what a commit has to keep, not a number of tries; the value is Samza's.",
+)
+BLOB_MAX_RETRY_MS = Key(
+    "blob.store.retry.policy.max.retry.duration.millis",
+    milliseconds(0),
+    900_000,
+    "Longest time that one call is retried for.",
+    "Half of the commit timeout; the value is Samza's.",
+)
+BLOB_BACKOFF_MS = Key(
+    "blob.store.retry.policy.backoff.delay.millis",
+    milliseconds(1),
+    100,
+    "Wait before the first retry.",
+    "Hides a hiccup; the value is Samza's.",
+)
+BLOB_BACKOFF_MAX_MS = Key(
+    "blob.store.retry.policy.backoff.max.delay.millis",
+    milliseconds(1),
+    312_500,
+    "Longest wait between two retries.",
+    "The sixth wait: 100 ms times 5 to the 5th; the value is Samza's.",
+)
+BLOB_BACKOFF_FACTOR = Key(
+    "blob.store.retry.policy.backoff.delay.factor",
+    decimal(1, 100),
+    5.0,
+    "By how much each wait is longer than the one before.",
+    "The value is Samza's.",
+)
+BLOB_JITTER_FACTOR = Key(
+    "blob.store.retry.policy.jitter.factor",
+    decimal(0, 1),
+    0.1,
+    "By which part of itself each wait varies at random.",
+    "Enough that tasks which failed together do not return together; the value is Samza's.",
+)

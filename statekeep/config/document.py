@@ -1,0 +1,101 @@
+"""Writes ``docs/configuration.md`` from the definition of the settings.
+
+``python -m statekeep.config.document`` writes the file; with ``--check`` it changes nothing and
+exits with 1 if the file is out of date.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from statekeep.config.key import Key
+from statekeep.config.keys import GROUPS, UNSUPPORTED
+from statekeep.config.store_keys import BACKEND_ALIASES
+
+_INTRODUCTION = """\
+# Configuration
+
+<!-- Written by `python -m statekeep.config.document`; change `statekeep/config/` instead. -->
+
+Settings come from a dict, from a Java `.properties` file, or from a Spark conf, where each key
+begins with `spark.statekeep.`. A key that is not listed here is an error that names the nearest
+one. Most keys are Apache Samza's.
+
+A duration is a whole number of milliseconds, or a number with a unit: `500ms`, `60s`, `5m`, `2h`,
+`1d`. A size is a whole number of bytes, or a number with a unit: `64KiB`, `128MiB`, `1GiB`, `1GB`.
+A list is separated by commas; an empty one means none.
+
+For a store, its own key (`stores.<store>.*`) goes before the key for all stores, and that before
+the default. Values whose key speaks of a secret, password, token, key, credential, shared access
+signature or connection string are hidden in logs and errors, and so are user and query of a URI.
+"""
+
+
+def render() -> str:
+    """Return the text of the page."""
+    parts = [_INTRODUCTION]
+    for title, keys in GROUPS.items():
+        parts.append(f"## {title}\n\n{_key_table(keys)}")
+    aliases = [(f"`{alias}`", f"`{name}`") for alias, name in BACKEND_ALIASES.items()]
+    parts.append(
+        "## Other names\n\nFactories of Samza are understood as ours:\n\n"
+        + _table(("Samza", "here"), aliases)
+    )
+    refused = [(f"`{name}`", reason) for name, reason in sorted(UNSUPPORTED.items())]
+    parts.append(
+        "## Refused\n\nSettings of Samza that have no meaning here, or not yet:\n\n"
+        + _table(("Key", "Why"), refused)
+    )
+    return "\n".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m statekeep.config.document")
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    parser.add_argument("path", nargs="?", type=Path, default=Path("docs/configuration.md"))
+    options = parser.parse_args(arguments)
+    path: Path = options.path
+    text = render()
+    if not options.check:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return 0
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return 0
+    sys.stderr.write(f"{path} is out of date: run python -m statekeep.config.document\n")
+    return 1
+
+
+def _key_table(keys: Iterable[Key[object]]) -> str:
+    rows = ((_name_cell(key), key.type.name, _default_cell(key), _text_cell(key)) for key in keys)
+    return _table(("Key", "Type", "Default", "What it does, and why that default"), rows)
+
+
+def _name_cell(key: Key[object]) -> str:
+    cell = f"`{key.name}`"
+    if key.job_name is not None:
+        cell += f"; all stores: `{key.job_name}`"
+    aliases = (*key.aliases, *key.job_aliases)
+    if aliases:
+        cell += "; also " + ", ".join(f"`{alias}`" for alias in aliases)
+    return cell
+
+
+def _default_cell(key: Key[object]) -> str:
+    return key.default_text if key.default_text is not None else f"`{key.shown_default}`"
+
+
+def _text_cell(key: Key[object]) -> str:
+    return f"{key.meaning} *{key.reason.replace('*', '')}*"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["--"] * len(head), *rows]
+    escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in lines)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in escaped)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,224 @@
+"""The settings of jobs, tasks, containers and checkpoints: see `statekeep.config.keys`."""
+
+from pathlib import Path
+from typing import Literal
+
+from statekeep.config.key import Key
+from statekeep.config.values import (
+    BOOLEAN,
+    NAME,
+    PATH,
+    TEXT,
+    ValueType,
+    byte_count,
+    milliseconds,
+    number_list,
+    one_of,
+    optional,
+    whole_number,
+)
+
+DivergenceAction = Literal["warn", "error"]
+
+_DIVERGENCE: ValueType[DivergenceAction] = one_of("warn", "error")
+_MIB = 1 << 20
+
+JOB_NAME: Key[str | None] = Key(
+    "job.name",
+    optional(NAME),
+    None,
+    "Names the job: the first part of every local path and remote name.",
+    "Required: two jobs under one name would fence each other. On Spark the query gives it.",
+    default_text="required",
+)
+JOB_ID = Key(
+    "job.id",
+    NAME,
+    "1",
+    "Tells instances of one job apart.",
+    "Most jobs run once; the value is Samza's.",
+)
+LOCAL_DIR: Key[Path | None] = Key(
+    "job.logged.store.base.dir",
+    optional(PATH),
+    None,
+    "Local directory of all stores and versions.",
+    "Works everywhere without set-up. Name a disk of the executor that survives its restart, "
+    "so that restores cost no download.",
+    default_text="`<temporary directory>/statekeep`",
+)
+LOG_BACKEND: Key[str | None] = Key(
+    "job.log.backend",
+    optional(TEXT),
+    None,
+    "Backend that holds the job log and the checkpoints.",
+    "One place less to set up: a backend that keeps the state can mostly keep the log too.",
+    default_text="the first listed backend that can",
+)
+
+TASK_COUNT: Key[int | None] = Key(
+    "task.count",
+    optional(whole_number(1)),
+    None,
+    "Number of tasks of an operator on Spark; fixed for the life of the job.",
+    "What Spark itself would use for a stateful operator.",
+    default_text="`spark.sql.shuffle.partitions`",
+)
+COMMIT_MS = Key(
+    "task.commit.ms",
+    milliseconds(),
+    60_000,
+    "Time between two commits; 0 or less: only on request.",
+    "A minute of replay at most, for about 1,440 commits a day; the value is Samza's.",
+)
+COMMIT_MAX_DELAY_MS = Key(
+    "task.commit.max.delay.ms",
+    milliseconds(0),
+    60_000,
+    "How long processing goes on with a commit in flight before it blocks.",
+    "One missed commit: the upload after a compaction was up to 18 times the usual one (45 MB, "
+    "2.5 MB), which is seconds; after a minute it is the backend that is slow.",
+    aliases=("max.commit.delay",),
+)
+COMMIT_TIMEOUT_MS = Key(
+    "task.commit.timeout.ms",
+    milliseconds(0),
+    1_800_000,
+    "How long processing blocks beyond the max delay before the commit counts as failed.",
+    "Half an hour outlasts most outages of a store; blocking loses nothing.",
+)
+COMMIT_EVERY_BATCH = Key(
+    "task.commit.every.batch",
+    BOOLEAN,
+    False,  # noqa: FBT003 - the default of a boolean setting, beside its name
+    "Commits inside each batch, before it ends.",
+    "Needed only for processors that are not deterministic, and slower: each batch then waits "
+    "for its upload.",
+)
+SKIP_FAILURES = Key(
+    "task.commit.skip.commit.during.failures.enabled",
+    BOOLEAN,
+    False,  # noqa: FBT003 - the default of a boolean setting, beside its name
+    "Goes on after a failed or timed-out commit, up to the two limits below.",
+    "A backup that fails should be noticed; the value is Samza's.",
+)
+EXCEPTION_MAX_LIMIT = Key(
+    "task.commit.skip.commit.exception.max.limit",
+    whole_number(0, what="commits"),
+    5,
+    "Consecutive failed commits that are tolerated while skipping is on.",
+    "Five minutes at the default interval; the value is Samza's.",
+)
+TIMEOUT_MAX_LIMIT = Key(
+    "task.commit.skip.commit.timeout.max.limit",
+    whole_number(0, what="commits"),
+    2,
+    "Consecutive timed-out commits that are tolerated while skipping is on.",
+    "A timeout has already cost half an hour; the value is Samza's.",
+)
+SHUTDOWN_MS = Key(
+    "task.shutdown.ms",
+    milliseconds(0),
+    30_000,
+    "How long a stop waits for the commit in flight.",
+    "Long enough for a usual upload, short enough for cluster managers, which kill soon after.",
+)
+WRITE_VERSIONS = Key(
+    "task.checkpoint.write.versions",
+    number_list(1, 2),
+    (2,),
+    "Forms in which checkpoints are written.",
+    "Only form 2 has state markers; add 1 for a reader that knows nothing newer.",
+)
+READ_VERSIONS = Key(
+    "task.checkpoint.read.versions",
+    number_list(1, 2),
+    (2, 1),
+    "Forms in which checkpoints are read, the preferred one first.",
+    "A job that comes from form 1 goes on without a change of settings.",
+)
+LIVE_CHECKPOINT_MAX_AGE_MS = Key(
+    "task.live.checkpoint.max.age",
+    milliseconds(0),
+    600_000,
+    "A checkpoint of the preferred form that is older than another form's by more than this is "
+    "stale, and the newer one is read.",
+    "Forms are written within one commit, so minutes apart means one was switched off; the "
+    "value is Samza's.",
+    aliases=("task.live.checkpoint.max.age.ms",),
+)
+GROUPING_MAX_BYTES = Key(
+    "task.grouping.max.bytes",
+    byte_count(0),
+    128 * _MIB,
+    "Arrow bytes of one task's rows of a batch that are grouped in the task; above it Spark "
+    "sorts them, and spills.",
+    "Grouping in the task saves a sort; the bound keeps a worker's memory flat.",
+)
+REPLAY_MAX_BATCHES = Key(
+    "task.replay.max.batches",
+    whole_number(1, what="batches"),
+    80,
+    "Batches that may be without a commit before processing blocks.",
+    "Spark keeps the offsets of 100 batches (`spark.sql.streaming.minBatchesToRetain`); the rest "
+    "is margin for commits in flight.",
+)
+DIVERGENCE: Key[DivergenceAction] = Key(
+    "task.replay.on.divergence",
+    _DIVERGENCE,
+    "warn",
+    "What a replayed batch does whose output or changes differ from its record.",
+    "Sums of floats differ harmlessly with the order of rows. A replay whose *input* differs is "
+    "always an error.",
+)
+
+COMMIT_POOL_SIZE = Key(
+    "job.container.commit.thread.pool.size",
+    whole_number(1, what="threads"),
+    2,
+    "Least threads for uploads and clean-up of one container, whatever its tasks.",
+    "Two overlap one call's waiting with another's work; the value is Samza's.",
+)
+COMMIT_POOL_MAX_SIZE = Key(
+    "job.container.commit.thread.pool.max.size",
+    whole_number(1, what="threads"),
+    64,
+    "Most threads for uploads and clean-up of one container, whatever its tasks.",
+    "More concurrent requests gain little and are throttled by stores; the value is Samza's.",
+)
+RESTORE_POOL_SIZE = Key(
+    "job.container.restore.thread.pool.size",
+    whole_number(1, what="threads"),
+    2,
+    "Least threads for restores of one container, whatever its tasks.",
+    "As for commits.",
+)
+RESTORE_POOL_MAX_SIZE = Key(
+    "job.container.restore.thread.pool.max.size",
+    whole_number(1, what="threads"),
+    64,
+    "Most threads for restores of one container, whatever its tasks.",
+    "As for commits.",
+)
+GRACE_MS = Key(
+    "job.container.grace.ms",
+    milliseconds(0),
+    60_000,
+    "How long a container outlives its executor to finish uploads.",
+    "One commit interval: what is in flight gets done, and nothing lingers on the host.",
+)
+
+RETAIN_COMMITS = Key(
+    "checkpoint.retain.commits",
+    whole_number(2, what="commits"),
+    2,
+    "Newest commits that stay restorable in every backend.",
+    "The one before the newest is the way out when a blob of the newest is damaged.",
+)
+LOCAL_RETAIN_VERSIONS = Key(
+    "checkpoint.local.retain.versions",
+    whole_number(1, what="versions"),
+    2,
+    "Newest local versions of a task that stay, besides those that recovery still needs.",
+    "They share files by hard links, so the second one costs little and saves a download.",
+)

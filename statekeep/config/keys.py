@@ -1,0 +1,126 @@
+"""Every setting that there is: the one definition of names, types, defaults and their reasons.
+
+The fields of `statekeep.config.model`, the checks of `statekeep.config.load` and the table in
+``docs/configuration.md`` all come from here.
+"""
+
+from types import MappingProxyType
+
+from statekeep.config import backend_keys, job_keys, store_keys
+from statekeep.config.key import Key
+
+GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
+    {
+        "Job": (
+            job_keys.JOB_NAME,
+            job_keys.JOB_ID,
+            job_keys.LOCAL_DIR,
+            job_keys.LOG_BACKEND,
+        ),
+        "Tasks and commits": (
+            job_keys.TASK_COUNT,
+            job_keys.COMMIT_MS,
+            job_keys.COMMIT_MAX_DELAY_MS,
+            job_keys.COMMIT_TIMEOUT_MS,
+            job_keys.COMMIT_EVERY_BATCH,
+            job_keys.SKIP_FAILURES,
+            job_keys.EXCEPTION_MAX_LIMIT,
+            job_keys.TIMEOUT_MAX_LIMIT,
+            job_keys.SHUTDOWN_MS,
+            job_keys.WRITE_VERSIONS,
+            job_keys.READ_VERSIONS,
+            job_keys.LIVE_CHECKPOINT_MAX_AGE_MS,
+            job_keys.GROUPING_MAX_BYTES,
+            job_keys.REPLAY_MAX_BATCHES,
+            job_keys.DIVERGENCE,
+        ),
+        "Containers": (
+            job_keys.COMMIT_POOL_SIZE,
+            job_keys.COMMIT_POOL_MAX_SIZE,
+            job_keys.RESTORE_POOL_SIZE,
+            job_keys.RESTORE_POOL_MAX_SIZE,
+            job_keys.GRACE_MS,
+        ),
+        "Retention": (
+            job_keys.RETAIN_COMMITS,
+            job_keys.LOCAL_RETAIN_VERSIONS,
+        ),
+        "Stores": (
+            store_keys.STORE_FACTORY,
+            store_keys.BACKUP_FACTORIES,
+            store_keys.RESTORE_FACTORIES,
+            store_keys.OPTIONAL_FACTORIES,
+            store_keys.CLEAN_ON_START,
+            store_keys.WRITE_BATCH_SIZE,
+            store_keys.CHANGELOG,
+            store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS,
+            store_keys.CHANGELOG_DELETE_RETENTION_MS,
+            store_keys.WRITE_BUFFER_BYTES,
+            store_keys.BLOCK_CACHE_BYTES,
+            store_keys.COMPACTION_STYLE,
+            store_keys.BLOOM_BITS,
+            store_keys.COMPRESSION,
+        ),
+        "Backends": (
+            backend_keys.BACKEND_FACTORY,
+            backend_keys.BACKEND_SETTING,
+            backend_keys.BLOB_URI,
+            backend_keys.BLOB_MANAGER_FACTORY,
+            backend_keys.BLOB_MAX_IN_FLIGHT,
+            backend_keys.BLOB_MAX_RETRIES,
+            backend_keys.BLOB_MAX_RETRY_MS,
+            backend_keys.BLOB_BACKOFF_MS,
+            backend_keys.BLOB_BACKOFF_MAX_MS,
+            backend_keys.BLOB_BACKOFF_FACTOR,
+            backend_keys.BLOB_JITTER_FACTOR,
+        ),
+    }
+)
+"""All keys by the section of the documentation that they stand in."""
+
+KEYS: tuple[Key[object], ...] = tuple(key for group in GROUPS.values() for key in group)
+
+RESERVED_STORE_NAMES = frozenset({"default", "backup", "restore"})
+"""The second part of the keys that speak for all stores; no store may be called so."""
+
+UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "blob.store.admin.factory": "the factory of the backend brings its own admin",
+        "blob.store.compare.file.owners.on.restore": "files are proven equal by sha-256 and are "
+        "written by the user who restores, so owners are neither recorded nor compared",
+        "job.container.count": "Spark decides how many executors there are",
+        "job.container.thread.pool.size": "Spark decides how many tasks run at once",
+        "job.host-affinity.enabled": "tasks are anchored to the executor that has their state",
+        "job.non-logged.store.base.dir": "all stores live in job.logged.store.base.dir",
+        "job.standbytasks.replication.factor": "there are no standby tasks",
+        "stores.<store>.changelog.partitions": "a changelog has one partition per task",
+        "stores.<store>.changelog.replication.factor": "topics are set up by the kafka backend: "
+        "backends.kafka.*",
+        "stores.<store>.container.cache.size.bytes": "memory is set per task: "
+        "stores.<store>.rocksdb.block.cache.bytes",
+        "stores.<store>.container.write.buffer.size.bytes": "memory is set per task: "
+        "stores.<store>.rocksdb.write.buffer.bytes",
+        "stores.<store>.key.serde": "stores hold bytes; the schema of the state says what they mean",
+        "stores.<store>.msg.serde": "stores hold bytes; the schema of the state says what they mean",
+        "stores.<store>.object.cache.size": "there is no cache of objects in front of a store",
+        "stores.<store>.rocksdb.ttl.ms": "the engine would drop keys unseen by the changelog; use "
+        "the time to live of the processor's state",
+        "stores.<store>.side.inputs": "there are no side inputs; join the input in the query",
+        "stores.<store>.side.inputs.processor.factory": "there are no side inputs; join the input "
+        "in the query",
+        "task.async.commit": "it lets messages be in flight during a commit, and there are none: "
+        "a commit holds whole batches; its upload is always asynchronous",
+        "task.checkpoint.factory": "checkpoints are kept by the backend of job.log.backend",
+        "task.checkpoint.replication.factor": "checkpoints are kept by the backend of "
+        "job.log.backend",
+        "task.checkpoint.segment.bytes": "checkpoints are kept by the backend of job.log.backend",
+        "task.checkpoint.system": "checkpoints are kept by the backend of job.log.backend",
+        "task.class": "the program names its processor",
+        "task.inputs": "the program names its inputs",
+        "task.transactional.state.checkpoint.enabled": "state is always transactional",
+        "task.transactional.state.restore.enabled": "state is always transactional",
+        "task.transactional.state.retain.existing.state": "state is always transactional; a job "
+        "log without a commit never starts on state that exists",
+    }
+)
+"""Samza's settings that are refused, and why; the same holes as in `Key`."""

@@ -1,0 +1,135 @@
+"""The settings that were given, each with the place that it came from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import TypeAlias, TypeVar, cast
+
+from typing_extensions import override
+
+from statekeep.config.key import Key
+from statekeep.config.lookup import find_key
+from statekeep.config.redact import redact
+from statekeep.config.values import ValueType
+from statekeep.errors import ConfigError
+
+T = TypeVar("T")
+
+WrittenValue: TypeAlias = str | int | float | PathLike[str] | Sequence[str] | Sequence[int]
+"""What a program may give as a value; kept as the text that a file would hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting that was given, checked."""
+
+    name: str
+    """The name of the key, holes filled; never an alias."""
+    value: str
+    """As written, without surrounding blanks. May be a secret: see ``shown``."""
+    source: str
+    """Where it came from, as a person would look for it: ``job.properties:12``."""
+    store: str | None = None
+    """The store that it belongs to alone."""
+    is_secret: bool = False
+    """The value is never shown."""
+    is_default: bool = False
+    """It gives way to every other value of the key, and to a store's changelog."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"Setting({self.name}={self.shown!r}, source={self.source!r})"
+
+    @property
+    def shown(self) -> str:
+        """The value as logs and people may see it."""
+        return redact(self.value, is_secret=self.is_secret)
+
+    def parse(self, value_type: ValueType[T]) -> T:
+        """Return the typed value.
+
+        Raises:
+            ConfigError: The text is not of the type.
+        """
+        try:
+            return value_type.parse(self.value)
+        except ValueError as exc:
+            raise ConfigError(
+                f"{self.name} must be {value_type.requirement}: "
+                f"value={self.shown!r} source={self.source}",
+                key=self.name,
+            ) from exc
+
+    def parse_key(self, key: Key[T]) -> T:
+        """Return the value typed as ``key`` says; errors as of `parse`."""
+        return self.parse(key.type)
+
+
+def check_setting(
+    written: str, value: WrittenValue, source: str, *, is_default: bool = False
+) -> Setting:
+    """Return a checked setting.
+
+    Raises:
+        ConfigError: The name is unknown or not supported, or the value is not of its type.
+    """
+    found = find_key(written, source)
+    setting = Setting(
+        found.name,
+        _as_text(found.name, value, source),
+        source,
+        store=found.store,
+        is_secret=found.is_secret,
+        is_default=is_default,
+    )
+    setting.parse_key(found.key)
+    return setting
+
+
+def collect(settings: Iterable[Setting]) -> Mapping[str, Setting]:
+    """Return the settings of one source by name.
+
+    Raises:
+        ConfigError: One is given twice, perhaps once by an alias, with different values.
+    """
+    by_name: dict[str, Setting] = {}
+    for setting in settings:
+        other = by_name.setdefault(setting.name, setting)
+        if other.value != setting.value:
+            raise ConfigError(
+                f"setting is given twice with different values: key={setting.name} "
+                f"source={other.source} other_source={setting.source}",
+                key=setting.name,
+                hint="an alias counts as the same setting",
+            )
+    return by_name
+
+
+def overlay(lower: Mapping[str, Setting], upper: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    """Return both; ``upper`` wins, but a default never replaces a value that was given."""
+    merged = dict(lower)
+    for name, setting in upper.items():
+        if name not in merged or not setting.is_default or merged[name].is_default:
+            merged[name] = setting
+    return merged
+
+
+def _as_text(name: str, value: object, source: str) -> str:
+    match value:
+        case str():
+            return value.strip()
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return str(value)
+        case PathLike():
+            return str(fspath(cast("PathLike[str]", value)))
+        case list() | tuple():
+            parts = cast("Sequence[object]", value)
+            return ",".join(_as_text(name, part, source) for part in parts)
+        case _:
+            raise ConfigError(
+                f"{name} must be text, a number, true or false, a path or a list: "
+                f"type={type(value).__name__} source={source}",
+                key=name,
+            )

@@ -1,0 +1,1 @@
+"""The plain-Python container: a program that keeps task state without Spark."""

@@ -1,0 +1,224 @@
+"""The container: the process part that hosts tasks, with one event loop, one pool, the backends."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from statekeep.backends.base import StateBackendFactory, TaskIdentity
+from statekeep.backends.registry import BackendRegistry
+from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.clock import Clock, SystemClock
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.config.model import Config
+from statekeep.container.task import Task
+from statekeep.container.task_start import TaskParts, start_task
+from statekeep.errors import BackendClosedError, ConfigError
+from statekeep.restore.progress import RestoreProgress, RestoreProgressBar
+
+logger = logging.getLogger(__name__)
+
+OPERATOR: Final = "main"
+"""A program without Spark has one operator."""
+
+
+class Container:
+    """Hosts the tasks of a program that keeps state without Spark.
+
+    An async context manager; everything runs on the event loop that enters it. ::
+
+        async with Container(config) as container:
+            task = await container.start_task("Partition 0", stores=["counts"])
+            counts = task.store("counts")
+            ...
+            await task.commit({ssp: offset})
+
+    Leaving it lets the commits in flight finish, within ``task.shutdown.ms``, also after an
+    exception. What was written after a task's last commit is dropped, as in a crash: commit with
+    ``force`` before leaving. No thread, asyncio task or lock is left then.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        new_uid: Callable[[], str] = random_nonce,
+        on_commit_failure: Callable[[TaskName, Exception], None] | None = None,
+        on_progress: Callable[[RestoreProgress], None] | None = None,
+    ) -> None:
+        """Check the configuration; nothing is connected yet.
+
+        Args:
+            config: The job's settings.
+            clock: The machine's, unless a test has its own.
+            new_uid: Draws the uids of versions.
+            on_commit_failure: Told on the event loop as soon as the async part of a commit has
+                failed; by default the next commit finds out.
+            on_progress: Told how restores get on; by default a bar on the terminal.
+
+        Raises:
+            ConfigError: A setting is missing or wrong, or no backend can hold the job log.
+        """
+        config.check()
+        self._config = config
+        self._clock = clock if clock is not None else SystemClock()
+        self._new_uid = new_uid
+        self._on_commit_failure = on_commit_failure
+        self._bar = RestoreProgressBar(self._clock.monotonic_ns)
+        self._on_progress = on_progress if on_progress is not None else self._bar.update
+        self._factories = _build_factories(config)
+        self._log_backend = _find_log_backend(config, self._factories)
+        self._executor: BoundedExecutor | None = None
+        self._tasks: dict[TaskName, Task | None] = {}
+
+    async def __aenter__(self) -> Self:
+        threads = self._config.container
+        self._executor = BoundedExecutor(
+            threads.commit_pool_threads(0),
+            "statekeep",
+            ceiling=threads.commit_pool_max_size,
+        )
+        try:
+            await self._prepare_backends(self._executor)
+        except BaseException:
+            await self._executor.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._close_tasks()
+        finally:
+            self._bar.close()
+            if self._executor is not None:
+                await self._executor.close()
+
+    @property
+    def tasks(self) -> Mapping[TaskName, Task]:
+        """The tasks that were started and not closed by this container's end, by name."""
+        return {name: task for name, task in self._tasks.items() if task is not None}
+
+    async def start_task(self, name: str, stores: Iterable[str]) -> Task:
+        """Take over a task, restore its stores, and open them.
+
+        Whoever had the task before is fenced: its next commit fails. Tasks may be started
+        concurrently. Cancelling this stops the restore and leaves nothing half done; the task can
+        be started again.
+
+        Args:
+            name: The task, such as ``Partition 0``.
+            stores: Its stores. One that no commit knows begins empty.
+
+        Raises:
+            ConfigError: A backend refuses us, or holds another job.
+            RestoreFailedError: No retained commit can be restored.
+            TaskFencedError: Yet another container has taken over meanwhile.
+            RetriableError: A service may answer later.
+            ValueError: The task runs in this container already.
+        """
+        if self._executor is None:
+            msg = "the container is not entered"
+            raise BackendClosedError(msg)
+        task_name = TaskName(name)
+        if task_name in self._tasks and not _is_closed(self._tasks[task_name]):
+            msg = f"the task runs in this container already: task={name}"
+            raise ValueError(msg)
+        self._tasks[task_name] = None
+        self._executor.raise_cap(self._config.container.commit_pool_threads(len(self._tasks)))
+        try:
+            task = await start_task(self._parts(self._executor, task_name, stores))
+        except BaseException:
+            del self._tasks[task_name]
+            raise
+        self._tasks[task_name] = task
+        return task
+
+    def _parts(self, executor: BoundedExecutor, name: TaskName, stores: Iterable[str]) -> TaskParts:
+        def on_failure(error: Exception) -> None:
+            if self._on_commit_failure is not None:
+                self._on_commit_failure(name, error)
+
+        return TaskParts(
+            task=TaskIdentity(_job_name(self._config), OPERATOR, name),
+            stores={StoreName(store): self._config.store(store) for store in stores},
+            config=self._config,
+            factories=self._factories,
+            log_backend=self._log_backend,
+            executor=executor,
+            clock=self._clock,
+            new_uid=self._new_uid,
+            owner=f"{socket.gethostname()}:{os.getpid()}",
+            on_failure=on_failure,
+            on_progress=self._on_progress,
+        )
+
+    async def _prepare_backends(self, executor: BoundedExecutor) -> None:
+        """Create, then check, the remote side of every backend."""
+        for factory in self._factories.values():
+            admin = factory.admin(executor, self._clock)
+            try:
+                await admin.create_resources()
+                await admin.validate_resources()
+            finally:
+                await admin.close()
+
+    async def _close_tasks(self) -> None:
+        """Close all tasks at once, so that they share the shutdown time."""
+        results = await asyncio.gather(
+            *(task.close() for task in self.tasks.values()), return_exceptions=True
+        )
+        self._tasks.clear()
+        errors = [result for result in results if isinstance(result, Exception)]
+        if errors:
+            msg = "closing the container's tasks failed"
+            raise ExceptionGroup(msg, errors)
+
+
+def _job_name(config: Config) -> str:
+    """Return the name under which the job's state is kept: instances do not share any."""
+    job = config.job
+    return job.name if job.id == "1" else f"{job.name}-{job.id}"
+
+
+def _build_factories(config: Config) -> Mapping[BackendName, StateBackendFactory]:
+    registry = BackendRegistry(config)
+    factories = dict(registry.factories())
+    for name in filter(None, [config.job.log_backend]):
+        factories[BackendName(name)] = registry.factory(name)
+    return factories
+
+
+def _find_log_backend(
+    config: Config, factories: Mapping[BackendName, StateBackendFactory]
+) -> StateBackendFactory:
+    """Return the backend that holds the log: the named one, or the first listed that can."""
+    if config.job.log_backend is not None:
+        named = factories[BackendName(config.job.log_backend)]
+        if not named.properties.can_hold_job_log:
+            raise ConfigError(
+                f"this backend cannot hold the job log: backend={named.name}",
+                key="job.log.backend",
+            )
+        return named
+    for factory in factories.values():
+        if factory.properties.can_hold_job_log:
+            return factory
+    raise ConfigError(
+        f"no listed backend can hold the job log: backends={','.join(factories)}",
+        key="stores.backup.factories",
+        hint="list a backend such as blob, or name one as job.log.backend",
+    )
+
+
+def _is_closed(task: Task | None) -> bool:
+    return task is not None and task.is_closed

@@ -1,0 +1,93 @@
+"""What comes after a commit, off its critical path: release, clean-up, trim, old local versions."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.commit.retention import closed_attempts, commits_to_release
+from statekeep.container.task_log import TaskLog
+from statekeep.errors import StateBackupError, TaskFencedError
+
+logger = logging.getLogger(__name__)
+
+_TRIM_AFTER: Final = 64
+"""Records that may be dropped before a trim is worth its calls: about twenty commits."""
+
+
+class Housekeeper:
+    """Lets go of old commits of one task, one round at a time, in an asyncio task that it owns.
+
+    A release record comes before any deletion: it fails for a container that was fenced, which
+    then deletes nothing. What a failed round leaves behind the next one collects.
+    """
+
+    def __init__(
+        self,
+        task_name: str,
+        *,
+        log: TaskLog,
+        pipeline: TaskCommitPipeline,
+        retain_commits: int,
+        drop_versions: Callable[[], Awaitable[None]],
+        on_fenced: Callable[[TaskFencedError], None],
+    ) -> None:
+        """Take what a round needs.
+
+        Args:
+            task_name: For logs.
+            log: Says what is retained and what is closed.
+            pipeline: Deletes in the backends.
+            retain_commits: As ``checkpoint.retain.commits``.
+            drop_versions: Removes local versions that recovery does not need.
+            on_fenced: Told when the release record is refused.
+        """
+        self._task_name = task_name
+        self._log = log
+        self._pipeline = pipeline
+        self._retain_commits = retain_commits
+        self._drop_versions = drop_versions
+        self._on_fenced = on_fenced
+        self._round: asyncio.Task[None] | None = None
+        self._trimmed_to = 0
+
+    def start(self) -> None:
+        """Begin a round unless one is running; the next commit begins another one anyway."""
+        if self._round is None or self._round.done():
+            self._round = asyncio.create_task(self._run(), name=f"housekeeping {self._task_name}")
+
+    async def wait(self) -> None:
+        """Wait for the running round, if there is one."""
+        if self._round is not None:
+            await asyncio.wait({self._round})
+
+    async def close(self) -> None:
+        """End the running round. Idempotent."""
+        if self._round is not None:
+            self._round.cancel()
+            await asyncio.wait({self._round})
+
+    async def _run(self) -> None:
+        try:
+            await self._release()
+            await self._pipeline.clean_up(self._log.retained(), closed_attempts(self._log.view))
+            await self._trim()
+            await self._drop_versions()
+        except TaskFencedError as exc:
+            self._on_fenced(exc)
+        except (StateBackupError, OSError, ExceptionGroup):
+            logger.exception(
+                "clean-up is put off until after the next commit: task=%s", self._task_name
+            )
+
+    async def _release(self) -> None:
+        positions = commits_to_release(self._log.view, self._retain_commits)
+        if positions:
+            await self._log.release(positions)
+
+    async def _trim(self) -> None:
+        floor = self._log.view.lowest_needed
+        if floor - self._trimmed_to >= _TRIM_AFTER:
+            await self._log.trim()
+            self._trimmed_to = floor

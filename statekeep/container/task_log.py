@@ -1,0 +1,226 @@
+"""The job log of one task: the reign over it, and the attempts and commits that it records."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from statekeep.backends.base import TaskIdentity
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2, StoreName
+from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.log_writer import LogWriter, random_nonce
+from statekeep.checkpoint.records import (
+    AttemptRecord,
+    BadMarkerRecord,
+    BaseRecord,
+    CommitRecord,
+    JobIdentity,
+    ReleaseRecord,
+    VoidRecord,
+)
+from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import ConfigError
+
+
+class TaskLog:
+    """Writes the log of one task under one epoch; each append is whole and in order.
+
+    In plain Python each task has a log of its own, with one "partition". So a task may move from
+    one container to another: the new owner begins an epoch, and the old one is fenced at its next
+    append, before it commits or deletes anything.
+
+    Used by one event loop. After `TaskFencedError` every method that writes raises it again.
+    """
+
+    def __init__(self, log: JobLog, task: TaskIdentity, stores: Iterable[StoreName]) -> None:
+        self._writer = LogWriter(log)
+        self._task = task
+        self._stores = sorted(stores)
+        self._identity: JobIdentity | None = None
+        self._attempts = 0
+        self._unresolved: int | None = None
+
+    @property
+    def view(self) -> LogView:
+        """What stands in the log, as far as this owner has seen it."""
+        return self._writer.view
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this owner's reign."""
+        return self._writer.epoch
+
+    async def take_over(self, owner: str, checkpoint_id: CheckpointId) -> None:
+        """Read the log, begin a new epoch, and close what older owners left open.
+
+        Args:
+            owner: Host and process, for people.
+            checkpoint_id: Id of the empty commit, if the log has no commit yet.
+
+        Raises:
+            ConfigError: The place cannot hold a log, or holds another job's.
+            CheckpointCorruptError: A record cannot be read.
+            TaskFencedError: Yet another owner came in between.
+        """
+        await self._writer.open()
+        current = self.view.last_commit
+        if current is not None:
+            self._check_identity(current.identity)
+        await self._writer.take_over(owner)
+        current = self.view.last_commit
+        if current is None:
+            await self._writer.append(self._empty_commit(checkpoint_id))
+            return
+        self._identity = msgspec.structs.replace(current.identity, stores=self._store_names())
+        await self._writer.append(
+            BaseRecord(
+                epoch=0,
+                nonce="",
+                query_id="",
+                commit_position=self.view.last_commit_position,
+                head=current.batch,
+            )
+        )
+
+    async def begin_attempt(self, version: VersionId, checkpoint_id: CheckpointId) -> int:
+        """Record that a commit begins and return the number of the attempt.
+
+        An earlier attempt whose end is unknown is closed first: two are never open.
+        """
+        await self.close_attempt("its end is unknown")
+        self._attempts += 1
+        self._unresolved = self._attempts
+        await self._writer.append(
+            AttemptRecord(
+                epoch=0,
+                nonce="",
+                attempt=self._attempts,
+                batch=version.batch,
+                checkpoint_id=checkpoint_id.serialize(),
+                versions={self._task.task_name: str(version)},
+            )
+        )
+        return self._attempts
+
+    async def commit(self, attempt: int, version: VersionId, checkpoint: CheckpointV2) -> None:
+        """Append the commit record: from here on the checkpoint counts."""
+        if self._identity is None:
+            msg = f"the log was not taken over: task={self._task.task_name}"
+            raise RuntimeError(msg)
+        await self._writer.append(
+            CommitRecord(
+                epoch=0,
+                nonce="",
+                attempt_epoch=self.epoch,
+                attempt=attempt,
+                batch=version.batch,
+                checkpoint_id=checkpoint.checkpoint_id.serialize(),
+                identity=self._identity,
+                checkpoints={self._task.task_name: msgspec.Raw(encode_checkpoint_v2(checkpoint))},
+                versions={self._task.task_name: str(version)},
+            )
+        )
+        self._unresolved = None
+
+    async def close_attempt(self, reason: str) -> bool:
+        """Make the attempt that was begun last void for good, unless its commit record landed.
+
+        The void record is the proof: what stands before it in the log is all that ever will.
+
+        Returns:
+            Whether the commit record had landed after all. False too if no attempt is open.
+
+        Raises:
+            TaskFencedError: A newer owner has closed the attempt by taking over.
+            RetriableError: Unknown as yet; `begin_attempt` tries again before anything else.
+        """
+        attempt = self._unresolved
+        if attempt is None:
+            return False
+        if not self.view.is_committed(self.epoch, attempt):
+            await self._writer.append(
+                VoidRecord(
+                    epoch=0,
+                    nonce="",
+                    attempt_epoch=self.epoch,
+                    attempt=attempt,
+                    reason=reason,
+                )
+            )
+        self._unresolved = None
+        return self.view.is_committed(self.epoch, attempt)
+
+    async def release(self, positions: Sequence[int]) -> None:
+        """Let go of commits; what only they reach may be deleted afterwards."""
+        await self._writer.append(ReleaseRecord(epoch=0, nonce="", positions=list(positions)))
+
+    async def mark_bad(self, backend: str, store: StoreName, marker: str, reason: str) -> None:
+        """Record that a marker failed its checks."""
+        await self._writer.append(
+            BadMarkerRecord(
+                epoch=0,
+                nonce="",
+                backend=backend,
+                task=self._task.task_name,
+                store=store,
+                marker=marker,
+                reason=reason,
+            )
+        )
+
+    async def trim(self) -> None:
+        """Drop the records that no retained commit needs."""
+        await self._writer.trim(self.view.lowest_needed)
+
+    async def close(self) -> None:
+        """Close the log. Idempotent."""
+        await self._writer.close()
+
+    def checkpoint_of(self, commit: CommitRecord) -> CheckpointV2 | None:
+        """Return the task's checkpoint in a commit; None in the empty one."""
+        raw = commit.checkpoints.get(self._task.task_name)
+        return (
+            None
+            if raw is None
+            else decode_checkpoint_v2(bytes(raw), f"task={self._task.task_name}")
+        )
+
+    def version_of(self, commit: CommitRecord) -> VersionId | None:
+        """Return the task's version in a commit; None for empty state."""
+        text = commit.versions.get(self._task.task_name)
+        return VersionId.parse(text) if text else None
+
+    def retained(self) -> Sequence[CheckpointV2]:
+        """Return the task's checkpoints in every commit that is not released, oldest first."""
+        checkpoints = map(self.checkpoint_of, self.view.commits.values())
+        return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+
+    def _empty_commit(self, checkpoint_id: CheckpointId) -> CommitRecord:
+        self._identity = JobIdentity(
+            job_uid=random_nonce(),
+            job_name=self._task.job_name,
+            partitions=1,
+            stores=self._store_names(),
+        )
+        return CommitRecord(
+            epoch=0,
+            nonce="",
+            attempt_epoch=self.epoch,
+            attempt=0,
+            batch=-1,
+            checkpoint_id=checkpoint_id.serialize(),
+            identity=self._identity,
+        )
+
+    def _store_names(self) -> Mapping[str, list[str]]:
+        return {self._task.operator: [str(name) for name in self._stores]}
+
+    def _check_identity(self, found: JobIdentity) -> None:
+        if (found.job_name, found.partitions) != (self._task.job_name, 1):
+            msg = (
+                f"the log belongs to another job: job={self._task.job_name} "
+                f"found_job={found.job_name} found_partitions={found.partitions}"
+            )
+            raise ConfigError(msg, key="job.name", hint="name another job or another place")

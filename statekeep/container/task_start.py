@@ -1,0 +1,219 @@
+"""The start of a task: take over its log, restore, open, and get its commits ready."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import Clock
+from statekeep.commit.gate import CommitGate
+from statekeep.commit.metrics import CommitMetrics
+from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.config.model import Config, StoreSettings
+from statekeep.container.commit_runner import CommitRunner
+from statekeep.container.housekeeping import Housekeeper
+from statekeep.container.task import Task
+from statekeep.container.task_log import TaskLog
+from statekeep.container.task_stores import TaskStores
+from statekeep.errors import TaskFencedError
+from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
+from statekeep.restore.progress import RestoreProgress
+from statekeep.stores.task_directory import TaskDirectory
+
+_NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskParts:
+    """What a task is started with."""
+
+    task: TaskIdentity
+    stores: Mapping[StoreName, StoreSettings]
+    config: Config
+    factories: Mapping[BackendName, StateBackendFactory]
+    log_backend: StateBackendFactory
+    executor: BlockingExecutor
+    clock: Clock
+    new_uid: Callable[[], str]
+    owner: str
+    """Host and process, for people who read the log."""
+    on_failure: Callable[[Exception], None]
+    on_progress: Callable[[RestoreProgress], None]
+
+
+async def start_task(parts: TaskParts) -> Task:
+    """Take over the task, restore its newest state within reach, and open its stores.
+
+    What was begun is undone if a step fails or the caller is cancelled. Errors are those of
+    `Container.start_task`.
+    """
+    task = parts.task
+    async with AsyncExitStack() as undo:
+        scope = f"{task.job_name}/{task.operator}/{task.task_name}"
+        job_log = parts.log_backend.job_log(scope, parts.executor, parts.clock)
+        log = TaskLog(job_log, task, parts.stores)
+        undo.push_async_callback(log.close)
+        await log.take_over(parts.owner, _empty_commit_id(parts.clock))
+
+        directory = TaskDirectory.of(parts.config.job.local_dir, task)
+        restored = await _restore(parts, log, directory)
+
+        metrics = CommitMetrics()
+        metrics.gauge("restore-time-ms", restored.elapsed_ms)
+        pipeline = TaskCommitPipeline(
+            task,
+            parts.stores,
+            parts.factories,
+            executor=parts.executor,
+            clock=parts.clock,
+            metrics=metrics,
+        )
+        undo.push_async_callback(pipeline.close)
+        await pipeline.init(restored.candidate.checkpoint)
+
+        stores = await TaskStores.open(
+            directory,
+            parts.stores,
+            restored.version,
+            captured=_captured(parts),
+            first_batch=_next_batch(log),
+            executor=parts.executor,
+            new_uid=parts.new_uid,
+        )
+        undo.pop_all()
+    return _assemble(
+        parts,
+        log=log,
+        pipeline=pipeline,
+        stores=stores,
+        directory=directory,
+        metrics=metrics,
+        restored=restored,
+    )
+
+
+async def _restore(parts: TaskParts, log: TaskLog, directory: TaskDirectory) -> RestoreOutcome:
+    """Restore from the newest commit within reach, and record the markers that were found bad."""
+    restorer = TaskRestorer(
+        parts.task,
+        directory,
+        parts.stores,
+        parts.factories,
+        executor=parts.executor,
+        clock=parts.clock,
+        on_progress=parts.on_progress,
+        bad_markers=frozenset(log.view.bad_markers),
+        new_uid=parts.new_uid,
+    )
+    outcome = await restorer.restore(_candidates(log, parts.task.operator))
+    for failure in outcome.failures:
+        if failure.is_marker_bad:
+            await log.mark_bad(failure.backend, failure.store, failure.marker, failure.error)
+    return outcome
+
+
+def _candidates(log: TaskLog, operator: str) -> Sequence[RestoreCandidate]:
+    return [
+        RestoreCandidate(
+            log.checkpoint_of(commit),
+            log.version_of(commit),
+            frozenset(map(StoreName, commit.identity.stores.get(operator, ()))),
+        )
+        for commit in reversed(log.view.commits.values())
+    ]
+
+
+def _assemble(
+    parts: TaskParts,
+    *,
+    log: TaskLog,
+    pipeline: TaskCommitPipeline,
+    stores: TaskStores,
+    directory: TaskDirectory,
+    metrics: CommitMetrics,
+    restored: RestoreOutcome,
+) -> Task:
+    checkpoint = parts.config.checkpoint
+
+    async def drop_versions() -> None:
+        keep, settled_batch = _needed_versions(log, stores, checkpoint.local_retain_versions)
+        await parts.executor.run(directory.retain, keep, settled_batch)
+
+    def on_fenced(error: TaskFencedError) -> None:
+        runner.fence(error)
+
+    housekeeper = Housekeeper(
+        parts.task.task_name,
+        log=log,
+        pipeline=pipeline,
+        retain_commits=checkpoint.retain_commits,
+        drop_versions=drop_versions,
+        on_fenced=on_fenced,
+    )
+    runner = CommitRunner(
+        parts.task,
+        log=log,
+        pipeline=pipeline,
+        gate=CommitGate(parts.config.task),
+        housekeeper=housekeeper,
+        metrics=metrics,
+        clock=parts.clock,
+        on_failure=parts.on_failure,
+    )
+    # A crash may have come between a commit and its clean-up.
+    housekeeper.start()
+    return Task(
+        parts.task.task_name,
+        stores=stores,
+        runner=runner,
+        log=log,
+        pipeline=pipeline,
+        housekeeper=housekeeper,
+        metrics=metrics,
+        restored=restored,
+        shutdown_ms=parts.config.task.shutdown_ms,
+    )
+
+
+def _needed_versions(
+    log: TaskLog, stores: TaskStores, retain_versions: int
+) -> tuple[frozenset[VersionId], int]:
+    """Return the local versions that stay, and the batch up to which all others go."""
+    commits = list(log.view.commits.values())
+    committed = [log.version_of(commit) for commit in commits[-retain_versions:]]
+    being_committed = (
+        VersionId.parse(text)
+        for attempt in log.view.open_attempts.values()
+        for text in attempt.versions.values()
+        if text
+    )
+    head = stores.head
+    keep = {version for version in committed if version is not None} | set(being_committed)
+    if head is not None:
+        keep.add(head.id)
+    return frozenset(keep), commits[-1].batch if commits else -1
+
+
+def _captured(parts: TaskParts) -> frozenset[StoreName]:
+    """Return the stores of which some backend needs the changes."""
+    return frozenset(
+        name
+        for name, settings in parts.stores.items()
+        if any(
+            parts.factories[BackendName(backend)].properties.needs_changes
+            for backend in settings.backup_factories
+        )
+    )
+
+
+def _next_batch(log: TaskLog) -> int:
+    view = log.view
+    return 1 + max((commit.batch for commit in view.commits.values()), default=-1)
+
+
+def _empty_commit_id(clock: Clock) -> CheckpointId:
+    return CheckpointId(*divmod(clock.time_ns(), _NS_PER_MS))

@@ -1,0 +1,122 @@
+"""The open stores of one task in plain Python, and the versions that are sealed from them."""
+
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.model import StoreSettings
+from statekeep.restore.settled import settled
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.rocksdb import RocksDbOptions
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+from statekeep.stores.work_directory import WorkDirectory
+
+
+class TaskStores:
+    """One work directory that lives as long as the task, with every store open in it.
+
+    The program reads and writes the stores on its own thread; only `seal` and `close` touch them
+    from an executor thread, while the program awaits them.
+    """
+
+    def __init__(
+        self,
+        work: WorkDirectory,
+        base: SealedVersion | None,
+        stores: Mapping[StoreName, KeyValueStore],
+        *,
+        first_batch: int,
+        executor: BlockingExecutor,
+        new_uid: Callable[[], str],
+    ) -> None:
+        """Use `open`."""
+        self._work = work
+        self._head = base
+        self._stores = stores
+        self._next_batch = first_batch
+        self._executor = executor
+        self._new_uid = new_uid
+
+    @classmethod
+    async def open(
+        cls,
+        directory: TaskDirectory,
+        settings: Mapping[StoreName, StoreSettings],
+        base: SealedVersion | None,
+        *,
+        captured: frozenset[StoreName],
+        first_batch: int,
+        executor: BlockingExecutor,
+        new_uid: Callable[[], str],
+    ) -> Self:
+        """Clone a version and open every store on the clone.
+
+        Args:
+            directory: The task's local versions; what dead owners left there is swept.
+            settings: The stores.
+            base: The version to go on from; None: empty state.
+            captured: Stores whose changes are kept.
+            first_batch: Number of the next version.
+            executor: For blocking calls.
+            new_uid: Names the work directory and the versions.
+
+        Raises:
+            ConfigError: The disk is full or not writable.
+            VersionDamagedError: The version is gone or not whole.
+        """
+
+        def begin() -> tuple[WorkDirectory, Mapping[StoreName, KeyValueStore]]:
+            directory.sweep()
+            work = directory.begin(new_uid(), base, tuple(settings), captured=captured)
+            try:
+                return work, {
+                    name: work.open_store(name, store.factory, RocksDbOptions.of(store))
+                    for name, store in settings.items()
+                }
+            except BaseException:
+                work.discard()
+                raise
+
+        async def discard(opened: tuple[WorkDirectory, object]) -> None:
+            await executor.run(opened[0].discard)
+
+        work, stores = await settled(executor.run(begin), undo=discard)
+        return cls(work, base, stores, first_batch=first_batch, executor=executor, new_uid=new_uid)
+
+    @property
+    def head(self) -> SealedVersion | None:
+        """The version sealed last, or the one that the task started from."""
+        return self._head
+
+    def store(self, name: StoreName) -> KeyValueStore:
+        """Return an open store; KeyError for one that the task was not started with."""
+        return self._stores[name]
+
+    async def seal(self, committed: VersionId | None) -> SealedVersion:
+        """Seal the stores as they are now; they stay open. Done to the end even if cancelled.
+
+        Args:
+            committed: The newest committed version: changes before it are no longer needed.
+
+        Raises:
+            ConfigError: The disk is full or not writable.
+            StateBackupError: Changes were lost by an earlier error.
+        """
+        batch, self._next_batch = self._next_batch, self._next_batch + 1
+        self._head = await settled(
+            self._executor.run(
+                self._work.seal, batch, self._new_uid(), self._head, committed=committed
+            ),
+            undo=self._remember,
+        )
+        return self._head
+
+    async def close(self) -> None:
+        """Close the stores and remove the work directory; sealed versions stay. Idempotent."""
+        await settled(self._executor.run(self._work.discard))
+
+    async def _remember(self, version: SealedVersion) -> None:
+        self._head = version

@@ -1,0 +1,185 @@
+"""The download of a task's stores at one commit, each from the first backend that can."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from statekeep.backends.base import (
+    BlockingExecutor,
+    RestoreContext,
+    StateBackendFactory,
+    TaskIdentity,
+)
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+)
+from statekeep.clock import Clock
+from statekeep.config.model import StoreSettings
+from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, TaskFencedError
+from statekeep.restore.plan import Source, StorePlan
+from statekeep.restore.progress import RestoreProgress
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.factory import open_store
+from statekeep.stores.local_files import remove_tree
+from statekeep.stores.rocksdb import RocksDbOptions
+from statekeep.stores.version import SealedVersion
+from statekeep.stores.work_directory import WorkDirectory
+
+
+class StoreOutOfReachError(Exception):
+    """Raised when a commit cannot be restored; the restorer goes on to an older one.
+
+    Not a `StateBackupError`: it never leaves the restorer.
+    """
+
+
+class FetchMeter:
+    """Counts the bytes of one task's restore and reports them."""
+
+    def __init__(self, task_name: TaskName, on_progress: Callable[[RestoreProgress], None]) -> None:
+        self._task_name = task_name
+        self._on_progress = on_progress
+        self.total_bytes = 0
+        self.done_bytes = 0
+
+    def add_total(self, count: int) -> None:
+        """Take in that so many more bytes are to be fetched."""
+        self.total_bytes += count
+        self._report(is_done=False)
+
+    def add_done(self, count: int) -> None:
+        """Take in that so many more bytes are fetched."""
+        self.done_bytes += count
+        self._report(is_done=False)
+
+    def end(self) -> None:
+        """Report the end."""
+        self._report(is_done=True)
+
+    def _report(self, *, is_done: bool) -> None:
+        self._on_progress(
+            RestoreProgress(self._task_name, self.total_bytes, self.done_bytes, is_done=is_done)
+        )
+
+
+class OnFailure(Protocol):
+    """Told about every source that failed."""
+
+    def __call__(
+        self, store: StoreName, backend: str, marker: Marker, exc: Exception, *, is_bad: bool
+    ) -> None:
+        """Take note of a failed source; ``is_bad``: nobody need try the marker again."""
+        ...
+
+
+class StoreFetcher:
+    """Fetches single stores of one checkpoint into one work directory."""
+
+    def __init__(
+        self,
+        task: TaskIdentity,
+        stores: Mapping[StoreName, StoreSettings],
+        factories: Mapping[BackendName, StateBackendFactory],
+        *,
+        executor: BlockingExecutor,
+        clock: Clock,
+        meter: FetchMeter,
+        work: WorkDirectory,
+        reusable: Sequence[SealedVersion],
+        checkpoint: CheckpointV2,
+        on_failure: OnFailure,
+    ) -> None:
+        self._task = task
+        self._stores = stores
+        self._factories = factories
+        self._executor = executor
+        self._clock = clock
+        self._meter = meter
+        self._work = work
+        self._reusable = reusable
+        self._checkpoint = checkpoint
+        self._on_failure = on_failure
+
+    async def fetch(self, store: StoreName, sources: Sequence[Source]) -> BackendName:
+        """Fill a store's directory from the first source that can, and return its backend.
+
+        Raises:
+            StoreOutOfReachError: None can; each was reported.
+            TaskFencedError: A backend found a newer owner.
+        """
+        for source in sources:
+            try:
+                await self._fetch_from(store, source.backend)
+            except TaskFencedError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - a plug-in failed; reported, the next is tried
+                is_bad = isinstance(exc, BlobNotFoundError | CheckpointCorruptError)
+                self._on_failure(store, source.backend, source.marker, exc, is_bad=is_bad)
+                await self._executor.run(_remove, self._work.store_directory(store))
+            else:
+                return source.backend
+        raise StoreOutOfReachError
+
+    async def _fetch_from(self, store: StoreName, backend: BackendName) -> None:
+        directory = self._work.store_directory(store)
+        await self._executor.run(_make_parent, directory)
+        context = RestoreContext(
+            task=self._task,
+            directories={store: directory},
+            reusable=self._reusable,
+            open_store=self._open_store,
+            on_bytes=self._meter.add_done,
+            on_total=self._meter.add_total,
+            executor=self._executor,
+            clock=self._clock,
+        )
+        manager = self._factories[backend].restore_manager(context)
+        try:
+            await manager.init(self._checkpoint)
+            await manager.restore()
+        finally:
+            await manager.close()
+
+    def _open_store(self, store: StoreName, directory: Path) -> KeyValueStore:
+        settings = self._stores[store]
+        return open_store(store, settings.factory, directory, RocksDbOptions.of(settings))
+
+
+async def fetch_all(
+    fetcher: StoreFetcher, plans: Mapping[StoreName, StorePlan]
+) -> Mapping[StoreName, str]:
+    """Fetch every store that is not new, all at once, and return where each came from.
+
+    Raises:
+        StoreOutOfReachError: A store is out of reach; the others were cancelled.
+        TaskFencedError: A backend found a newer owner.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            fetches = {
+                name: group.create_task(fetcher.fetch(name, plan.sources))
+                for name, plan in plans.items()
+                if not plan.is_new
+            }
+    except ExceptionGroup as exc:
+        fenced = exc.subgroup(TaskFencedError)
+        if fenced is not None:
+            raise fenced.exceptions[0] from None
+        if exc.split(StoreOutOfReachError)[1] is not None:
+            raise
+        raise StoreOutOfReachError from None
+    return {name: fetch.result() for name, fetch in fetches.items()}
+
+
+def _make_parent(directory: Path) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        remove_tree(directory)

@@ -1,0 +1,331 @@
+"""The restore of one task: which commit, from where, verified before it is used."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import Clock
+from statekeep.config.model import StoreSettings
+from statekeep.errors import RestoreFailedError, VersionDamagedError
+from statekeep.fault_points import fault_point
+from statekeep.restore.fetch import FetchMeter, StoreFetcher, StoreOutOfReachError, fetch_all
+from statekeep.restore.plan import BadMarkers, StorePlan, plan_restore
+from statekeep.restore.progress import RestoreProgress
+from statekeep.restore.settled import settled
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+from statekeep.stores.work_directory import WorkDirectory
+
+logger = logging.getLogger(__name__)
+
+LOCAL: Final = "local"
+"""Stands for the local disk where a backend's name would stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreCandidate:
+    """A commit, or a batch, that a task may start from.
+
+    Neither checkpoint nor version is empty state, which is always within reach. A version without
+    a checkpoint is within reach only on this disk.
+    """
+
+    checkpoint: CheckpointV2 | None
+    """What the commit record holds for the task."""
+    version: VersionId | None
+    """The version that the checkpoint (or the batch record) is of; None for empty state."""
+    listed: frozenset[StoreName] | None = None
+    """The stores that the commit record lists for the operator, so that a new store is told from
+    one whose markers are missing; None: those that any backend has a marker for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailure:
+    """One source that did not give a store its state back."""
+
+    store: StoreName
+    backend: str
+    """Name of the backend, or `LOCAL`."""
+    marker: Marker
+    """What was looked for; empty where the checkpoint has no usable marker."""
+    error: str
+    """What went wrong, for people."""
+    is_marker_bad: bool = False
+    """What the marker names is missing or damaged, so it is of no use to anyone any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOutcome:
+    """What a restore came to."""
+
+    version: SealedVersion | None
+    """The restored version, under its committed name; None for empty state."""
+    sources: Mapping[StoreName, str]
+    """`LOCAL` or the backend that each store came from; a new store is not in it."""
+    bytes_fetched: int
+    """From backends, failed tries included."""
+    failures: tuple[RestoreFailure, ...]
+    """Every step down, in order."""
+    elapsed_ms: int
+    candidate: RestoreCandidate
+    """The one that was restored."""
+
+
+class TaskRestorer:
+    """Gives a task the newest state that is within reach.
+
+    For each candidate, newest first: the local version, if every byte of it verifies; else each
+    store from the first backend of its list that can, all of this one commit; else the next
+    candidate, for all stores. Nothing is usable before all of it is verified and adopted under
+    the committed name. Coroutines of the container's event loop; one restore at a time.
+    """
+
+    def __init__(
+        self,
+        task: TaskIdentity,
+        directory: TaskDirectory,
+        stores: Mapping[StoreName, StoreSettings],
+        factories: Mapping[BackendName, StateBackendFactory],
+        *,
+        executor: BlockingExecutor,
+        clock: Clock,
+        on_progress: Callable[[RestoreProgress], None],
+        bad_markers: BadMarkers = (),
+        new_uid: Callable[[], str] = random_nonce,
+    ) -> None:
+        """Take what a restore needs.
+
+        Args:
+            task: Whose state it is.
+            directory: Its local versions.
+            stores: Its stores, as configured now.
+            factories: Every backend that a store may be restored from, by name.
+            executor: For blocking calls.
+            clock: For durations.
+            on_progress: Called on the loop with every step; must not raise.
+            bad_markers: Never used as a source.
+            new_uid: Names the work directory.
+        """
+        self._task = task
+        self._directory = directory
+        self._stores = stores
+        self._factories = factories
+        self._executor = executor
+        self._clock = clock
+        self._on_progress = on_progress
+        self._bad_markers = bad_markers
+        self._new_uid = new_uid
+        self._is_clean_start = any(store.is_cleaned_on_start for store in stores.values())
+        self._failures: list[RestoreFailure] = []
+        self._meter = FetchMeter(task.task_name, on_progress)
+
+    async def restore(self, candidates: Sequence[RestoreCandidate]) -> RestoreOutcome:
+        """Restore the first candidate that can be restored.
+
+        A cancel stops at the next byte count or call and leaves nothing that anyone would take for
+        a version.
+
+        Args:
+            candidates: Newest first.
+
+        Raises:
+            RestoreFailedError: None can be restored; every failure is a note of it.
+            TaskFencedError: A backend found a newer owner.
+        """
+        began_ns = self._clock.monotonic_ns()
+        self._failures = []
+        self._meter = FetchMeter(self._task.task_name, self._on_progress)
+        try:
+            for candidate in candidates:
+                try:
+                    version, sources = await self._restore_candidate(candidate)
+                except StoreOutOfReachError:
+                    continue
+                elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
+                return self._outcome(candidate, version, sources, elapsed_ms)
+        finally:
+            self._meter.end()
+        raise self._error()
+
+    async def _restore_candidate(
+        self, candidate: RestoreCandidate
+    ) -> tuple[SealedVersion | None, Mapping[StoreName, str]]:
+        if candidate.version is None:
+            return None, {}
+        local = await self._find_local(candidate.version)
+        if local is not None:
+            return local, {name: LOCAL for name in self._stores if local.store_files(name)}
+        plans = self._plan(candidate)
+        if candidate.checkpoint is None:
+            raise StoreOutOfReachError
+        version, sources = await self._fetch(candidate.version, candidate.checkpoint, plans)
+        return version, sources
+
+    async def _find_local(self, version_id: VersionId) -> SealedVersion | None:
+        """Return the local version if it is here and every byte of it is as it was sealed."""
+        if self._is_clean_start:
+            return None
+        try:
+            return await self._executor.run(_find_verified, self._directory, version_id)
+        except (VersionDamagedError, OSError) as exc:
+            self._note(
+                RestoreFailure(StoreName("*"), LOCAL, Marker(str(version_id)), error=str(exc))
+            )
+            return None
+
+    def _plan(self, candidate: RestoreCandidate) -> Mapping[StoreName, StorePlan]:
+        """Plan the fetch; a store without any source puts the candidate out of reach."""
+        if candidate.checkpoint is None:
+            self._note(
+                RestoreFailure(
+                    StoreName("*"),
+                    LOCAL,
+                    Marker(str(candidate.version)),
+                    error="the version is not on this disk and was never backed up",
+                )
+            )
+            return {}
+        plans = plan_restore(
+            self._task.task_name,
+            self._stores,
+            candidate.checkpoint,
+            listed=candidate.listed,
+            bad_markers=self._bad_markers,
+        )
+        stranded = [name for name, plan in plans.items() if not plan.is_new and not plan.sources]
+        for name in stranded:
+            backends = ",".join(self._stores[name].restore_factories)
+            self._note(
+                RestoreFailure(
+                    name, backends, Marker(""), error="no usable marker in the checkpoint"
+                )
+            )
+        if stranded:
+            raise StoreOutOfReachError
+        return plans
+
+    async def _fetch(
+        self,
+        version_id: VersionId,
+        checkpoint: CheckpointV2,
+        plans: Mapping[StoreName, StorePlan],
+    ) -> tuple[SealedVersion, Mapping[StoreName, str]]:
+        """Fetch every store into a work directory and adopt it under the committed name."""
+        run = self._executor.run
+        begin = run(self._directory.begin, self._new_uid(), None, tuple(self._stores))
+        work = await settled(begin, undo=self._discard)
+        try:
+            fetcher = StoreFetcher(
+                self._task,
+                self._stores,
+                self._factories,
+                executor=self._executor,
+                clock=self._clock,
+                meter=self._meter,
+                work=work,
+                reusable=await run(self._find_reusable),
+                checkpoint=checkpoint,
+                on_failure=self._note_source,
+            )
+            sources = await fetch_all(fetcher, plans)
+            fault_point("restore.before_adopt")
+            version = await settled(run(self._directory.adopt, work, version_id, None, ()))
+        finally:
+            await self._discard(work)
+        return version, sources
+
+    async def _discard(self, work: WorkDirectory) -> None:
+        """Remove a work directory; idempotent.
+
+        After a cancel a thread may still write there: then the next sweep removes the rest.
+        """
+        try:
+            await self._executor.run(work.discard)
+        except OSError as exc:
+            logger.warning(
+                "work directory is left to the next sweep: task=%s path=%s error=%s",
+                self._task.task_name,
+                work.path,
+                exc,
+            )
+
+    def _find_reusable(self) -> Sequence[SealedVersion]:
+        """Return local versions, newest first, whose files may be proven equal and linked."""
+        if self._is_clean_start:
+            return ()
+        found: list[SealedVersion] = []
+        for version_id in reversed(self._directory.versions()):
+            try:
+                version = self._directory.find(version_id)
+            except VersionDamagedError:
+                continue  # its damage matters only to who wants this very version
+            if version is not None:
+                found.append(version)
+        return found
+
+    def _note_source(
+        self, store: StoreName, backend: str, marker: Marker, exc: Exception, *, is_bad: bool
+    ) -> None:
+        self._note(RestoreFailure(store, backend, marker, f"{type(exc).__name__}: {exc}", is_bad))
+
+    def _note(self, failure: RestoreFailure) -> None:
+        """Every step down is an error in the log: somebody should look at it."""
+        self._failures.append(failure)
+        logger.error(
+            "state cannot be restored from here: task=%s backend=%s store=%s marker=%s error=%s",
+            self._task.task_name,
+            failure.backend,
+            failure.store,
+            failure.marker,
+            failure.error,
+        )
+
+    def _outcome(
+        self,
+        candidate: RestoreCandidate,
+        version: SealedVersion | None,
+        sources: Mapping[StoreName, str],
+        elapsed_ms: int,
+    ) -> RestoreOutcome:
+        logger.info(
+            "state is restored: task=%s checkpoint_id=%s version=%s sources=%s bytes=%d elapsed_ms=%d",
+            self._task.task_name,
+            candidate.checkpoint.checkpoint_id if candidate.checkpoint else None,
+            candidate.version,
+            ",".join(f"{store}:{source}" for store, source in sources.items()),
+            self._meter.done_bytes,
+            elapsed_ms,
+        )
+        return RestoreOutcome(
+            version=version,
+            sources=sources,
+            bytes_fetched=self._meter.done_bytes,
+            failures=tuple(self._failures),
+            elapsed_ms=elapsed_ms,
+            candidate=candidate,
+        )
+
+    def _error(self) -> RestoreFailedError:
+        error = RestoreFailedError(
+            f"no retained commit can be restored: tries={len(self._failures)}",
+            task_name=self._task.task_name,
+            store_names=list(dict.fromkeys(failure.store for failure in self._failures)),
+        )
+        for failure in self._failures:
+            error.add_note(
+                f"store={failure.store} backend={failure.backend} marker={failure.marker}: "
+                f"{failure.error}"
+            )
+        return error
+
+
+def _find_verified(directory: TaskDirectory, version_id: VersionId) -> SealedVersion | None:
+    version = directory.find(version_id)
+    if version is not None:
+        version.verify()
+    return version

@@ -1,0 +1,107 @@
+"""Which backends may give a store its state back, in which order."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV1,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+)
+from statekeep.config.model import StoreSettings
+
+BadMarkers = Collection[tuple[str, str, str, str]]
+"""(backend, task, store, marker) that must not be used again, as `LogView.bad_markers` has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A backend that holds a store's state at the checkpoint."""
+
+    backend: BackendName
+    marker: Marker
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """What to do about one store."""
+
+    is_new: bool
+    """Nothing was ever backed up for it: it begins empty."""
+    sources: tuple[Source, ...] = ()
+    """Where its state is, in the order in which to try. Empty for a store that is not new: this
+    checkpoint cannot restore it."""
+
+
+def plan_restore(
+    task_name: TaskName,
+    stores: Mapping[StoreName, StoreSettings],
+    checkpoint: CheckpointV1 | CheckpointV2 | None,
+    *,
+    listed: Collection[StoreName] | None = None,
+    bad_markers: BadMarkers = (),
+) -> Mapping[StoreName, StorePlan]:
+    """Plan the restore of a task's stores at one checkpoint.
+
+    - No checkpoint: every store is new.
+    - Version 2: the backends of the store's ``restore.factories`` that have a marker for it, in
+      that order, without those whose marker is known to be bad. A store that is listed and has
+      none left is *not* empty: its plan has no source, and the caller goes to an older commit.
+    - A store without ``restore.factories`` is never restored from a backend; it is new.
+    - Version 1 holds input offsets and no markers: what is backed up has no source.
+
+    Args:
+        task_name: The task, as the bad markers name it.
+        stores: The task's stores as configured now. A store that only the checkpoint knows was
+            removed from the job, and is left alone.
+        checkpoint: What the commit record holds for the task.
+        listed: The stores that the commit record lists; None: those that any backend has a marker
+            for.
+        bad_markers: Markers that failed their checks before.
+
+    Source: Samza 1.8 ``ContainerStorageManagerUtil``. Different on purpose: Samza takes the first
+    backend of the list where none has a marker, and so may start a listed store empty.
+    """
+    match checkpoint:
+        case None:
+            return dict.fromkeys(stores, StorePlan(is_new=True))
+        case CheckpointV2():
+            known = _stores_with_markers(checkpoint) if listed is None else frozenset(listed)
+            usable = _usable_markers(task_name, checkpoint, bad_markers)
+            return {
+                name: _plan_store(settings, usable.get(name, {}), is_listed=name in known)
+                for name, settings in stores.items()
+            }
+        case CheckpointV1():
+            return {
+                name: StorePlan(is_new=not settings.restore_factories)
+                for name, settings in stores.items()
+            }
+
+
+def _plan_store(
+    settings: StoreSettings, markers: Mapping[BackendName, Marker], *, is_listed: bool
+) -> StorePlan:
+    if not is_listed or not settings.restore_factories:
+        return StorePlan(is_new=True)
+    backends = [name for name in map(BackendName, settings.restore_factories) if name in markers]
+    return StorePlan(is_new=False, sources=tuple(Source(b, markers[b]) for b in backends))
+
+
+def _usable_markers(
+    task_name: TaskName, checkpoint: CheckpointV2, bad_markers: BadMarkers
+) -> Mapping[StoreName, Mapping[BackendName, Marker]]:
+    """Return ``{store: {backend: marker}}`` without the markers known to be bad."""
+    usable: dict[StoreName, dict[BackendName, Marker]] = {}
+    for backend, markers in checkpoint.state_markers.items():
+        for store, marker in markers.items():
+            if (backend, task_name, store, marker) not in bad_markers:
+                usable.setdefault(store, {})[backend] = marker
+    return usable
+
+
+def _stores_with_markers(checkpoint: CheckpointV2) -> frozenset[StoreName]:
+    return frozenset(name for markers in checkpoint.state_markers.values() for name in markers)

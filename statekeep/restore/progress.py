@@ -1,0 +1,153 @@
+"""How far the restores of many tasks are, as one figure and as one bar."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from statekeep.checkpoint.checkpoints import TaskName
+
+_NS_PER_S: Final = 1_000_000_000
+_SHOWN_AFTER_NS: Final = 2 * _NS_PER_S
+"""A bar that comes and goes within a moment only disturbs."""
+_REDRAWN_EVERY_NS: Final = _NS_PER_S // 5
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreProgress:
+    """How far the restore of one task is."""
+
+    task_name: TaskName
+    total_bytes: int
+    """To be fetched, as far as known by now; grows when a fallback has to fetch anew."""
+    done_bytes: int
+    """Fetched by now, failed tries included."""
+    is_done: bool = False
+    """The restore has ended, well or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreTotals:
+    """How far the restores of all tasks are together."""
+
+    total_bytes: int
+    done_bytes: int
+    tasks: int
+    tasks_done: int
+    bytes_per_second: float
+    """Mean rate since the first report; 0 while nothing was fetched."""
+    eta_seconds: float | None
+    """None while it cannot be told."""
+
+
+class ProgressAggregate:
+    """Adds up the reports of many tasks. Pure: time comes with each call."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[TaskName, RestoreProgress] = {}
+        self._began_ns: int | None = None
+
+    def update(self, report: RestoreProgress, now_ns: int) -> None:
+        """Take in the newest report of a task."""
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        self._tasks[report.task_name] = report
+
+    def totals(self, now_ns: int) -> RestoreTotals:
+        """Return the sums, the rate and the time that is left."""
+        reports = self._tasks.values()
+        total = sum(report.total_bytes for report in reports)
+        done = sum(report.done_bytes for report in reports)
+        elapsed_ns = now_ns - self._began_ns if self._began_ns is not None else 0
+        rate = done * _NS_PER_S / elapsed_ns if elapsed_ns > 0 else 0.0
+        return RestoreTotals(
+            total_bytes=total,
+            done_bytes=done,
+            tasks=len(self._tasks),
+            tasks_done=sum(report.is_done for report in reports),
+            bytes_per_second=rate,
+            eta_seconds=max(0, total - done) / rate if rate > 0 else None,
+        )
+
+
+class RestoreProgressBar:
+    """Shows the totals on a terminal, once restores have lasted longer than two seconds.
+
+    Its `update` is made to be the ``on_progress`` of every `TaskRestorer`. The bar comes with a
+    report and goes with the report that ends the last restore; no thread draws it. Nothing is
+    shown where the console is no terminal.
+    """
+
+    def __init__(self, monotonic_ns: Callable[[], int], console: Console | None = None) -> None:
+        """Take the clock's reading and the console, by default that of stderr."""
+        self._monotonic_ns = monotonic_ns
+        self._console = console if console is not None else Console(stderr=True)
+        self._aggregate = ProgressAggregate()
+        self._began_ns: int | None = None
+        self._drawn_ns = 0
+        self._progress: Progress | None = None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the bar is on the terminal."""
+        return self._progress is not None
+
+    def update(self, report: RestoreProgress) -> None:
+        """Take in a report and redraw, at most five times a second."""
+        if not self._console.is_terminal:
+            return
+        now_ns = self._monotonic_ns()
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        self._aggregate.update(report, now_ns)
+        totals = self._aggregate.totals(now_ns)
+        if totals.tasks_done == totals.tasks:
+            self.close()
+        elif now_ns - self._began_ns >= _SHOWN_AFTER_NS:
+            self._draw(totals, now_ns)
+
+    def close(self) -> None:
+        """Take the bar off the terminal and forget what was reported. Idempotent."""
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = None
+        self._began_ns = None
+        self._aggregate = ProgressAggregate()
+
+    def _draw(self, totals: RestoreTotals, now_ns: int) -> None:
+        if self._progress is None:
+            self._progress = self._new_bar()
+        elif now_ns - self._drawn_ns < _REDRAWN_EVERY_NS:
+            return
+        self._drawn_ns = now_ns
+        self._progress.update(
+            self._progress.task_ids[0],
+            total=totals.total_bytes,
+            completed=totals.done_bytes,
+            description=f"restoring state, {totals.tasks_done} of {totals.tasks} tasks",
+        )
+        self._progress.refresh()
+
+    def _new_bar(self) -> Progress:
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+        )
+        progress.add_task("restoring state", total=None)
+        progress.start()
+        return progress

@@ -1,0 +1,201 @@
+"""Anchored tasks: Spark jobs whose partition p runs where p's last version lies.
+
+An N-row anchor, hash-partitioned by a bucket column and cached, is joined to the data before the
+Python stage; the scheduler then prefers the executor that caches the anchor's partition. The
+bucket value of partition p is an integer whose Spark hash falls into p, so bucket and partition are
+one to one. Partitions without data still call the Python function.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
+from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, StructType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+BUCKET_COLUMN = "_statekeep_bucket"
+DIGEST_COLUMN = "_statekeep_digest"
+ANSWER_COLUMN = "answer"
+ROUTER = "spark-murmur3-pmod-1"
+"""Id of the function from grouping key to task; kept in the commit record."""
+
+BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+
+
+class Anchor:
+    """The cached anchor of one job; used on the driver, by one thread at a time per Spark job."""
+
+    def __init__(self, spark: SparkSession, partitions: int) -> None:
+        self._spark = spark
+        self.partitions = partitions
+        self._buckets = _bucket_values(spark, partitions)
+        with fixed_partitioning(spark):
+            self._frame = self._cache()
+
+    def place(self, locate: BatchFunction) -> Mapping[int, str]:
+        """Cache the anchor, run ``locate`` on it, and return where each partition is.
+
+        Args:
+            locate: Answers ``{"partition": p, "executor": id}`` for its partition.
+        """
+        places = {int(answer["partition"]): str(answer["executor"]) for answer in self.run(locate)}
+        load = Counter(places.values())
+        logger.info("anchor placed: partitions=%d executors=%s", self.partitions, dict(load))
+        return places
+
+    def replace(self) -> None:
+        """Throw the cached anchor away and cache it anew, on the executors there are now."""
+        self._frame.unpersist(blocking=True)
+        with fixed_partitioning(self._spark):
+            self._frame = self._cache()
+
+    def run(self, function: BatchFunction) -> list[dict[str, Any]]:
+        """Run ``function`` once per partition, without data, and return its JSON answers."""
+        with fixed_partitioning(self._spark):
+            return _answers(self._frame.mapInArrow(function, f"{ANSWER_COLUMN} string"))
+
+    def frame(self, function: BatchFunction, schema: StructType) -> DataFrame:
+        """Return the frame of what ``function`` yields for each partition; runs when used."""
+        return self._frame.mapInArrow(function, schema)
+
+    def process(
+        self,
+        data: DataFrame,
+        function: BatchFunction,
+        *,
+        key_columns: Sequence[str],
+        row_columns: Sequence[str],
+        only: Collection[int] | None,
+        is_sorted: bool,
+    ) -> list[dict[str, Any]]:
+        """Route the rows of ``data`` to their partitions, run ``function``, return its answers.
+
+        Args:
+            data: The rows of one batch.
+            function: Gets ``row_columns`` and `DIGEST_COLUMN`, an order-free hash of each row.
+            key_columns: Route rows; rows of one key go to one partition.
+            row_columns: What is sent to Python.
+            only: Drop the rows of other partitions before the shuffle; None keeps all.
+            is_sorted: Let Spark sort each partition by key, spilling to disk where it must.
+        """
+        partition = F.pmod(F.hash(*_routed(data, key_columns)), F.lit(self.partitions)).cast("int")
+        if only is not None:
+            data = data.where(partition.isin(sorted(only)))
+        buckets = F.array(*[F.lit(bucket).cast("long") for bucket in self._buckets])
+        routed = data.withColumn(BUCKET_COLUMN, F.element_at(buckets, partition + 1))
+        joined = routed.join(self._frame.hint("shuffle_hash"), BUCKET_COLUMN)
+        rows = joined.select(*row_columns, _row_digest(data.schema, row_columns))
+        if is_sorted:
+            rows = rows.sortWithinPartitions(*key_columns)
+        with fixed_partitioning(data.sparkSession):
+            return _answers(rows.mapInArrow(function, f"{ANSWER_COLUMN} string"))
+
+    def close(self) -> None:
+        """Release the cached anchor. Idempotent."""
+        self._frame.unpersist()
+
+    def _cache(self) -> DataFrame:
+        rows = [(bucket,) for bucket in self._buckets]
+        frame = self._spark.createDataFrame(rows, f"{BUCKET_COLUMN} long")
+        frame = frame.repartition(self.partitions, BUCKET_COLUMN).cache()
+        frame.count()
+        return frame
+
+
+@contextmanager
+def fixed_partitioning(spark: SparkSession) -> Iterator[None]:
+    """Keep Spark from re-partitioning the plans that are made and run inside."""
+    key = "spark.sql.adaptive.enabled"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(key, before or "true")
+
+
+def wait_for_executors(spark: SparkSession, expected: int, *, deadline_s: float = 60) -> int:
+    """Wait until ``expected`` executors have registered; return how many there are.
+
+    An anchor that is cached while executors still come up would crowd on the first of them.
+    """
+    status = spark.sparkContext._jsc.sc()  # noqa: SLF001 - no public count of executors in Python
+    pause = spark.sparkContext._jvm.java.lang.Thread  # noqa: SLF001
+    waited = 0.0
+    while (count := status.getExecutorMemoryStatus().size() - 1) < expected and waited < deadline_s:
+        pause.sleep(100)
+        waited += 0.1
+    if count < expected:
+        logger.warning("fewer executors than expected: expected=%d count=%d", expected, count)
+    return int(count)
+
+
+def expected_executors(spark: SparkSession) -> int:
+    """Return how many executors the session asked for, as far as its settings tell; at least 0."""
+    context = spark.sparkContext
+    if context.master.startswith("local-cluster["):
+        return int(context.master.removeprefix("local-cluster[").split(",")[0])
+    if context.master.startswith("local"):
+        return 0
+    conf = context.getConf()
+    if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        return int(str(conf.get("spark.dynamicAllocation.minExecutors", "0")))
+    return int(str(conf.get("spark.executor.instances", "1")))
+
+
+def _answers(frame: DataFrame) -> list[dict[str, Any]]:
+    return [json.loads(row[0]) for row in frame.collect()]
+
+
+def _bucket_values(spark: SparkSession, partitions: int) -> list[int]:
+    """Return for each partition the least long whose Spark hash falls into it."""
+    found: dict[int, int] = {}
+    span = partitions * 16
+    while len(found) < partitions:
+        rows = (
+            spark.range(span)
+            .select("id", F.pmod(F.hash("id"), F.lit(partitions)).alias("partition"))
+            .groupBy("partition")
+            .agg(F.min("id").alias("bucket"))
+            .collect()
+        )
+        found = {row.partition: row.bucket for row in rows}
+        span *= 4
+    return [found[partition] for partition in range(partitions)]
+
+
+def _routed(data: DataFrame, key_columns: Sequence[str]) -> list[Column]:
+    """Return the key columns as they are hashed: -0.0 becomes 0.0, as groupBy has it."""
+    return [
+        F.col(name) + F.lit(0.0).cast(data.schema[name].dataType)
+        if isinstance(data.schema[name].dataType, FloatType | DoubleType)
+        else F.col(name)
+        for name in key_columns
+    ]
+
+
+def _row_digest(schema: StructType, columns: Sequence[str]) -> Column:
+    hashed = [
+        F.col(name).cast("string") if _holds_map(schema[name].dataType) else F.col(name)
+        for name in columns
+    ]
+    return F.xxhash64(*hashed).alias(DIGEST_COLUMN)
+
+
+def _holds_map(data_type: DataType) -> bool:
+    """Spark refuses to hash a map, at any depth."""
+    if isinstance(data_type, MapType):
+        return True
+    if isinstance(data_type, StructType):
+        return any(_holds_map(field.dataType) for field in data_type.fields)
+    element = getattr(data_type, "elementType", None)
+    return element is not None and _holds_map(element)

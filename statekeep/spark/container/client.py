@@ -1,0 +1,132 @@
+"""How a task talks to the container of its executor, starting it if there is none."""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from statekeep.errors import RetriableError, StateBackupError
+from statekeep.spark.container.place import ContainerPlace, ContainerSpec
+from statekeep.spark.container.protocol import (
+    Done,
+    Progress,
+    Refused,
+    Request,
+    decode_answer,
+    encode,
+)
+
+_START_TIMEOUT_S = 60.0
+_CONNECT_PAUSE_S = 0.02
+_tick = threading.Event()
+"""Never set: there is no event to wait for before the new process has its socket."""
+
+
+class ContainerError(StateBackupError):
+    """Raised when the container refused a request.
+
+    Attributes:
+        kind: Name of the error class in the container.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def ask(
+    place: ContainerPlace,
+    spec: ContainerSpec,
+    request: Request,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Done:
+    """Send one request to the container, starting it first if need be, and await its answer.
+
+    Runs in a Spark task; blocking, with as much patience as the request itself takes.
+
+    Raises:
+        ContainerError: The container refused.
+        RetriableError: The container cannot be started or died meanwhile.
+    """
+    with _connect(place, spec) as connection, connection.makefile("rwb") as stream:
+        try:
+            stream.write(encode(request))
+            stream.flush()
+            for line in stream:
+                answer = decode_answer(line)
+                if isinstance(answer, Done):
+                    return answer
+                if isinstance(answer, Refused):
+                    raise ContainerError(answer.error, answer.message)
+                if on_progress is not None:
+                    on_progress(answer)
+        except OSError as exc:
+            msg = f"lost the container: directory={place.directory}"
+            raise RetriableError(msg) from exc
+    msg = f"the container ended without an answer: log={place.log}"
+    raise RetriableError(msg)
+
+
+def _connect(place: ContainerPlace, spec: ContainerSpec) -> socket.socket:
+    connection = _try_connect(place.socket)
+    if connection is not None:
+        return connection
+    place.prepare()
+    with (place.directory / "start-lock").open("w") as lock:
+        # One starter at a time: the others find the socket once they get the lock.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = _try_connect(place.socket)
+        if connection is not None:
+            return connection
+        process = _spawn(place, spec)
+        waited = 0.0
+        while waited < _START_TIMEOUT_S:
+            connection = _try_connect(place.socket)
+            if connection is not None:
+                return connection
+            _tick.wait(_CONNECT_PAUSE_S)
+            waited += _CONNECT_PAUSE_S
+    msg = f"the container does not start: log={place.log} launcher_status={process.returncode}"
+    raise RetriableError(msg)
+
+
+def _try_connect(path: Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    return connection
+
+
+def _spawn(place: ContainerPlace, spec: ContainerSpec) -> subprocess.CompletedProcess[bytes]:
+    """Launch a container of its own session; the launcher forks again and ends at once.
+
+    Otherwise the container would share the process group and the pipes of Spark's Python daemon,
+    which would keep the executor's exit waiting for it.
+    """
+    temporary = place.spec.with_suffix(".tmp")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(spec))
+    temporary.replace(place.spec)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(spec.python_path)}
+    with place.log.open("ab") as log:
+        return subprocess.run(  # noqa: S603 - our own module, by this interpreter
+            [sys.executable, "-m", "statekeep.spark.container", str(place.directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            cwd="/",
+            env=environment,
+            start_new_session=True,
+            close_fds=True,
+            check=False,
+        )

@@ -1,0 +1,55 @@
+"""Hand-overs that were acknowledged and are not done yet, one file each."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from statekeep.errors import CheckpointCorruptError
+from statekeep.spark.container.protocol import HandOver, decode_request, encode
+
+
+class Outbox:
+    """A directory of hand-overs. Blocking; used on executor threads of the container.
+
+    A file appears whole or not at all, and stands until its hand-over has an entry in the
+    checkpoint store (a checkpoint or a failure) or was dropped.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def add(self, request: HandOver) -> None:
+        """Make a hand-over durable against the death of the container."""
+        path = self._path(request)
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            file.write(encode(request))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+    def remove(self, request: HandOver) -> None:
+        """Forget a hand-over. Idempotent."""
+        self._path(request).unlink(missing_ok=True)
+
+    def pending(self) -> list[HandOver]:
+        """Return what a container that died left behind, oldest attempt first.
+
+        Raises:
+            CheckpointCorruptError: A file is not a hand-over.
+        """
+        found: list[HandOver] = []
+        for path in self._directory.glob("*.json"):
+            try:
+                request = decode_request(path.read_bytes())
+            except msgspec.MsgspecError as exc:
+                msg = f"outbox entry cannot be read: path={path}"
+                raise CheckpointCorruptError(msg) from exc
+            if isinstance(request, HandOver):
+                found.append(request)
+        return sorted(found, key=lambda request: (request.epoch, request.attempt))
+
+    def _path(self, request: HandOver) -> Path:
+        name = f"{request.epoch:012d}-{request.attempt:012d}-{request.partition:08d}.json"
+        return self._directory / name

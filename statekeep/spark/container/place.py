@@ -1,0 +1,80 @@
+"""Where a container lives on disk, and how it is told what it is."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from statekeep.stores.names import directory_name
+
+
+class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """What a container is started with; JSON on disk, read by the new process."""
+
+    job_name: str
+    local_name: str
+    """Name of the job's local directory."""
+    operator: str
+    settings: Mapping[str, str]
+    """The job's configuration, key by key. May hold secrets: the file is private to the user."""
+    stores: list[str]
+    log_backend: str
+    """The backend that holds the tasks' checkpoints."""
+    local_dir: str
+    app_id: str
+    executor_id: str
+    jvm_pid: int
+    python_path: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerPlace:
+    """Paths of the container of one executor of one application, for one job."""
+
+    directory: Path
+    """``<local dir>/<job>/container-<app>-<executor>``"""
+
+    @property
+    def lock(self) -> Path:
+        """Held by flock while the container lives."""
+        return self.directory / "lock"
+
+    @property
+    def spec(self) -> Path:
+        """What the container was started with."""
+        return self.directory / "spec.json"
+
+    @property
+    def outbox(self) -> Path:
+        """Hand-overs that were acknowledged and are not done."""
+        return self.directory / "outbox"
+
+    @property
+    def log(self) -> Path:
+        """The container's one log file, rotated."""
+        return self.directory / "container.log"
+
+    @property
+    def socket(self) -> Path:
+        """The socket; a short path of its own, as socket paths are limited to 107 bytes."""
+        digest = hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:20]
+        return _runtime_directory() / f"{digest}.sock"
+
+    def prepare(self) -> None:
+        """Make the directories, private to the user."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.outbox.mkdir(mode=0o700, exist_ok=True)
+        self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def container_place(local_dir: Path, job_name: str, app_id: str, executor: str) -> ContainerPlace:
+    """Return the place of an executor's container."""
+    return ContainerPlace(local_dir / directory_name(job_name) / f"container-{app_id}-{executor}")
+
+
+def _runtime_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"statekeep-{os.getuid()}"

@@ -1,0 +1,186 @@
+"""The container process: one event loop that uploads, restores and answers tasks."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from statekeep.clock import Clock
+from statekeep.errors import StateBackupError
+from statekeep.spark.container.outbox import Outbox
+from statekeep.spark.container.place import ContainerPlace
+from statekeep.spark.container.protocol import (
+    MAX_LINE_BYTES,
+    Answer,
+    Done,
+    HandOver,
+    Progress,
+    Refused,
+    Request,
+    Restore,
+    Stop,
+    decode_request,
+    encode,
+)
+from statekeep.spark.container.work import ContainerWork
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS_PERIOD_S: Final = 0.5
+
+
+class ContainerServer:
+    """Serves the tasks of one executor until the executor is gone and its outbox is empty.
+
+    It works on sealed versions only, never on an open store. Everything runs on one event loop;
+    what blocks goes through the pool of `ContainerWork`.
+    """
+
+    def __init__(
+        self, place: ContainerPlace, work: ContainerWork, clock: Clock, grace_ms: int
+    ) -> None:
+        self._place = place
+        self._work = work
+        self._clock = clock
+        self._grace_s = grace_ms / 1000
+        self._outbox = Outbox(place.outbox)
+        self._newest = (0, 0)
+        self._uploads: dict[tuple[int, int, int], asyncio.Task[None]] = {}
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._is_stopping = asyncio.Event()
+
+    async def run(self, jvm_pid: int) -> None:
+        """Serve until stopped or until the executor's JVM has ended and the grace time is over."""
+        watch = _watch(jvm_pid, self._is_stopping.set)
+        server = await asyncio.start_unix_server(
+            self._serve, path=str(self._place.socket), limit=MAX_LINE_BYTES
+        )
+        try:
+            async with server:
+                for request in await self._work.executor.run(self._outbox.pending):
+                    self._start_upload(request)
+                await self._is_stopping.wait()
+                await self._drain()
+        finally:
+            self._place.socket.unlink(missing_ok=True)
+            if watch is not None:
+                os.close(watch)
+            for upload in self._uploads.values():
+                upload.cancel()
+            await asyncio.gather(*self._uploads.values(), return_exceptions=True)
+            await self._work.close()
+
+    async def _drain(self) -> None:
+        try:
+            await asyncio.wait_for(self._is_idle.wait(), self._grace_s)
+        except TimeoutError:
+            logger.warning("uploads given up, the grace time is over: count=%d", len(self._uploads))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await reader.readline()
+            if line:
+                await _send(writer, await self._answer(decode_request(line), writer))
+        except msgspec.MsgspecError as exc:
+            await _send(writer, Refused(error="ValueError", message=f"not a request: {exc}"))
+        except ConnectionError:
+            logger.warning("a task went away before its answer")
+        finally:
+            writer.close()
+
+    async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> Answer:
+        try:
+            match request:
+                case HandOver():
+                    return await self._take(request)
+                case Restore():
+                    return await self._restore(request, writer)
+                case Stop():
+                    self._is_stopping.set()
+                    return Done()
+        except StateBackupError as exc:
+            notes: list[str] = getattr(exc, "__notes__", [])
+            logger.warning("request refused: error=%s", exc)
+            return Refused(error=type(exc).__name__, message="; ".join([str(exc), *notes]))
+        except OSError as exc:
+            logger.exception("request failed")
+            return Refused(error=type(exc).__name__, message=str(exc))
+
+    async def _take(self, request: HandOver) -> Done:
+        """Acknowledge a hand-over once it stands on disk; lower attempts end here."""
+        key = (request.epoch, request.attempt)
+        if key < self._newest:
+            msg = f"a newer attempt was handed over: attempt={key} newest={self._newest}"
+            raise StateBackupError(msg)
+        self._newest = key
+        for old in [old for old in self._uploads if old[:2] < key]:
+            self._uploads[old].cancel()
+        await self._work.executor.run(self._outbox.add, request)
+        self._start_upload(request)
+        return Done()
+
+    def _start_upload(self, request: HandOver) -> None:
+        key = (request.epoch, request.attempt, request.partition)
+        if key in self._uploads:
+            return
+        self._newest = max(self._newest, key[:2])
+        self._is_idle.clear()
+        upload = asyncio.create_task(self._upload(request))
+        self._uploads[key] = upload
+        upload.add_done_callback(lambda task: self._finished(key, task))
+
+    def _finished(self, key: tuple[int, int, int], task: asyncio.Task[None]) -> None:
+        self._uploads.pop(key, None)
+        if not self._uploads:
+            self._is_idle.set()
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("upload has no entry: attempt=%s", key, exc_info=task.exception())
+
+    async def _upload(self, request: HandOver) -> None:
+        await self._work.upload(request)
+        await self._work.executor.run(self._outbox.remove, request)
+
+    async def _restore(self, request: Restore, writer: asyncio.StreamWriter) -> Done:
+        latest = Progress(done_bytes=0, total_bytes=0)
+
+        def note(progress: Progress) -> None:
+            nonlocal latest
+            latest = progress
+
+        restore = asyncio.create_task(self._work.restore(request, note))
+        try:
+            while not (await asyncio.wait([restore], timeout=_PROGRESS_PERIOD_S))[0]:
+                await _send(writer, latest)
+            return restore.result()
+        finally:
+            # The task that asked is gone, or this server ends: stop fetching for nobody.
+            restore.cancel()
+            await asyncio.gather(restore, return_exceptions=True)
+
+
+async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    writer.write(encode(answer))
+    await writer.drain()
+
+
+def _watch(pid: int, on_exit: Callable[[], None]) -> int | None:
+    """Call ``on_exit`` once process ``pid`` has ended; return the descriptor to close."""
+    if pid <= 1:
+        return None
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        on_exit()
+        return None
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(descriptor)
+        on_exit()
+
+    loop.add_reader(descriptor, ended)
+    return descriptor

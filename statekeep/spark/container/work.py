@@ -1,0 +1,179 @@
+"""What a container does for its tasks: back up sealed versions, restore lost ones."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from statekeep.backends.base import CommitContext, TaskIdentity
+from statekeep.backends.registry import BackendRegistry
+from statekeep.checkpoint.checkpoints import CheckpointV2, StoreName
+from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.serde import (
+    AttemptEntry,
+    FailedTask,
+    FinishedTask,
+    decode_checkpoint_v2,
+    encode_attempt_entry,
+)
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import Clock
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.commit.metrics import CommitMetrics
+from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.config.load import load_dict
+from statekeep.errors import CommitFailedError, TaskFencedError
+from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
+from statekeep.restore.progress import RestoreProgress
+from statekeep.spark.container.place import ContainerSpec
+from statekeep.spark.container.protocol import NOTHING, Candidate, Done, Failure, HandOver, Progress, Restore
+from statekeep.spark.worker.job_spec import local_directory, task_name
+
+logger = logging.getLogger(__name__)
+
+
+class ContainerWork:
+    """Backups and restores of all tasks of one executor, on one event loop and one pool."""
+
+    def __init__(self, spec: ContainerSpec, clock: Clock) -> None:
+        """Build factories and pool from what the container was started with; no I/O."""
+        self._spec = spec
+        self._clock = clock
+        self.config = load_dict(dict(spec.settings), "container")
+        self._stores = {name: self.config.store(name) for name in map(StoreName, spec.stores)}
+        registry = BackendRegistry(self.config)
+        self._factories = registry.factories()
+        container = self.config.container
+        self.executor = BoundedExecutor(
+            container.commit_pool_threads(container.commit_pool_max_size), "statekeep-commit"
+        )
+        self._checkpoints: CheckpointStore = registry.factory(spec.log_backend).checkpoint_store(
+            spec.job_name, self.executor, clock
+        )
+        self._pipelines: dict[int, TaskCommitPipeline] = {}
+        self.metrics = CommitMetrics()
+
+    async def upload(self, request: HandOver) -> None:
+        """Back up a version and write the task's entry; a failure is an entry too."""
+        attempt = f"{request.epoch}-{request.attempt}"
+        entry = await self._back_up(request)
+        await self._checkpoints.write(
+            attempt, task_name(request.partition), encode_attempt_entry(entry)
+        )
+
+    async def restore(self, request: Restore, on_progress: Callable[[Progress], None]) -> Done:
+        """Bring one of the candidates here.
+
+        Raises:
+            RestoreFailedError: None of them is within reach.
+        """
+
+        def note(progress: RestoreProgress) -> None:
+            on_progress(
+                Progress(done_bytes=progress.done_bytes, total_bytes=progress.total_bytes or 0)
+            )
+
+        restorer = TaskRestorer(
+            self._task(request.partition),
+            local_directory(Path(self._spec.local_dir), self._spec.local_name, request.partition),
+            self._stores,
+            self._factories,
+            executor=self.executor,
+            clock=self._clock,
+            on_progress=note,
+            bad_markers=set(request.bad_markers),
+        )
+        candidates = [_candidate(candidate) for candidate in request.candidates]
+        return _done(await restorer.restore(candidates), candidates)
+
+    async def close(self) -> None:
+        """Close backends and pool. Idempotent."""
+        for pipeline in self._pipelines.values():
+            await pipeline.close()
+        self._pipelines.clear()
+        await self._checkpoints.close()
+        await self.executor.close()
+
+    async def _back_up(self, request: HandOver) -> AttemptEntry:
+        version_id = VersionId.parse(request.version)
+        template = decode_checkpoint_v2(bytes(request.checkpoint), where="hand-over")
+        directory = local_directory(
+            Path(self._spec.local_dir), self._spec.local_name, request.partition
+        )
+        version = await self.executor.run(directory.find, version_id)
+        if version is None:
+            return FailedTask("snapshot", f"the version is gone: version={version_id}")
+        base = _base(request)
+        context = CommitContext(
+            checkpoint_id=template.checkpoint_id,
+            epoch=request.epoch,
+            attempt=request.attempt,
+            version=version,
+            base=base,
+            base_version=VersionId.parse(request.base_version) if base is not None else None,
+        )
+        try:
+            pipeline = await self._pipeline(request.partition, base)
+            checkpoint = await pipeline.commit(context, template.input_offsets)
+        except CommitFailedError as exc:
+            logger.exception("backup failed: task=%s", task_name(request.partition))
+            return FailedTask(exc.step, f"{exc}: {exc.__cause__!r}")
+        except TaskFencedError as exc:
+            return FailedTask("upload", str(exc))
+        return FinishedTask(checkpoint, version_id)
+
+    async def _pipeline(self, partition: int, base: CheckpointV2 | None) -> TaskCommitPipeline:
+        pipeline = self._pipelines.get(partition)
+        if pipeline is None:
+            pipeline = TaskCommitPipeline(
+                self._task(partition),
+                self._stores,
+                self._factories,
+                executor=self.executor,
+                clock=self._clock,
+                metrics=self.metrics,
+            )
+            await pipeline.init(base)
+            self._pipelines[partition] = pipeline
+        return pipeline
+
+    def _task(self, partition: int) -> TaskIdentity:
+        return TaskIdentity(self._spec.job_name, self._spec.operator, task_name(partition))
+
+
+def _base(request: HandOver) -> CheckpointV2 | None:
+    return _decoded(request.base, "base")
+
+
+def _candidate(candidate: Candidate) -> RestoreCandidate:
+    if not candidate.version:
+        return RestoreCandidate(None, None)
+    return RestoreCandidate(
+        _decoded(candidate.checkpoint, "candidate"), VersionId.parse(candidate.version)
+    )
+
+
+def _decoded(document: msgspec.Raw, where: str) -> CheckpointV2 | None:
+    return None if document == NOTHING else decode_checkpoint_v2(bytes(document), where=where)
+
+
+def _done(outcome: RestoreOutcome, candidates: list[RestoreCandidate]) -> Done:
+    return Done(
+        version="" if outcome.version is None else str(outcome.version.id),
+        candidate=candidates.index(outcome.candidate),
+        sources={str(store): source for store, source in outcome.sources.items()},
+        bytes_fetched=outcome.bytes_fetched,
+        elapsed_ms=outcome.elapsed_ms,
+        failures=[
+            Failure(
+                store=failure.store,
+                backend=failure.backend,
+                marker=failure.marker,
+                error=failure.error,
+            )
+            for failure in outcome.failures
+        ],
+    )
+
+

@@ -1,0 +1,1 @@
+"""What runs on the driver: the batch call, commits, recovery, replay."""

@@ -1,0 +1,394 @@
+"""Job-wide commits: attempt record, hand-over, gathering of the tasks' checkpoints, commit record."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    SystemStreamPartition,
+)
+from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.records import (
+    AttemptRecord,
+    CommitRecord,
+    JobIdentity,
+    QueryState,
+    VoidRecord,
+)
+from statekeep.checkpoint.serde import (
+    FailedTask,
+    decode_attempt_entry,
+    decode_checkpoint_v2,
+    encode_checkpoint_v2,
+)
+from statekeep.clock import Clock
+from statekeep.commit.gate import CommitGate, Decision
+from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
+from statekeep.spark.worker.job_spec import HandOverPlan, partition_of, task_name
+
+logger = logging.getLogger(__name__)
+
+StateMarkers = Mapping[BackendName, Mapping[StoreName, Marker]]
+
+_POLL_S: Final = 0.1
+_NS_PER_S: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSummary:
+    """A commit that is durable, for people and for ``lastCommit``."""
+
+    checkpoint_id: str
+    batch: int
+    position: int
+    elapsed_ms: int
+    tasks_uploaded: int
+    was_rolled_forward: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    plan: HandOverPlan
+    all_versions: Mapping[int, str]
+    began_ns: int
+    follower: asyncio.Task[None] | None = None
+
+
+class Committer:
+    """Runs at most one commit at a time; every coroutine on the commit thread's loop.
+
+    The batch thread asks `prepare` before each batch; what it gets back rides on the process job,
+    whose answers it reports by `handed_over`. Idle streams and the end of a query do the same by a
+    job of its own. An attempt ends exactly once, by a commit or a void record: both are written
+    under one lock, by whoever finds the attempt still open.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        checkpoints: CheckpointStore,
+        gate: CommitGate,
+        clock: Clock,
+        identity: JobIdentity,
+        query_state: Callable[[int], Awaitable[QueryState]],
+        on_commit: Callable[[CommitSummary], None],
+    ) -> None:
+        """Wire the committer.
+
+        Args:
+            writer: The job log, taken over by this driver.
+            checkpoints: Where containers put each task's entry.
+            gate: Decides whether a commit may start.
+            clock: For delays and polling.
+            identity: What the commit record says of the job.
+            query_state: Reads the query's files for the record of a batch.
+            on_commit: Told of every commit, on the loop.
+        """
+        self._writer = writer
+        self._checkpoints = checkpoints
+        self._gate = gate
+        self._clock = clock
+        self._identity = identity
+        self._query_state = query_state
+        self._on_commit = on_commit
+        self._attempts = 0
+        self._open: _Attempt | None = None
+        self._ending = asyncio.Lock()
+        self._fenced: TaskFencedError | None = None
+
+    @property
+    def committed_batch(self) -> int:
+        """C: the batch of the newest commit; -1 before the first."""
+        commit = self._writer.view.last_commit
+        return -1 if commit is None else commit.batch
+
+    @property
+    def open_batch(self) -> int | None:
+        """The batch of the open attempt, None if none is open."""
+        return None if self._open is None else self._open.plan.batch
+
+    def is_due(self) -> bool:
+        """Whether a commit should be asked for now."""
+        return self._gate.is_due(self._clock.monotonic_ns())
+
+    async def prepare(
+        self, batch: int, versions: Mapping[int, str], *, is_forced: bool = False
+    ) -> HandOverPlan | None:
+        """Ask the gate for a commit of ``batch``; begin its attempt if it may start.
+
+        Returns None where there is nothing to hand over now. Blocks (as a coroutine) where the
+        gate says that processing must wait for the open commit.
+
+        Args:
+            batch: The newest batch whose ``commits/<batch>`` is there.
+            versions: ``{partition: VersionId}`` after it.
+            is_forced: Wait for an open commit and start this one whether it is due or not.
+
+        Raises:
+            CommitFailedError: More commits failed in a row than are tolerated.
+            TaskFencedError: Another driver has taken over.
+        """
+        self._raise_if_fenced()
+        while batch > self.committed_batch:
+            now = self._clock.monotonic_ns()
+            if not (is_forced or self._gate.is_due(now)):
+                return None
+            match self._gate.request(now, is_forced=is_forced):
+                case Decision.START:
+                    return await self._begin(batch, versions)
+                case Decision.SKIP:
+                    return None
+                case Decision.BLOCK:
+                    await self._wait_for_open(self._gate.remaining_block_ns(now) / _NS_PER_S)
+                    self._raise_if_fenced()
+        return None
+
+    async def handed_over(self, plan: HandOverPlan, errors: Mapping[int, str]) -> None:
+        """Take note that the tasks have handed over; follow the attempt from now on.
+
+        Args:
+            plan: What `prepare` returned.
+            errors: ``{partition: why}`` of tasks that could not hand over: the attempt is void.
+        """
+        attempt = self._open
+        if attempt is None or attempt.plan is not plan:
+            return
+        if errors:
+            partition, error = next(iter(errors.items()))
+            await self._fail(attempt, f"hand-over failed: task={task_name(partition)} {error}")
+            return
+        attempt.follower = asyncio.create_task(self._follow(attempt))
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for the open attempt to end, for at most ``timeout_s``; then make it void."""
+        if self._open is not None:
+            await self._wait_for_open(timeout_s)
+        self._raise_if_fenced()
+
+    async def void_if_lost(self, lost: Mapping[int, str]) -> None:
+        """Make the open attempt void if it still has to upload a version that is lost."""
+        attempt = self._open
+        if attempt is None:
+            return
+        for partition, version in lost.items():
+            if version and attempt.plan.versions.get(partition) == version:
+                await self._fail(attempt, f"a version was lost: task={task_name(partition)}")
+                return
+
+    async def record_now(
+        self, attempt_key: tuple[int, int], attempt: AttemptRecord, entries: Mapping[int, bytes]
+    ) -> CommitSummary:
+        """Append the commit record of an attempt of an earlier driver: roll it forward (R5)."""
+        checkpoints = {partition: entries[partition] for partition in entries}
+        versions = {partition_of(task): version for task, version in attempt.versions.items()}
+        record = await self._record(
+            attempt_key, attempt.batch, attempt.checkpoint_id, versions, checkpoints
+        )
+        position = await self._writer.append(record)
+        return CommitSummary(
+            attempt.checkpoint_id, attempt.batch, position, 0, len(entries), was_rolled_forward=True
+        )
+
+    async def _begin(self, batch: int, versions: Mapping[int, str]) -> HandOverPlan:
+        now_ns = self._clock.monotonic_ns()
+        self._attempts += 1
+        checkpoint_id = self._new_checkpoint_id()
+        bases = self._bases()
+        changed = {
+            partition: version
+            for partition, version in versions.items()
+            if version and bases.get(partition, ("", b""))[0] != version
+        }
+        plan = HandOverPlan(
+            epoch=self._writer.epoch,
+            attempt=self._attempts,
+            checkpoint_id=checkpoint_id,
+            batch=batch,
+            versions=changed,
+            bases=bases,
+            checkpoint=self._checkpoint(checkpoint_id, batch, {}),
+        )
+        record = AttemptRecord(
+            epoch=0,
+            nonce="",
+            attempt=self._attempts,
+            batch=batch,
+            checkpoint_id=checkpoint_id,
+            versions={task_name(partition): version for partition, version in versions.items()},
+        )
+        await self._append(record)
+        self._gate.started(now_ns, checkpoint_id)
+        self._open = _Attempt(plan, dict(versions), now_ns)
+        return plan
+
+    async def _append(self, record: AttemptRecord | VoidRecord | CommitRecord) -> int:
+        try:
+            return await self._writer.append(record)
+        except TaskFencedError as exc:
+            self._fenced = exc
+            raise
+
+    def _bases(self) -> dict[int, tuple[str, bytes]]:
+        commit = self._writer.view.last_commit
+        if commit is None:
+            return {}
+        return {
+            partition_of(task): (commit.versions[task], bytes(raw))
+            for task, raw in commit.checkpoints.items()
+            if commit.versions.get(task)
+        }
+
+    async def _follow(self, attempt: _Attempt) -> None:
+        """Poll the tasks' entries until all are there, then append the commit record."""
+        plan = attempt.plan
+        name = f"{plan.epoch}-{plan.attempt}"
+        try:
+            gathered: dict[int, bytes] = {}
+            while len(gathered) < len(plan.versions):
+                gathered = await self._gather(plan, name)
+                if len(gathered) < len(plan.versions):
+                    await self._clock.sleep(_POLL_S)
+            await self._complete(attempt, gathered)
+        except TaskFencedError as exc:
+            self._fenced = exc
+            self._open = None
+        except (CommitFailedError, RetriableError) as exc:
+            await self._fail(attempt, str(exc))
+
+    async def _gather(self, plan: HandOverPlan, name: str) -> dict[int, bytes]:
+        """Return the checkpoints that are there by now.
+
+        Raises:
+            CommitFailedError: A task reports a failure.
+        """
+        found: dict[int, bytes] = {}
+        for task, data in (await self._checkpoints.read(name)).items():
+            entry = decode_attempt_entry(data, where=f"attempt={name} task={task}")
+            if isinstance(entry, FailedTask):
+                raise CommitFailedError(
+                    f"a task could not back up its state: task={task} error={entry.error}",
+                    checkpoint_id=plan.checkpoint_id,
+                    step=entry.step,
+                )
+            partition = partition_of(task)
+            if str(entry.version_id) == plan.versions.get(partition):
+                found[partition] = encode_checkpoint_v2(entry.checkpoint)
+        return found
+
+    async def _complete(self, attempt: _Attempt, gathered: Mapping[int, bytes]) -> None:
+        plan = attempt.plan
+        key = (plan.epoch, plan.attempt)
+        record = await self._record(
+            key, plan.batch, plan.checkpoint_id, attempt.all_versions, gathered
+        )
+        async with self._ending:
+            if self._open is not attempt:
+                return
+            position = await self._append(record)
+            self._open = None
+        now_ns = self._clock.monotonic_ns()
+        self._gate.succeeded(now_ns)
+        elapsed_ms = (now_ns - attempt.began_ns) // 1_000_000
+        logger.info(
+            "commit is durable: checkpoint_id=%s batch=%d position=%d tasks=%d elapsed_ms=%d",
+            plan.checkpoint_id,
+            plan.batch,
+            position,
+            len(gathered),
+            elapsed_ms,
+        )
+        self._on_commit(
+            CommitSummary(plan.checkpoint_id, plan.batch, position, elapsed_ms, len(gathered))
+        )
+
+    async def _record(
+        self,
+        key: tuple[int, int],
+        batch: int,
+        checkpoint_id: str,
+        versions: Mapping[int, str],
+        uploaded: Mapping[int, bytes],
+    ) -> CommitRecord:
+        bases = self._bases()
+        checkpoints = {
+            str(task_name(partition)): msgspec.Raw(
+                uploaded[partition]
+                if partition in uploaded
+                else self._checkpoint(checkpoint_id, batch, _markers(bases.get(partition)))
+            )
+            for partition in versions
+        }
+        return CommitRecord(
+            epoch=0,
+            nonce="",
+            attempt_epoch=key[0],
+            attempt=key[1],
+            batch=batch,
+            checkpoint_id=checkpoint_id,
+            identity=self._identity,
+            checkpoints=checkpoints,
+            versions={task_name(partition): version for partition, version in versions.items()},
+            query=await self._query_state(batch),
+        )
+
+    async def _wait_for_open(self, timeout_s: float) -> None:
+        """Wait until no attempt is open; make it void when the time is over."""
+        attempt = self._open
+        if attempt is None:
+            return
+        if attempt.follower is not None:
+            await asyncio.wait([attempt.follower], timeout=timeout_s)
+        if await self._make_void(attempt, "timed out"):
+            self._gate.timed_out(self._clock.monotonic_ns())
+
+    async def _fail(self, attempt: _Attempt, reason: str) -> None:
+        if await self._make_void(attempt, reason):
+            checkpoint_id = attempt.plan.checkpoint_id
+            error = CommitFailedError(reason, checkpoint_id=checkpoint_id, step="upload")
+            self._gate.failed(self._clock.monotonic_ns(), error)
+
+    async def _make_void(self, attempt: _Attempt, reason: str) -> bool:
+        """End an attempt without a commit; False if it has ended already."""
+        plan = attempt.plan
+        async with self._ending:
+            if self._open is not attempt:
+                return False
+            record = VoidRecord(
+                epoch=0, nonce="", attempt_epoch=plan.epoch, attempt=plan.attempt, reason=reason
+            )
+            await self._append(record)
+            self._open = None
+        logger.warning("commit is void: checkpoint_id=%s reason=%s", plan.checkpoint_id, reason)
+        follower = attempt.follower
+        if follower is not None and follower is not asyncio.current_task():
+            follower.cancel()
+        return True
+
+    def _raise_if_fenced(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+
+    def _new_checkpoint_id(self) -> str:
+        now_ns = self._clock.time_ns()
+        return CheckpointId(now_ns // 1_000_000, self._clock.monotonic_ns() % 1_000_000).serialize()
+
+    def _checkpoint(self, checkpoint_id: str, batch: int, markers: StateMarkers) -> bytes:
+        inputs = {SystemStreamPartition("spark", self._identity.job_name, 0): str(batch)}
+        return encode_checkpoint_v2(
+            CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
+        )
+
+
+def _markers(base: tuple[str, bytes] | None) -> StateMarkers:
+    """Return the markers of a task that had nothing to upload: those of the commit before."""
+    return {} if base is None else decode_checkpoint_v2(base[1], where="base").state_markers

@@ -1,0 +1,147 @@
+"""A query's checkpoint location, read and written through Hadoop's FileSystem as Spark does."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pyspark.sql import SparkSession
+
+from statekeep.errors import CheckpointLocationError
+
+_BATCH_FILE = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTime:
+    """The clock of one batch, as ``offsets/<batch>`` has it: the same in any replay."""
+
+    processing_time_ms: int
+    watermark_ms: int
+
+
+class CheckpointLocation:
+    """The files of one checkpoint location. Used on the driver, blocking.
+
+    Reads what Spark wrote (``metadata``, ``offsets/``, ``commits/``, ``sources/``); writes only to
+    locations of its own (a shadow, a rebuilt one).
+    """
+
+    def __init__(self, spark: SparkSession, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self._spark = spark
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's FileSystem is the JVM's
+        self._conf: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+        self._fs: Any = self._path("").getFileSystem(self._conf)
+
+    def sibling(self, suffix: str) -> Self:
+        """Return the location ``<uri><suffix>``."""
+        return type(self)(self._spark, self.uri + suffix)
+
+    def query_id(self) -> str | None:
+        """Return the id in ``metadata``; None if the location was never used.
+
+        Raises:
+            CheckpointLocationError: The file cannot be read as Spark writes it.
+        """
+        text = self.read("metadata")
+        if text is None:
+            return None
+        try:
+            return str(json.loads(text)["id"])
+        except (ValueError, KeyError, TypeError) as exc:
+            msg = f"metadata of the checkpoint location is damaged: location={self.uri}"
+            raise CheckpointLocationError(msg) from exc
+
+    def batches(self, log: str) -> list[int]:
+        """Return the batch numbers in ``offsets`` or ``commits``, ascending."""
+        return sorted(int(name) for name in self.names(log) if _BATCH_FILE.fullmatch(name))
+
+    def newest(self, log: str) -> int:
+        """Return the newest batch in ``offsets`` or ``commits``; -1 if there is none."""
+        return max(self.batches(log), default=-1)
+
+    def batch_time(self, batch: int) -> BatchTime:
+        """Return the clock of ``batch`` from its offsets.
+
+        Raises:
+            CheckpointLocationError: ``offsets/<batch>`` is missing or damaged.
+        """
+        return parse_batch_time(self.require(f"offsets/{batch}"), f"{self.uri}/offsets/{batch}")
+
+    def require(self, name: str) -> str:
+        """Return the text of a file that must be there.
+
+        Raises:
+            CheckpointLocationError: It is not.
+        """
+        text = self.read(name)
+        if text is None:
+            msg = f"file is missing in the checkpoint location: file={self.uri}/{name}"
+            raise CheckpointLocationError(msg)
+        return text
+
+    def read(self, name: str) -> str | None:
+        """Return the text of a file, None if there is none."""
+        path = self._path(name)
+        if not self._fs.exists(path):
+            return None
+        stream = self._fs.open(path)
+        try:
+            data = self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)
+        finally:
+            stream.close()
+        return bytes(data).decode()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file, whole or not at all; one that is there is replaced."""
+        temporary, target = self._path(f"{name}.statekeep-tmp"), self._path(name)
+        stream = self._fs.create(temporary, True)  # noqa: FBT003 - Hadoop's signature
+        try:
+            stream.write(text.encode())
+        finally:
+            stream.close()
+        self._fs.delete(target, False)  # noqa: FBT003
+        if not self._fs.rename(temporary, target):
+            msg = f"cannot write to the checkpoint location: file={self.uri}/{name}"
+            raise CheckpointLocationError(msg)
+
+    def names(self, directory: str) -> list[str]:
+        """Return the names in a directory, none if it is not there."""
+        path = self._path(directory)
+        if not self._fs.exists(path):
+            return []
+        return [status.getPath().getName() for status in self._fs.listStatus(path)]
+
+    def copy_from(self, other: "CheckpointLocation", directory: str) -> None:
+        """Copy a whole directory of another location here, if it is there."""
+        source = other._path(directory)
+        if not other._fs.exists(source):
+            return
+        copied = self._jvm.org.apache.hadoop.fs.FileUtil.copy(
+            other._fs, source, self._fs, self._path(directory), False, True, self._conf
+        )
+        if not copied:
+            msg = f"cannot copy the checkpoint location: from={other.uri}/{directory} to={self.uri}"
+            raise CheckpointLocationError(msg)
+
+    def delete(self) -> None:
+        """Delete the whole location. Idempotent."""
+        self._fs.delete(self._path(""), True)  # noqa: FBT003 - Hadoop's signature
+
+    def _path(self, name: str) -> Any:  # noqa: ANN401 - a Java object
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)
+
+
+def parse_batch_time(offsets: str, where: str) -> BatchTime:
+    """Read the clock of a batch from the text of its offsets file.
+
+    Raises:
+        CheckpointLocationError: The text is not what Spark writes.
+    """
+    try:
+        metadata = json.loads(offsets.split("\n")[1])
+        return BatchTime(int(metadata["batchTimestampMs"]), int(metadata["batchWatermarkMs"]))
+    except (ValueError, KeyError, IndexError, TypeError) as exc:
+        msg = f"offsets file is damaged: file={where}"
+        raise CheckpointLocationError(msg) from exc

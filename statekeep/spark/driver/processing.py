@@ -1,0 +1,119 @@
+"""Process one batch on the anchored tasks and turn their receipts into what is recorded."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from statekeep.checkpoint.records import TaskBatch
+from statekeep.errors import StateBackupError
+from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.operator.runner import BatchClock
+from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, Receipt, task_name
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What came of processing a batch for some tasks."""
+
+    tasks: dict[int, TaskBatch] = field(default_factory=dict)
+    """Of the tasks that are done."""
+    missing: set[int] = field(default_factory=set)
+    """Tasks that do not have their base version on their host."""
+    with_output: set[int] = field(default_factory=set)
+    """Tasks whose version, sealed in this batch, holds output."""
+    changed_keys: int = 0
+    pauses_ns: list[int] = field(default_factory=list)
+    hand_over_errors: dict[int, str] = field(default_factory=dict)
+
+    def merge(self, other: "BatchResult") -> None:
+        """Add what came of another run for other tasks of the same batch."""
+        self.tasks |= other.tasks
+        self.missing = other.missing
+        self.with_output |= other.with_output
+        self.changed_keys += other.changed_keys
+        self.pauses_ns += other.pauses_ns
+        self.hand_over_errors |= other.hand_over_errors
+
+
+class BatchProcessor:
+    """Runs process jobs. Blocking, on the thread that runs batches."""
+
+    def __init__(self, jobs: TaskJobs) -> None:
+        self._jobs = jobs
+
+    def process_once(
+        self,
+        rows: DataFrame,
+        batch: int,
+        bases: Mapping[int, str],
+        clock: BatchClock,
+        only: frozenset[int] | None,
+        *,
+        is_sorted: bool = False,
+        hand_over: HandOverPlan | None = None,
+        keep: Mapping[int, tuple[str, ...]] | None = None,
+        settled_batch: int = -1,
+    ) -> BatchResult:
+        """Run one batch for the given tasks; where a task is overrun, once more sorted by Spark.
+
+        Raises:
+            StateBackupError: Not every task answered.
+        """
+        plan = BatchPlan(
+            batch=batch,
+            bases=bases,
+            clock=clock,
+            only=only,
+            is_sorted=is_sorted,
+            hand_over=hand_over,
+            keep=keep or {},
+            settled_batch=settled_batch,
+        )
+        receipts = self._jobs.process(rows, plan)
+        expected = set(bases) if only is None else set(only)
+        if receipts.keys() != expected:
+            absent = ",".join(task_name(p) for p in sorted(expected - receipts.keys()))
+            msg = f"tasks did not answer: batch={batch} tasks={absent}"
+            raise StateBackupError(msg)
+        result = _result(receipts, is_sorted=is_sorted)
+        overrun = frozenset(p for p, receipt in receipts.items() if receipt.is_overflow)
+        if overrun:
+            logger.info("rows sorted by Spark: batch=%d tasks=%d", batch, len(overrun))
+            again = self.process_once(rows, batch, bases, clock, overrun, is_sorted=True)
+            missing = result.missing | again.missing
+            result.merge(again)
+            result.missing = missing
+        return result
+
+
+def _result(receipts: Mapping[int, Receipt], *, is_sorted: bool) -> BatchResult:
+    result = BatchResult()
+    for partition, receipt in receipts.items():
+        if receipt.hand_over_error:
+            result.hand_over_errors[partition] = receipt.hand_over_error
+        if receipt.is_missing:
+            result.missing.add(partition)
+        elif not receipt.is_overflow:
+            result.tasks[partition] = _task_batch(receipt, is_sorted=is_sorted)
+            result.changed_keys += receipt.changed_keys
+            if receipt.has_output:
+                result.with_output.add(partition)
+            if receipt.pause_ns:
+                result.pauses_ns.append(receipt.pause_ns)
+    return result
+
+
+def _task_batch(receipt: Receipt, *, is_sorted: bool) -> TaskBatch:
+    return TaskBatch(
+        version=receipt.version,
+        rows_in=receipt.rows_in,
+        rows_out=receipt.rows_out,
+        input_digest=receipt.input_digest,
+        output_digest=receipt.output_digest,
+        changes_digest=receipt.changes_digest,
+        is_sorted=is_sorted,
+    )

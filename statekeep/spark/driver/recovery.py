@@ -1,0 +1,255 @@
+"""Bring every task to one head: obtain versions, then replay what is lacking (R6)."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.records import CommitRecord, TaskBatch
+from statekeep.errors import ReplayDivergedError, RestoreFailedError
+from statekeep.spark.driver.history import VersionHistory
+from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
+from statekeep.spark.driver.processing import BatchProcessor
+from statekeep.spark.driver.shadow import RecordedBatch, replay
+from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.operator.runner import BatchClock
+from statekeep.spark.worker.job_spec import task_name
+
+logger = logging.getLogger(__name__)
+
+_MAX_ROUNDS = 8
+"""Any step may find more versions lost; a cluster that loses some in each round is failing."""
+
+
+@dataclass
+class RecoverySummary:
+    """What one recovery did, for people and the event list."""
+
+    head: int
+    tasks: int
+    restored: dict[int, str] = field(default_factory=dict)
+    """``{partition: where from}`` of tasks that were not on their host."""
+    bytes_fetched: int = 0
+    replayed: list[int] = field(default_factory=list)
+    """Batches that ran again."""
+    rows_replayed: int = 0
+    failures: list[str] = field(default_factory=list)
+    """Backends that could not serve a store, before another one did."""
+
+
+class _LostAgainError(Exception):
+    """A version was lost while its task was being replayed; the recovery begins another round."""
+
+    def __init__(self, partitions: Collection[int]) -> None:
+        super().__init__(f"versions lost during replay: partitions={sorted(partitions)}")
+        self.partitions = frozenset(partitions)
+
+
+class Recovery:
+    """Recovers tasks at a start and inside a waiting batch call, by one path.
+
+    Blocking, on the thread that runs batches. Neither sink nor commit runs meanwhile.
+    """
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        location: CheckpointLocation,
+        jobs: TaskJobs,
+        processor: BatchProcessor,
+        history: VersionHistory,
+        view: LogView,
+        on_replayed: Callable[[int], None],
+        *,
+        is_divergence_fatal: bool,
+    ) -> None:
+        """Wire the recovery.
+
+        Args:
+            frame: The streaming input.
+            location: The query's checkpoint location.
+            jobs: The anchored jobs.
+            processor: Processes one batch for some tasks.
+            history: Which version each task has after each batch; replaced where tasks replay.
+            view: The job log, for commits and boundaries.
+            on_replayed: Appends the batch record of a replayed batch.
+            is_divergence_fatal: Whether other output or changes than recorded are an error.
+        """
+        self._frame = frame
+        self._location = location
+        self._jobs = jobs
+        self._processor = processor
+        self._history = history
+        self._view = view
+        self._on_replayed = on_replayed
+        self._is_divergence_fatal = is_divergence_fatal
+
+    def recover(
+        self, partitions: Collection[int], head: int, *, is_thorough: bool
+    ) -> RecoverySummary:
+        """Bring the tasks to their state after batch ``head``, on whatever host they are now.
+
+        Args:
+            partitions: The tasks to look at.
+            head: H, the newest batch that counts.
+            is_thorough: Check every byte of local versions before use, as after a restart.
+
+        Raises:
+            RestoreFailedError: A task's state is out of reach of every backend.
+            ReplayDivergedError: The source no longer holds what it held.
+            CheckpointLocationError: Boundaries of a batch are gone.
+        """
+        summary = RecoverySummary(head, len(partitions))
+        lost: Collection[int] = partitions
+        for _ in range(_MAX_ROUNDS):
+            starts = self._obtain(lost, head, summary, is_thorough=is_thorough)
+            behind = {partition: start for partition, start in starts.items() if start < head}
+            if not behind:
+                return summary
+            try:
+                self._replay(behind, head, summary)
+            except _LostAgainError as exc:
+                lost = behind.keys() | exc.partitions
+                logger.warning("recovery begins again: partitions=%s", sorted(lost))
+            else:
+                return summary
+        msg = f"versions were lost again and again: rounds={_MAX_ROUNDS}"
+        raise RestoreFailedError(msg, task_name=task_name(min(lost)), store_names=["state"])
+
+    def _obtain(
+        self,
+        partitions: Collection[int],
+        head: int,
+        summary: RecoverySummary,
+        *,
+        is_thorough: bool,
+    ) -> dict[int, int]:
+        """Return s_p, the batch that each task starts from, with its version on its host."""
+        # An old version on the host is no better than the newest commit in a backend.
+        floor = max((c.batch for c in self._view.commits.values() if c.batch <= head), default=-1)
+        candidates = {
+            p: [found for found in self._history.candidates(p, head) if found[0] >= floor]
+            for p in partitions
+        }
+        names = {p: [version for _, version in found] for p, found in candidates.items()}
+        located = self._jobs.locate(names, is_thorough=is_thorough)
+        starts = {
+            p: next(batch for batch, version in candidates[p] if version == located[p])
+            for p in located
+        }
+        absent = [p for p in partitions if p not in located]
+        if absent:
+            starts |= self._restore(absent, head, summary)
+        return starts
+
+    def _restore(
+        self, partitions: Collection[int], head: int, summary: RecoverySummary
+    ) -> dict[int, int]:
+        commits = [c for c in reversed(self._view.commits.values()) if c.batch <= head]
+        candidates = {p: [_candidate(commit, p) for commit in commits] for p in partitions}
+        restored = self._jobs.restore(candidates, self._view.bad_markers)
+        starts: dict[int, int] = {}
+        for partition in partitions:
+            outcome = restored[partition]
+            commit = commits[outcome.candidate]
+            starts[partition] = commit.batch
+            self._history.put(commit.batch, {partition: TaskBatch(version=outcome.version)})
+            summary.restored[partition] = ",".join(sorted(set(outcome.sources.values()))) or "empty"
+            summary.bytes_fetched += outcome.bytes_fetched
+            summary.failures += [
+                f"{task_name(partition)} {failure['backend']}: {failure['error']}"
+                for failure in outcome.failures
+            ]
+        return starts
+
+    def _replay(self, starts: Mapping[int, int], head: int, summary: RecoverySummary) -> None:
+        first = min(starts.values())
+        recorded = self._recorded(first, head)
+
+        def call(rows: DataFrame, batch: int) -> None:
+            only = frozenset(p for p, start in starts.items() if start < batch)
+            self._replay_batch(rows, batch, only, recorded[batch].offsets, summary)
+
+        logger.info("replay begins: first=%d last=%d tasks=%d", first + 1, head, len(starts))
+        replay(self._frame, self._location, recorded, first, head, call)
+        for batch in range(first + 1, head + 1):
+            self._on_replayed(batch)
+        summary.replayed += range(first + 1, head + 1)
+
+    def _replay_batch(
+        self,
+        rows: DataFrame,
+        batch: int,
+        only: frozenset[int],
+        offsets: str,
+        summary: RecoverySummary,
+    ) -> None:
+        time = parse_batch_time(offsets, f"offsets/{batch}")
+        expected = self._history.of(batch)
+        done = self._processor.process_once(
+            rows,
+            batch,
+            {p: self._history.of(batch - 1)[p].version for p in only},
+            BatchClock(time.processing_time_ms, time.watermark_ms),
+            only,
+            is_sorted=any(expected[p].is_sorted for p in only if p in expected),
+        )
+        if done.missing:
+            raise _LostAgainError(done.missing)
+        for partition, outcome in done.tasks.items():
+            if partition in expected:
+                self._compare(expected[partition], outcome, partition, batch)
+            summary.rows_replayed += outcome.rows_in
+        self._history.put(batch, done.tasks)
+
+    def _compare(self, before: TaskBatch, now: TaskBatch, partition: int, batch: int) -> None:
+        if (before.rows_in, before.input_digest) != (now.rows_in, now.input_digest):
+            msg = (
+                "the source no longer gives the rows of a delivered batch:"
+                f" recorded_rows={before.rows_in} replayed_rows={now.rows_in}"
+            )
+            raise ReplayDivergedError(msg, task_name=task_name(partition), batch=batch)
+        was = (before.rows_out, before.output_digest, before.changes_digest)
+        if was == (now.rows_out, now.output_digest, now.changes_digest):
+            return
+        msg = "the processor is not deterministic, or sums floats in the order of the rows"
+        if self._is_divergence_fatal:
+            error = ReplayDivergedError(msg, task_name=task_name(partition), batch=batch)
+            error.add_note("hint: set task.commit.every.batch=true for such a processor")
+            raise error
+        logger.warning("replay differs, %s: task=%s batch=%d", msg, task_name(partition), batch)
+
+    def _recorded(self, first: int, head: int) -> dict[int, RecordedBatch]:
+        """Gather the boundaries of the batches from ``first`` to ``head``."""
+        found: dict[int, RecordedBatch] = {}
+        for commit in self._view.commits.values():
+            if commit.query is not None and commit.query.offsets is not None:
+                found[commit.batch] = RecordedBatch(commit.query.offsets, commit.query.commit)
+        for batch, record in self._view.batches.items():
+            following = self._view.batches.get(batch + 1)
+            commit_text = None if following is None else following.previous_commit
+            known = found.get(batch)
+            found[batch] = RecordedBatch(
+                record.offsets, commit_text or (known.commit if known is not None else None)
+            )
+        return {
+            batch: self._completed(batch, found.get(batch)) for batch in range(max(first, 0), head + 1)
+        }
+
+    def _completed(self, batch: int, known: RecordedBatch | None) -> RecordedBatch:
+        """Fill from the query's own location what no record holds."""
+        offsets = known.offsets if known is not None else None
+        commit = known.commit if known is not None else None
+        return RecordedBatch(
+            offsets or self._location.require(f"offsets/{batch}"),
+            commit or self._location.read(f"commits/{batch}"),
+        )
+
+
+def _candidate(commit: CommitRecord, partition: int) -> tuple[str, bytes | None]:
+    name = task_name(partition)
+    version = commit.versions.get(name, "")
+    raw = commit.checkpoints.get(name)
+    return version, bytes(raw) if version and raw is not None else None

@@ -1,0 +1,387 @@
+"""A driver's reign over one job: its log, its commits and clean-up, on the commit thread."""
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, ParamSpec, TypeVar
+
+from statekeep.backends.base import StateBackendFactory
+from statekeep.backends.registry import BackendRegistry
+from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.records import (
+    AttemptRecord,
+    BaseRecord,
+    BatchRecord,
+    CommitRecord,
+    JobIdentity,
+    QueryState,
+)
+from statekeep.checkpoint.serde import FinishedTask, decode_attempt_entry, encode_checkpoint_v2
+from statekeep.clock import Clock
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.commit.gate import CommitGate
+from statekeep.config.model import Config
+from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.spark.driver.clean_up import CleanUp
+from statekeep.spark.driver.commit_thread import CommitThread
+from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec, partition_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_ROLL_FORWARD_S: Final = 10.0
+"""How long a new driver waits for the uploads of the attempt that its predecessor left open."""
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Where a job goes on."""
+
+    query_id: str
+    committed: int
+    """C"""
+    head: int
+    """H: every batch up to it counts."""
+
+
+class Reign:
+    """Everything of a driver that lives on the commit thread's loop, as plain blocking calls.
+
+    Made by the thread that starts the query; used by the thread that runs batches. Order of calls:
+    `open`, `check_location`, `take_over`, then commits and records, then `close`.
+    """
+
+    def __init__(self, config: Config, location: CheckpointLocation, clock: Clock) -> None:
+        self._config = config
+        self._location = location
+        self._clock = clock
+        self._thread = CommitThread("statekeep-commit")
+        self._executor = BoundedExecutor(
+            config.container.commit_pool_threads(1), "statekeep-driver"
+        )
+        self._factories: Mapping[BackendName, StateBackendFactory] = {}
+        self._writer: LogWriter | None = None
+        self._checkpoints: CheckpointStore | None = None
+        self._committer: Committer | None = None
+        self._clean_up: CleanUp | None = None
+        self._cleaning: asyncio.Task[None] | None = None
+        self._background: list[Future[None]] = []
+
+    @property
+    def view(self) -> LogView:
+        """What the log tells; read it between calls of this object only."""
+        return self._log.view
+
+    @property
+    def committer(self) -> Committer:
+        """Its coroutines run by `run` alone."""
+        if self._committer is None:
+            msg = "the reign has not begun"
+            raise RuntimeError(msg)
+        return self._committer
+
+    @property
+    def log_backend(self) -> BackendName:
+        """The backend that holds the job log and the tasks' checkpoints."""
+        return self._log_backend()
+
+    @property
+    def captured_stores(self) -> tuple[StoreName, ...]:
+        """The stores whose changes a backend needs."""
+        names = self._config.store(STATE_STORE).backup_factories
+        needed = any(self._factories[BackendName(n)].properties.needs_changes for n in names)
+        return (STATE_STORE,) if needed else ()
+
+    @property
+    def _log(self) -> LogWriter:
+        if self._writer is None:
+            msg = "the job log is not open"
+            raise RuntimeError(msg)
+        return self._writer
+
+    def open(self) -> CommitRecord | None:
+        """Set up the backends, read the log; return the current commit, None for a new job.
+
+        Raises:
+            ConfigError: A backend is unknown, unreachable, or none can hold the job log.
+            CheckpointCorruptError: A record cannot be read.
+        """
+        self._factories = BackendRegistry(self._config).factories()
+        self._thread.run(self._open())
+        return self._log.view.last_commit
+
+    def identity(self, commit: CommitRecord | None, expected: JobIdentity) -> JobIdentity:
+        """Return the identity of the job, whose ``job_uid`` the first driver drew.
+
+        Raises:
+            ConfigError: Something drifted that must not: names both values.
+        """
+        if commit is None:
+            return expected
+        found = commit.identity
+        for name in ("job_name", "partitions", "router", "key_schema", "stores"):
+            before, now = getattr(found, name), getattr(expected, name)
+            if before != now:
+                raise ConfigError(
+                    f"the job cannot go on with another {name}: before={before!r} now={now!r}",
+                    hint="go back to the former value, or start anew under another job.name with"
+                    " another checkpoint location",
+                )
+        return found
+
+    def check_location(self, commit: CommitRecord | None) -> Resumption | None:
+        """Check that the checkpoint location belongs to the log; None if nothing was committed.
+
+        Raises:
+            CheckpointLocationError: It belongs to another job or query, is older, or is gone.
+        """
+        newest = self._location.newest("commits")
+        query_id = self._location.query_id()
+        if commit is None or commit.query is None:
+            if newest >= 0:
+                raise self._mismatch(
+                    "the checkpoint location was used, but the job log has no commit",
+                    "check job.name and the uri of the backend that holds the job log; to start"
+                    " anew, give a new checkpoint location",
+                )
+            return None
+        expected = commit.query.query_id
+        if query_id != expected:
+            what = "is empty" if query_id is None else f"is of another query: query_id={query_id}"
+            raise self._mismatch(
+                f"the checkpoint location {what}, the job log is of query_id={expected}",
+                "give the checkpoint location that the job has always had",
+            )
+        head = max([*self.view.batches, commit.batch])
+        if newest > head or newest < commit.batch - 1:
+            raise self._mismatch(
+                f"the checkpoint location and the job log are not of one time: commits={newest}"
+                f" logged={head} committed={commit.batch}",
+                "restore the checkpoint location as it was, or the backup location with it",
+            )
+        return Resumption(expected, commit.batch, max(newest, commit.batch))
+
+    def take_over(
+        self,
+        spec: JobSpec,
+        identity: JobIdentity,
+        resumption: Resumption | None,
+        on_commit: Callable[[CommitSummary], None],
+    ) -> Resumption | None:
+        """Fence older drivers, roll finished uploads forward, and fix where this reign begins.
+
+        Returns:
+            Where the job goes on, with the commit that was rolled forward; None for a new job.
+        """
+        return self._thread.run(self._take_over(spec, identity, resumption, on_commit))
+
+    def begin(self, identity: JobIdentity, checkpoint_id: str) -> None:
+        """Write the empty commit with which a log begins, in the first batch call (R2)."""
+        metadata = self._location.require("metadata")
+        query_id = self._location.query_id() or ""
+        record = CommitRecord(
+            epoch=0,
+            nonce="",
+            attempt_epoch=0,
+            attempt=0,
+            batch=-1,
+            checkpoint_id=checkpoint_id,
+            identity=identity,
+            query=QueryState(query_id=query_id, metadata=metadata),
+        )
+        self._thread.run(self._log.append(record))
+
+    def record_batch(self, record: BatchRecord) -> None:
+        """Append a batch record; durable when this returns (R3)."""
+        self._thread.run(self._log.append(record))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run one of the committer's coroutines and wait for its result."""
+        return self._thread.run(work)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a coroutine that runs until `close`."""
+        self._background.append(self._thread.submit(work))
+
+    async def blocking(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking call on the driver's pool, from the commit thread's loop."""
+        return await self._executor.run(call, *args, **kwargs)
+
+    def close(self) -> None:
+        """End the commit thread and all that runs on it. Idempotent."""
+        for work in self._background:
+            work.cancel()
+        if self._writer is not None:
+            self._thread.run(self._close())
+            self._writer = None
+        self._thread.close()
+
+    async def _open(self) -> None:
+        for factory in self._factories.values():
+            admin = factory.admin(self._executor, self._clock)
+            await admin.create_resources()
+            await admin.validate_resources()
+            await admin.close()
+        name, scope = self._log_backend(), self._config.job.name
+        factory = self._factories[name]
+        self._checkpoints = factory.checkpoint_store(scope, self._executor, self._clock)
+        self._writer = LogWriter(factory.job_log(scope, self._executor, self._clock))
+        await self._writer.open()
+
+    def _log_backend(self) -> BackendName:
+        wanted = self._config.job.log_backend
+        able = [n for n, f in self._factories.items() if f.properties.can_hold_job_log]
+        if wanted is not None and BackendName(wanted) in able:
+            return BackendName(wanted)
+        if wanted is not None or not able:
+            raise ConfigError(
+                f"no backend can hold the job log: wanted={wanted} backends={list(self._factories)}",
+                key="job.log.backend",
+                hint="list a backend with atomic create, such as blob, and name it here",
+            )
+        return able[0]
+
+    async def _take_over(
+        self,
+        spec: JobSpec,
+        identity: JobIdentity,
+        resumption: Resumption | None,
+        on_commit: Callable[[CommitSummary], None],
+    ) -> Resumption | None:
+        assert self._checkpoints is not None  # noqa: S101 - opened before
+        await self._log.take_over(f"{socket.gethostname()}:{os.getpid()}")
+        clean_up = CleanUp(
+            spec,
+            identity.partitions,
+            self._factories,
+            self._log,
+            self._checkpoints,
+            self._executor,
+            self._clock,
+        )
+        self._clean_up = clean_up
+
+        def committed(summary: CommitSummary) -> None:
+            on_commit(summary)
+            self._cleaning = asyncio.create_task(clean_up.run())
+
+        self._committer = Committer(
+            self._log,
+            self._checkpoints,
+            CommitGate(self._config.task),
+            self._clock,
+            identity,
+            self._query_state,
+            committed,
+        )
+        if resumption is None:
+            return None
+        rolled = await self._roll_forward(resumption)
+        commit = self._log.view.last_commit
+        committed_batch = -1 if commit is None else commit.batch
+        await self._log.append(
+            BaseRecord(
+                epoch=0,
+                nonce="",
+                query_id=resumption.query_id,
+                commit_position=self._log.view.last_commit_position,
+                head=resumption.head,
+            )
+        )
+        if rolled is not None:
+            committed(rolled)
+        return Resumption(resumption.query_id, committed_batch, resumption.head)
+
+    async def _roll_forward(self, resumption: Resumption) -> CommitSummary | None:
+        """Complete the attempt that the driver before left open, if all its uploads are there."""
+        attempts = self._log.view.open_attempts
+        if not attempts:
+            return None
+        key = max(attempts)
+        attempt = attempts[key]
+        if attempt.batch > resumption.head or attempt.batch <= resumption.committed:
+            return None
+        deadline_ns = self._clock.monotonic_ns() + int(_ROLL_FORWARD_S * 1e9)
+        while True:
+            entries = await self._finished_uploads(key, attempt)
+            if entries is not None:
+                return await self.committer.record_now(key, attempt, entries)
+            if self._clock.monotonic_ns() >= deadline_ns:
+                logger.warning("open attempt is not finished, it is void: attempt=%s", key)
+                return None
+            await self._clock.sleep(_POLL_S)
+
+    async def _finished_uploads(
+        self, key: tuple[int, int], attempt: AttemptRecord
+    ) -> dict[int, bytes] | None:
+        """Return the checkpoints of all tasks that had to upload; None while one is lacking."""
+        assert self._checkpoints is not None  # noqa: S101 - opened before
+        commit = self._log.view.last_commit
+        before = {} if commit is None else commit.versions
+        needed = {
+            task: version
+            for task, version in attempt.versions.items()
+            if version and before.get(task) != version
+        }
+        name = f"{key[0]}-{key[1]}"
+        found: dict[int, bytes] = {}
+        for task, data in (await self._checkpoints.read(name)).items():
+            entry = decode_attempt_entry(data, where=f"attempt={name} task={task}")
+            if isinstance(entry, FinishedTask) and str(entry.version_id) == needed.get(task):
+                found[partition_of(task)] = encode_checkpoint_v2(entry.checkpoint)
+        return found if len(found) == len(needed) else None
+
+    async def _query_state(self, batch: int) -> QueryState:
+        return await self._executor.run(self._read_query_state, batch)
+
+    def _read_query_state(self, batch: int) -> QueryState:
+        location = self._location
+        return QueryState(
+            query_id=location.query_id() or "",
+            metadata=location.require("metadata"),
+            previous_offsets=location.read(f"offsets/{batch - 1}") if batch > 0 else None,
+            offsets=location.require(f"offsets/{batch}"),
+            commit=location.read(f"commits/{batch}"),
+        )
+
+    async def _close(self) -> None:
+        if self._cleaning is not None:
+            await asyncio.gather(self._cleaning, return_exceptions=True)
+        if self._clean_up is not None:
+            await self._clean_up.close()
+        if self._checkpoints is not None:
+            await self._checkpoints.close()
+        await self._log.close()
+        await self._executor.close()
+
+    def _mismatch(self, message: str, hint: str) -> CheckpointLocationError:
+        error = CheckpointLocationError(f"{message}: location={self._location.uri}")
+        error.add_note(f"hint: {hint}")
+        return error
+
+
+def new_identity(
+    config: Config, partitions: int, router: str, key_schema: str
+) -> JobIdentity:
+    """Return the identity of a job as it is configured now, with a fresh ``job_uid``."""
+    return JobIdentity(
+        job_uid=uuid.uuid4().hex,
+        job_name=config.job.name,
+        partitions=partitions,
+        router=router,
+        key_schema=key_schema,
+        stores={"main": [STATE_STORE]},
+    )

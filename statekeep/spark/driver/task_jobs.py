@@ -1,0 +1,106 @@
+"""The anchored jobs that the driver runs, as plain calls: ask the tasks, get their answers."""
+
+import itertools
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+
+from statekeep.errors import RestoreFailedError
+from statekeep.spark.anchor import Anchor
+from statekeep.spark.worker import errands
+from statekeep.spark.worker.job_spec import (
+    BatchPlan,
+    HandOverPlan,
+    JobSpec,
+    OutputPlan,
+    Receipt,
+    task_name,
+)
+from statekeep.spark.worker.process import process_partition
+
+logger = logging.getLogger(__name__)
+
+Candidates = Sequence[tuple[str, bytes | None]]
+"""(VersionId, CheckpointV2 in JSON) of commits, newest first."""
+
+
+class TaskJobs:
+    """Runs one Spark job per call over the N anchored partitions. Blocking, on the driver."""
+
+    def __init__(self, spark: SparkSession, anchor: Anchor, spec: JobSpec) -> None:
+        self._spark = spark
+        self.anchor = anchor
+        self._spec = spec
+        self._serial = itertools.count(1)
+
+    def process(self, rows: DataFrame, plan: BatchPlan) -> dict[int, Receipt]:
+        """Process one batch; every partition asked for answers with a receipt."""
+        spec = self._spec
+        answers = self.anchor.process(
+            rows,
+            lambda batches: process_partition(batches, spec, plan),
+            key_columns=spec.operator.key_columns,
+            row_columns=spec.operator.row_schema.names,
+            only=plan.only,
+            is_sorted=plan.is_sorted,
+        )
+        receipts = [Receipt.parse(answer) for answer in answers]
+        return {receipt.partition: receipt for receipt in receipts}
+
+    def locate(
+        self, candidates: Mapping[int, Sequence[str]], *, is_thorough: bool
+    ) -> dict[int, str]:
+        """Ask each partition for the first of its candidate versions that is on its host.
+
+        Args:
+            candidates: ``{partition: [VersionId]}``, best first.
+            is_thorough: Read every byte and compare, as after a restart; else sizes only.
+
+        Returns:
+            ``{partition: VersionId}`` of those that have one.
+        """
+        spec = self._spec
+        answers = self.anchor.run(
+            lambda _: errands.locate(spec, candidates, is_thorough=is_thorough)
+        )
+        return {int(a["partition"]): str(a["version"]) for a in answers if a["version"] is not None}
+
+    def restore(
+        self,
+        candidates: Mapping[int, Candidates],
+        bad_markers: Collection[tuple[str, str, str, str]],
+    ) -> dict[int, "errands.Restored"]:
+        """Let the containers of the given partitions restore one of their candidates.
+
+        Raises:
+            RestoreFailedError: A task's state is out of reach.
+        """
+        spec = self._spec
+        bad = tuple(bad_markers)
+        answers = self.anchor.run(lambda _: errands.restore(spec, candidates, bad))
+        restored = {int(a["partition"]): errands.Restored(**a) for a in answers}
+        for partition, outcome in restored.items():
+            if outcome.error:
+                raise RestoreFailedError(
+                    f"no backend can restore the state ({outcome.error})",
+                    task_name=task_name(partition),
+                    store_names=["state"],
+                )
+        return restored
+
+    def hand_over(self, plan: HandOverPlan) -> dict[int, str]:
+        """Let the tasks hand their versions to their containers; return ``{partition: error}``."""
+        spec = self._spec
+        answers = self.anchor.run(lambda _: errands.hand_over(spec, plan))
+        return {int(a["partition"]): str(a["error"]) for a in answers if a["error"]}
+
+    def output(self, plan: OutputPlan) -> DataFrame:
+        """Return the output rows of a batch: no row of another attempt can be in it."""
+        spec = self._spec
+        return self.anchor.frame(lambda _: errands.read_output(spec, plan), plan.schema)
+
+    def stop_containers(self) -> None:
+        """Tell the containers of this job to end once they are done."""
+        spec = self._spec
+        self.anchor.run(lambda _: errands.stop_container(spec))

@@ -1,0 +1,207 @@
+"""The one changed call: ``grouped(df.groupBy("id"), settings).transformWithState(...)``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from statekeep.config.load import load_dict, load_spark_conf, merge
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.spark.dataframe import StatefulDataFrame
+from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.session import check_session
+
+Settings = Mapping[str, Any] | Config
+
+_OUTPUT_MODES = ("append", "update")
+_STATEFUL = {
+    "Aggregate": "an aggregation",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "Distinct": "distinct",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithState",
+    "GlobalLimit": "limit",
+}
+
+
+def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGroupedData":
+    """Wrap a grouped streaming frame so that its stateful operators run on statekeep.
+
+    Args:
+        data: ``df.groupBy(...)`` of a streaming frame.
+        settings: Statekeep's keys, over those in the Spark conf (``spark.statekeep.*``).
+
+    Raises:
+        ConfigError: A setting is unknown or wrong, the session cannot keep tasks at their state,
+            or a stateful Spark operator is upstream.
+    """
+    frame: DataFrame = data._df  # noqa: SLF001 - GroupedData has no public way to its frame
+    check_session(frame.sparkSession)
+    if not frame.isStreaming:
+        msg = "not a streaming frame: statekeep keeps the state of streams"
+        raise ConfigError(msg, hint="read the input by spark.readStream")
+    _check_upstream(frame)
+    conf = load_spark_conf(frame.sparkSession.sparkContext.getConf().getAll())
+    given = settings if isinstance(settings, Config) else load_dict(settings or {}, "settings")
+    return StatefulGroupedData(frame, _keys(data, frame), merge(conf, given))
+
+
+class StatefulGroupedData:
+    """A grouped stream: what Spark's `GroupedData` offers for state, with the same arguments."""
+
+    def __init__(self, frame: DataFrame, keys: Mapping[str, Column | None], config: Config) -> None:
+        self._frame = frame
+        self._keys = keys
+        self._config = config
+
+    def transformWithState(  # noqa: N802 - Spark's name
+        self,
+        statefulProcessor: StatefulProcessor,  # noqa: N803
+        outputStructType: StructType | str,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        initialState: GroupedData | None = None,  # noqa: N803
+        eventTimeColumnName: str = "",  # noqa: N803
+    ) -> StatefulDataFrame:
+        """Run a processor on rows, as ``GroupedData.transformWithState`` does.
+
+        Raises:
+            ConfigError: The processor cannot be sent to executors, or an argument asks for what is
+                not supported yet: timers, TTL, initial state.
+        """
+        return self._transform(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+            is_pandas=False,
+        )
+
+    def transformWithStateInPandas(  # noqa: N802 - Spark's name
+        self,
+        statefulProcessor: StatefulProcessor,  # noqa: N803
+        outputStructType: StructType | str,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        initialState: GroupedData | None = None,  # noqa: N803
+        eventTimeColumnName: str = "",  # noqa: N803
+    ) -> StatefulDataFrame:
+        """Run a processor on pandas frames, as ``GroupedData.transformWithStateInPandas`` does.
+
+        Raises:
+            ConfigError: As `transformWithState`.
+        """
+        return self._transform(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+            is_pandas=True,
+        )
+
+    def _transform(
+        self,
+        processor: StatefulProcessor,
+        output: StructType | str,
+        output_mode: str,
+        time_mode: str,
+        initial_state: GroupedData | None,
+        event_time_column: str,
+        *,
+        is_pandas: bool,
+    ) -> StatefulDataFrame:
+        _check_modes(output_mode, time_mode, event_time_column, has_initial=initial_state is not None)
+        _check_serialisable(processor)
+        schema = output if isinstance(output, StructType) else StructType.fromDDL(output)
+        frame = self._frame
+        for name, expression in self._keys.items():
+            if expression is not None:
+                frame = frame.withColumn(name, expression)
+        key_schema = StructType([frame.schema[name] for name in self._keys])
+        operator = OperatorSpec(
+            processor=processor,
+            key_columns=tuple(self._keys),
+            key_schema=key_schema,
+            row_schema=frame.schema,
+            output_schema=schema,
+            is_pandas=is_pandas,
+            grouping_max_bytes=self._config.task.grouping_max_bytes,
+        )
+        return StatefulDataFrame(frame, operator, self._config, output_mode)
+
+
+def _keys(data: GroupedData, frame: DataFrame) -> dict[str, Column | None]:
+    """Return the grouping columns: name to expression, None for a plain column of the frame."""
+    expressions = data._jgd.groupingExprs()  # noqa: SLF001 - nothing public names them
+    names = [field.name for field in data.agg(F.lit(1)).schema.fields][: expressions.size()]
+    if not names:
+        msg = "the stream is grouped by nothing"
+        raise ConfigError(msg, hint="name the key: df.groupBy(...)")
+    jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001
+    to_column = jvm.org.apache.spark.sql.classic.ExpressionUtils.column
+    keys: dict[str, Column | None] = {}
+    for index, name in enumerate(names):
+        expression = expressions.apply(index)
+        is_plain = "Attribute" in expression.getClass().getSimpleName() and name in frame.columns
+        keys[name] = None if is_plain else _column(to_column(expression))
+    return keys
+
+
+def _column(expression: Any) -> Column:  # noqa: ANN401 - a Java object
+    from pyspark.sql.classic.column import Column as ClassicColumn  # noqa: PLC0415 - classic only
+
+    return ClassicColumn(expression)
+
+
+def _check_upstream(frame: DataFrame) -> None:
+    """Refuse a stateful operator of Spark's upstream: it could not follow a replay."""
+    pending = [frame._jdf.queryExecution().analyzed()]  # noqa: SLF001 - plans are the JVM's
+    while pending:
+        node = pending.pop()
+        name = node.nodeName()
+        children = node.children()
+        below = [children.apply(index) for index in range(children.size())]
+        streams = sum(child.isStreaming() for child in below)
+        found = _STATEFUL.get(name) or ("a stream-stream join" if name == "Join" else None)
+        if found is not None and streams > (1 if name == "Join" else 0):
+            raise ConfigError(
+                f"a stateful Spark operator is upstream: operator={found}",
+                hint="do it inside the processor, or write it to a stream of its own first",
+            )
+        pending += below
+
+
+def _check_modes(
+    output_mode: str, time_mode: str, event_time_column: str, *, has_initial: bool
+) -> None:
+    if output_mode.lower() not in _OUTPUT_MODES:
+        msg = f"output mode is not supported: outputMode={output_mode!r}"
+        raise ConfigError(msg, hint="use Update or Append")
+    if time_mode.lower() != "none":
+        msg = f"timers and TTL are not supported yet: timeMode={time_mode!r}"
+        raise ConfigError(msg, hint='use timeMode="None"')
+    if has_initial or event_time_column:
+        msg = "initialState and eventTimeColumnName are not supported yet"
+        raise ConfigError(msg)
+
+
+def _check_serialisable(processor: StatefulProcessor) -> None:
+    try:
+        cloudpickle.dumps(processor)
+    except Exception as exc:
+        raise ConfigError(
+            f"the processor cannot be sent to executors: class={type(processor).__name__}",
+            hint="make clients, locks and open files in init(), not in the constructor",
+        ) from exc

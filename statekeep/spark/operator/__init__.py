@@ -1,0 +1,1 @@
+"""The stateful operator: an unmodified `StatefulProcessor` over Arrow batches and a local store."""

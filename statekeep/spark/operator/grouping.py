@@ -1,0 +1,231 @@
+"""From record batches to groups of rows by key, in ascending order of the encoded key."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql.types import StructType
+
+from statekeep.spark.operator.key_codec import KeyCodec
+
+CHUNK_KEYS: Final = 10_000
+"""Keys whose state is read and written together."""
+
+CHUNK_ROWS: Final = 16_384
+"""Rows that are Python objects at one time; a key with more rows is a chunk of its own."""
+
+
+class GroupingOverflow(Exception):  # noqa: N818 - a signal to sort instead, not a failure
+    """Raised when rows to be grouped exceed the bound: run the batch again, sorted by Spark.
+
+    Attributes:
+        max_bytes: The bound.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"rows exceed the bound for grouping in memory: max_bytes={max_bytes}")
+        self.max_bytes = max_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChunk:
+    """All rows of some keys."""
+
+    rows: pa.RecordBatch
+    """Sorted by key."""
+    starts: list[int]
+    """Where the rows of each key begin, and the number of rows at the end."""
+    key_columns: list[list[Any]]
+    """The values of the keys, column by column."""
+    key_bytes: list[bytes]
+    """The encoded keys, ascending."""
+    rest: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
+    """Further rows of the one key of the chunk, valid until the next chunk is asked for."""
+
+
+class Grouping:
+    """Knows the grouping columns of one input."""
+
+    def __init__(self, key_columns: Sequence[str], key_schema: StructType) -> None:
+        self._key_columns = list(key_columns)
+        self._codec = KeyCodec(key_schema)
+
+    def in_memory(self, batches: Iterator[pa.RecordBatch], max_bytes: int) -> Iterator[KeyChunk]:
+        """Group rows of any order, all of them held in memory.
+
+        Raises:
+            GroupingOverflow: They take more than ``max_bytes`` of Arrow data.
+        """
+        held: list[pa.RecordBatch] = []
+        held_bytes = 0
+        for batch in batches:
+            held_bytes += batch.nbytes
+            if held_bytes > max_bytes:
+                raise GroupingOverflow(max_bytes)
+            held.append(batch)
+        rows = _joined(held)
+        held.clear()
+        if rows is None:
+            return
+        columns = self._sort_columns(rows)
+        order = _sort_indices(columns)
+        rows = rows.take(order)
+        starts = _starts([column.take(order) for column in columns])
+        del columns, order
+        yield from self._chunks(rows, starts)
+
+    def sorted_stream(self, batches: Iterator[pa.RecordBatch]) -> Iterator[KeyChunk]:
+        """Group rows that come sorted by key, holding one batch and the chunk at hand.
+
+        Raises:
+            ValueError: They are not sorted.
+        """
+        return _SortedStream(self, batches).chunks()
+
+    def starts(self, rows: pa.RecordBatch) -> NDArray[np.int64]:
+        """Return where each run of one key begins, and the number of rows at the end."""
+        return _starts(self._sort_columns(rows))
+
+    def chunk(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> KeyChunk:
+        """Return the chunk of ``rows``, whose keys begin at ``starts``."""
+        first = pa.array(starts[:-1])
+        columns = [rows.column(name).take(first).to_pylist() for name in self._key_columns]
+        key_bytes = self._codec.encode_columns(columns)
+        return KeyChunk(rows, starts.tolist(), columns, key_bytes)
+
+    def key_of(self, rows: pa.RecordBatch, at: int) -> bytes:
+        """Return the encoded key of one row."""
+        return self._codec.encode([rows.column(name)[at].as_py() for name in self._key_columns])
+
+    def _chunks(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> Iterator[KeyChunk]:
+        key_count = len(starts) - 1
+        at = 0
+        while at < key_count:
+            fits = int(np.searchsorted(starts, starts[at] + CHUNK_ROWS, side="right")) - 1
+            end = min(max(fits, at + 1), at + CHUNK_KEYS, key_count)
+            first, last = int(starts[at]), int(starts[end])
+            yield self.chunk(rows.slice(first, last - first), starts[at : end + 1] - first)
+            at = end
+
+    def _sort_columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        columns: list[pa.Array] = []
+        for name in self._key_columns:
+            _add_sort_columns(rows.column(name), columns)
+        return columns
+
+
+class _SortedStream:
+    def __init__(self, grouping: Grouping, batches: Iterator[pa.RecordBatch]) -> None:
+        self._grouping = grouping
+        self._batches = batches
+        self._held: pa.RecordBatch | None = None
+        self._last_key: bytes | None = None
+
+    def chunks(self) -> Iterator[KeyChunk]:
+        """Yield the chunks; the rows of the last key seen are held back, as more may come."""
+        for batch in self._batches:
+            rows = _joined([batch] if self._held is None else [self._held, batch])
+            self._held = None
+            if rows is None:
+                continue
+            starts = self._grouping.starts(rows)
+            if len(starts) == 2 and rows.num_rows >= CHUNK_ROWS:  # noqa: PLR2004 - one key
+                yield from self._large_key(rows, starts)
+                continue
+            last = int(starts[-2])
+            self._held = rows.slice(last)
+            if last:
+                yield from self._whole_keys(rows.slice(0, last), starts[:-1])
+        if self._held is not None:
+            held, self._held = self._held, None
+            yield from self._whole_keys(held, np.array([0, held.num_rows]))
+
+    def _whole_keys(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> Iterator[KeyChunk]:
+        for chunk in self._grouping._chunks(rows, starts):  # noqa: SLF001 - one module, one design
+            self._check_order(chunk.key_bytes)
+            yield chunk
+
+    def _large_key(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> Iterator[KeyChunk]:
+        chunk = self._grouping.chunk(rows, starts)
+        self._check_order(chunk.key_bytes)
+        rest = self._rest(chunk.key_bytes[0])
+        yield KeyChunk(chunk.rows, chunk.starts, chunk.key_columns, chunk.key_bytes, rest)
+        for _ in rest:
+            pass  # rows that the processor did not want
+
+    def _rest(self, key: bytes) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            if batch.num_rows == 0:
+                continue
+            if self._grouping.key_of(batch, 0) != key:
+                self._held = batch
+                return
+            end = int(self._grouping.starts(batch)[1])
+            if end < batch.num_rows:
+                self._held = batch.slice(end)
+                yield batch.slice(0, end)
+                return
+            yield batch
+
+    def _check_order(self, key_bytes: list[bytes]) -> None:
+        last = self._last_key
+        for key in key_bytes:
+            if last is not None and key <= last:
+                raise ValueError("rows are not sorted by the grouping key")
+            last = key
+        self._last_key = last
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
+    batches = [batch for batch in batches if batch.num_rows]
+    if len(batches) <= 1:
+        return batches[0] if batches else None
+    table = pa.Table.from_batches(batches).combine_chunks()
+    joined: pa.RecordBatch = table.to_batches()[0]
+    if joined.num_rows != table.num_rows:  # a column of more than 2 GiB stays in pieces
+        raise GroupingOverflow(table.nbytes)
+    return joined
+
+
+def _add_sort_columns(column: pa.Array, columns: list[pa.Array]) -> None:
+    """Append columns whose order, and whose differences, are those of the encoded key."""
+    if column.null_count:
+        columns.append(column.is_valid())
+    if pa.types.is_struct(column.type):
+        for child in column.flatten():
+            _add_sort_columns(child, columns)
+    elif pa.types.is_floating(column.type):
+        columns.append(_ordered_bits(column))
+    else:
+        columns.append(column)
+
+
+def _ordered_bits(column: pa.Array) -> pa.Array:
+    # Adding zero turns -0.0 into 0.0; the bits of doubles then order as sign and magnitude.
+    values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+    values[np.isnan(values)] = np.nan
+    bits = values.view(np.int64)
+    return pa.array(bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF)))
+
+
+def _sort_indices(columns: list[pa.Array]) -> pa.Array:
+    if len(columns) == 1:
+        return pc.array_sort_indices(columns[0])
+    names = [str(i) for i in range(len(columns))]
+    table = pa.Table.from_arrays(columns, names)
+    return pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
+
+
+def _starts(columns: list[pa.Array]) -> NDArray[np.int64]:
+    row_count = len(columns[0])
+    differs = np.zeros(row_count - 1, dtype=np.bool_)
+    for column in columns:
+        unequal = pc.not_equal(column.slice(1), column.slice(0, row_count - 1))
+        if unequal.null_count:
+            unequal = unequal.fill_null(value=False)
+        differs |= unequal.to_numpy(zero_copy_only=False)
+    return np.concatenate(([0], np.flatnonzero(differs) + 1, [row_count]))

@@ -1,0 +1,114 @@
+"""What a processor is given for each key: rows, or pandas frames, as Spark gives them."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, pairwise
+from typing import Any, Final, Protocol
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.conversion import ArrowBatchTransformer
+from pyspark.sql.types import Row, StructType
+from typing_extensions import override
+
+from statekeep.spark.operator.grouping import CHUNK_ROWS, KeyChunk
+from statekeep.spark.operator.rows import row_maker
+
+FRAME_ROWS: Final = 10_000
+"""Most rows of one frame; Spark's default too (``arrow.maxRecordsPerBatch``)."""
+
+
+class Inputs(Protocol):
+    """Makes the inputs of one mode."""
+
+    def of(self, chunk: KeyChunk) -> Iterable[Iterator[Any]]:
+        """Yield one iterator for each key of ``chunk``, in order; each is used before the next."""
+        ...
+
+
+class RowInputs(Inputs):
+    """Rows with all columns, whose values are those of Arrow's ``as_py``, as in Spark's Row mode.
+
+    So a timestamp is aware, a struct a dict and a map a list of pairs.
+    """
+
+    def __init__(self, row_schema: StructType) -> None:
+        self._make_row = row_maker(row_schema.names)
+
+    @override
+    def of(self, chunk: KeyChunk) -> Iterable[Iterator[Row]]:
+        if len(chunk.key_bytes) == 1:
+            return [self._lazily(chunk)]
+        return self._by_key(chunk)
+
+    def _by_key(self, chunk: KeyChunk) -> Iterator[Iterator[Row]]:
+        # Rows are made one key at a time: many live objects would set off garbage collections.
+        rows = self._rows(chunk.rows)
+        for first, end in pairwise(chunk.starts):
+            yield (rows_of_key := islice(rows, end - first))
+            for _ in rows_of_key:
+                pass  # what the processor did not want
+
+    def _rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        values = zip(*[column.to_pylist() for column in batch.columns], strict=True)
+        return map(self._make_row, values)
+
+    def _lazily(self, chunk: KeyChunk) -> Iterator[Row]:
+        for batch in chain([chunk.rows], chunk.rest):
+            for part in _parts(batch, CHUNK_ROWS):
+                yield from self._rows(part)
+
+
+class FrameInputs(Inputs):
+    """Frames with all columns, of the types that Spark's pandas mode gives.
+
+    A frame's types depend on the rows of its own key alone: integers are float64 only where the
+    same frame holds a null.
+    """
+
+    def __init__(self, time_zone: str) -> None:
+        self._time_zone = time_zone
+
+    @override
+    def of(self, chunk: KeyChunk) -> Iterable[Iterator[pd.DataFrame]]:
+        if len(chunk.key_bytes) == 1:
+            return [self._lazily(chunk)]
+        if any(_is_widened_by_null(column) for column in chunk.rows.columns):
+            spans = ((first, end - first) for first, end in pairwise(chunk.starts))
+            return (map(self._frame, _parts(chunk.rows.slice(*span), FRAME_ROWS)) for span in spans)
+        frame = self._frame(chunk.rows)
+        return (
+            (
+                frame.iloc[at : min(at + FRAME_ROWS, end)].reset_index(drop=True)
+                for at in range(first, end, FRAME_ROWS)
+            )
+            for first, end in pairwise(chunk.starts)
+        )
+
+    def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
+        series = ArrowBatchTransformer.to_pandas(rows, timezone=self._time_zone)
+        frame = pd.concat(series, axis=1)
+        # Spark makes its frames of Python values, which have one width only.
+        narrow = {
+            name: "int64" if dtype.kind == "i" else "float64"
+            for name, dtype in frame.dtypes.items()
+            if dtype in _NARROW
+        }
+        return frame.astype(narrow) if narrow else frame
+
+    def _lazily(self, chunk: KeyChunk) -> Iterator[pd.DataFrame]:
+        for batch in chain([chunk.rows], chunk.rest):
+            for part in _parts(batch, FRAME_ROWS):
+                yield self._frame(part)
+
+
+_NARROW: Final = ("int8", "int16", "int32", "float32")
+
+
+def _is_widened_by_null(column: pa.Array) -> bool:
+    kind = column.type
+    return bool(column.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)))
+
+
+def _parts(batch: pa.RecordBatch, row_count: int) -> Iterator[pa.RecordBatch]:
+    for first in range(0, batch.num_rows, row_count):
+        yield batch.slice(first, row_count)

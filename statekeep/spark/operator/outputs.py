@@ -1,0 +1,343 @@
+"""What a processor yields, as record batches of the declared types."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any, Final
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.conversion import PandasToArrowConversion
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType
+from typing_extensions import override
+
+from statekeep.errors import StateSchemaError
+from statekeep.spark.operator.digests import ArrowDigest
+
+OUTPUT_ROWS: Final = 8_192
+"""Rows of every record batch but the last: fixed, so that a replay cuts at the same places."""
+
+_STAGED_ROWS: Final = 128
+"""Rows kept as the processor made them: few enough to set off no garbage collection, which goes
+through all objects of the process. A divisor of `OUTPUT_ROWS`."""
+
+
+def output_arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow types in which output of ``schema`` is written; timestamps are in UTC."""
+    return to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+
+
+class Outputs(ABC):
+    """Gathers the output of one batch, and writes it in record batches of `OUTPUT_ROWS`.
+
+    Attributes:
+        rows_out: Rows written.
+        is_writing: Whether rows, of any key so far, are being converted and written.
+    """
+
+    def __init__(self, schema: StructType, write: Callable[[pa.RecordBatch], None]) -> None:
+        self.rows_out = 0
+        self.is_writing = False
+        self._schema = schema
+        self._arrow_schema = output_arrow_schema(schema)
+        self._write = write
+        self._digest = ArrowDigest()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that was written, in order."""
+        return self._digest.hexdigest()
+
+    @abstractmethod
+    def add(self, results: Iterable[Any]) -> None:
+        """Take all that one call of the processor yields.
+
+        Raises:
+            StateSchemaError: Output, perhaps of an earlier call, does not fit the declared schema.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write what is held. Called once, after the last `add`.
+
+        Raises:
+            StateSchemaError: It does not fit the declared schema.
+        """
+
+    def _emit(self, batch: pa.RecordBatch) -> None:
+        for field, spark_field in zip(batch.schema, self._schema.fields, strict=True):
+            if not spark_field.nullable and batch.column(field.name).null_count:
+                raise StateSchemaError(
+                    f"output column is declared not null: column={field.name} found=null"
+                )
+        self._digest.update(batch)
+        self._write(batch)
+        self.rows_out += batch.num_rows
+
+
+class RowOutputs(Outputs):
+    """Output of Row mode.
+
+    A `Row` with names is read by name, as in Spark: a column that it lacks is null, a name that
+    is no column is dropped; both in one row are taken for a spelling mistake and refused. A tuple
+    without names is read by position.
+    """
+
+    def __init__(self, schema: StructType, write: Callable[[pa.RecordBatch], None]) -> None:
+        super().__init__(schema, write)
+        self._names = schema.names
+        self._nested = [_nested_converter(f.dataType) for f in schema.fields]
+        self._staged: list[Any] = []
+        self._columns: list[list[Any]] = [[] for _ in schema.fields]
+
+    @override
+    def add(self, results: Iterable[Any]) -> None:
+        iterator = iter(results)
+        staged = self._staged
+        while True:
+            staged.extend(islice(iterator, _STAGED_ROWS - len(staged)))
+            if len(staged) < _STAGED_ROWS:
+                return
+            self.is_writing = True
+            self._take_staged()
+            if len(self._columns[0]) == OUTPUT_ROWS:
+                self._emit_columns()
+            self.is_writing = False
+
+    @override
+    def finish(self) -> None:
+        self.is_writing = True
+        if self._staged:
+            self._take_staged()
+        if self._columns[0]:
+            self._emit_columns()
+
+    def _take_staged(self) -> None:
+        rows: Iterable[tuple[Any, ...]] = self._staged
+        if not self._are_uniform(self._staged):
+            rows = [self._aligned(row) for row in self._staged]
+        # zip goes through a tuple natively, where Row's own subscription is a Python function.
+        for column, values in zip(self._columns, zip(*rows, strict=True), strict=True):
+            column.extend(values)
+        self._staged.clear()
+
+    def _emit_columns(self) -> None:
+        arrays = [
+            self._array(values, convert, field)
+            for values, convert, field in zip(
+                self._columns, self._nested, self._arrow_schema, strict=True
+            )
+        ]
+        self._emit(pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema))
+        for column in self._columns:
+            column.clear()
+
+    def _are_uniform(self, rows: list[Any]) -> bool:
+        try:
+            names = [row.__fields__ for row in rows]
+        except AttributeError:
+            return False
+        return names.count(self._names) == len(rows) and set(map(len, rows)) == {len(self._names)}
+
+    def _aligned(self, row: object) -> tuple[Any, ...]:
+        if not isinstance(row, tuple):
+            raise StateSchemaError(
+                f"output must be rows: expected={self._schema.simpleString()} "
+                f"found={type(row).__name__}"
+            )
+        names: list[str] | None = getattr(row, "__fields__", None)
+        if names is None or len(names) != len(row):
+            if len(row) != len(self._names):
+                raise StateSchemaError(
+                    "output row has another number of values: "
+                    f"expected={len(self._names)} found={len(row)}"
+                )
+            return row
+        given = dict(zip(names, row, strict=True))
+        missing = [name for name in self._names if name not in given]
+        unknown = [name for name in given if name not in self._names]
+        if missing and unknown:
+            raise StateSchemaError(
+                f"output row has other columns: missing={','.join(missing)} "
+                f"unknown={','.join(unknown)}"
+            )
+        return tuple(given.get(name) for name in self._names)
+
+    def _array(
+        self, values: list[Any], convert: Callable[[Any], Any] | None, field: pa.Field
+    ) -> pa.Array:
+        if convert is not None:
+            values = [None if value is None else convert(value) for value in values]
+        try:
+            return pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            found = next((value for value in values if not _fits(value, field.type)), None)
+            raise StateSchemaError(
+                f"output does not fit the declared type: column={field.name} "
+                f"expected={field.type} found={type(found).__name__} value={found!r}"
+            ) from exc
+
+
+class FrameOutputs(Outputs):
+    """Output of pandas mode: frames, whose columns are taken by name, as Spark does.
+
+    Frames are joined before they are converted where their types are the same; a conversion that
+    would lose anything (but for what a float cannot hold) is refused.
+    """
+
+    def __init__(
+        self, schema: StructType, write: Callable[[pa.RecordBatch], None], time_zone: str
+    ) -> None:
+        super().__init__(schema, write)
+        self._time_zone = time_zone
+        self._held: list[pd.DataFrame] = []
+        self._kind: object = None
+        self._held_rows = 0
+        self._ready: list[pa.RecordBatch] = []
+        self._ready_rows = 0
+
+    @override
+    def add(self, results: Iterable[Any]) -> None:
+        for frame in results:
+            if not isinstance(frame, pd.DataFrame):
+                raise StateSchemaError(
+                    f"output must be pandas frames: found={type(frame).__name__}"
+                )
+            if frame.empty:
+                continue
+            kind = (tuple(frame.columns), tuple(frame.dtypes))
+            if kind != self._kind or self._held_rows >= OUTPUT_ROWS:
+                self._convert_held()
+                self._kind = kind
+            self._held.append(frame)
+            self._held_rows += len(frame)
+
+    @override
+    def finish(self) -> None:
+        self._convert_held()
+        self._emit_ready(least=1)
+
+    def _convert_held(self) -> None:
+        self.is_writing = True
+        if self._held:
+            batch = self._converted(pd.concat(self._held, ignore_index=True))
+            self._held.clear()
+            self._held_rows = 0
+            self._ready.append(batch)
+            self._ready_rows += batch.num_rows
+            self._emit_ready(least=OUTPUT_ROWS)
+        self.is_writing = False
+
+    def _emit_ready(self, *, least: int) -> None:
+        if self._ready_rows < least:
+            return
+        table = pa.Table.from_batches(self._ready).combine_chunks()
+        self._ready.clear()
+        at = 0
+        while table.num_rows - at >= least:
+            for batch in table.slice(at, OUTPUT_ROWS).to_batches():
+                self._emit(batch)
+            at = min(at + OUTPUT_ROWS, table.num_rows)
+            if at == table.num_rows:
+                break
+        self._ready_rows = table.num_rows - at
+        if self._ready_rows:
+            self._ready.extend(table.slice(at).to_batches())
+
+    def _converted(self, frame: pd.DataFrame) -> pa.RecordBatch:
+        missing = [name for name in self._schema.names if name not in frame.columns]
+        if missing and any(isinstance(name, str) for name in frame.columns):
+            raise StateSchemaError(
+                f"output frame lacks columns: missing={','.join(missing)} "
+                f"found={','.join(map(str, frame.columns))}"
+            )
+        if missing and len(frame.columns) != len(self._schema.names):
+            raise StateSchemaError(
+                "output frame has another number of columns: "
+                f"expected={len(self._schema.names)} found={len(frame.columns)}"
+            )
+        arrays = [
+            self._column(frame.iloc[:, i] if missing else frame[name], i)
+            for i, name in enumerate(self._schema.names)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
+
+    def _column(self, series: "pd.Series[Any]", at: int) -> pa.Array:
+        field = self._schema.fields[at]
+        try:
+            batch = PandasToArrowConversion.convert(
+                [series],
+                StructType([field]),
+                timezone=self._time_zone,
+                safecheck=True,
+                arrow_cast=True,
+            )
+            return batch.column(0).cast(self._arrow_schema.field(at).type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            raise StateSchemaError(
+                f"output does not fit the declared type: column={field.name} "
+                f"expected={field.dataType.simpleString()} found={series.dtype}"
+            ) from exc
+
+
+def _fits(value: object, arrow_type: pa.DataType) -> bool:
+    try:
+        pa.array([value], arrow_type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _nested_converter(data_type: DataType) -> Callable[[Any], Any] | None:
+    """Return what turns rows and dicts within a value into what Arrow takes; None if nothing."""
+    match data_type:
+        case StructType():
+            return _struct_converter(data_type)
+        case ArrayType():
+            element = _nested_converter(data_type.elementType)
+            if element is None:
+                return None
+            return lambda items: [None if item is None else element(item) for item in items]
+        case MapType():
+            return _map_converter(data_type)
+        case _:
+            return None
+
+
+def _struct_converter(data_type: StructType) -> Callable[[Any], Any]:
+    names = data_type.names
+    converters = [_nested_converter(f.dataType) for f in data_type.fields]
+
+    def convert(value: object) -> object:
+        if isinstance(value, Row) and hasattr(value, "__fields__"):
+            value = value.asDict()
+        if isinstance(value, dict):
+            items = [value.get(name) for name in names]
+        elif isinstance(value, tuple) and len(value) == len(names):
+            items = list(value)
+        else:
+            return value  # Arrow refuses it, and the column is named
+        return {
+            name: item if nested is None or item is None else nested(item)
+            for name, item, nested in zip(names, items, converters, strict=True)
+        }
+
+    return convert
+
+
+def _map_converter(data_type: MapType) -> Callable[[Any], Any]:
+    key = _nested_converter(data_type.keyType)
+    value = _nested_converter(data_type.valueType)
+
+    def convert(mapping: object) -> object:
+        pairs: Any = mapping.items() if isinstance(mapping, dict) else mapping
+        return [
+            (
+                k if key is None or k is None else key(k),
+                v if value is None or v is None else value(v),
+            )
+            for k, v in pairs
+        ]
+
+    return convert

@@ -1,0 +1,125 @@
+"""Sinks: what a stateful stream's output may be written to, each idempotent or refused by name."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from statekeep.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+BatchSink = Callable[[DataFrame, int], None]
+
+FILE_FORMATS: Final = ("csv", "json", "orc", "parquet", "text")
+_OTHERS: Final = ("console", "noop")
+
+
+def build_sink(
+    spark: SparkSession,
+    format_name: str,
+    options: Mapping[str, str],
+    partition_columns: Sequence[str],
+    output_mode: str,
+) -> BatchSink:
+    """Return the sink of a format.
+
+    Raises:
+        ConfigError: The format is not supported, or not in this output mode.
+    """
+    name = format_name.lower()
+    if name in FILE_FORMATS:
+        return _file_sink(spark, name, options, partition_columns, output_mode)
+    if name == "console":
+        rows, is_truncated = int(options.get("numRows", "20")), options.get("truncate", "true")
+        return _console_sink(rows, is_truncated=is_truncated.lower() == "true")
+    if name == "noop":
+        return lambda frame, _: frame.write.format("noop").mode("overwrite").save()
+    supported = ", ".join([*FILE_FORMATS, *_OTHERS])
+    raise ConfigError(
+        f"sink format is not supported: format={format_name!r} supported={supported}",
+        hint="write each batch yourself in foreachBatch, keyed by the batch id",
+    )
+
+
+def table_sink(
+    spark: SparkSession,
+    shape: DataFrame,
+    table: str,
+    format_name: str,
+    options: Mapping[str, str],
+    partition_columns: Sequence[str],
+    output_mode: str,
+) -> BatchSink:
+    """Return the sink of a table of files, which is created empty if it is not there.
+
+    Raises:
+        ConfigError: The table is not one of files, or not in this output mode.
+    """
+    if not spark.catalog.tableExists(table):
+        writer = shape.write.format(format_name).options(**options)
+        if partition_columns:
+            writer = writer.partitionBy(*partition_columns)
+        writer.saveAsTable(table)
+    details = {
+        row["col_name"]: row["data_type"]
+        for row in spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+    }
+    provider, location = details.get("Provider", ""), details.get("Location", "")
+    if provider.lower() not in FILE_FORMATS or not location:
+        raise ConfigError(
+            f"cannot write to the table: table={table} provider={provider}",
+            hint="use a table of parquet, orc, json, csv or text files, or foreachBatch",
+        )
+    return _file_sink(
+        spark, provider, {**options, "path": location}, partition_columns, output_mode
+    )
+
+
+def _file_sink(
+    spark: SparkSession,
+    format_name: str,
+    options: Mapping[str, str],
+    partition_columns: Sequence[str],
+    output_mode: str,
+) -> BatchSink:
+    """Return Spark's own file sink: it logs the files of a batch under the batch's number.
+
+    A batch that is in its log already is not written again.
+    """
+    if not options.get("path"):
+        raise ConfigError("file sink has no path", hint="give it to start() or as option path")
+    if output_mode.lower() != "append":
+        raise ConfigError(
+            f"files cannot be written in this output mode: outputMode={output_mode!r}",
+            hint='give transformWithState outputMode="Append"',
+        )
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark's sink is a class of the JVM
+    session: Any = spark._jsparkSession  # noqa: SLF001
+    to_seq = jvm.PythonUtils.toSeq
+    none = jvm.scala.Option.empty()
+    source = jvm.org.apache.spark.sql.execution.datasources.DataSource(
+        session,
+        format_name,
+        to_seq([]),
+        none,
+        to_seq(list(partition_columns)),
+        none,
+        jvm.PythonUtils.toScalaMap(dict(options)),
+        none,
+    )
+    sink = source.createSink(jvm.org.apache.spark.sql.streaming.OutputMode.Append())
+
+    def write(frame: DataFrame, batch: int) -> None:
+        sink.addBatch(batch, frame._jdf)  # noqa: SLF001
+
+    return write
+
+
+def _console_sink(rows: int, *, is_truncated: bool) -> BatchSink:
+    def write(frame: DataFrame, batch: int) -> None:
+        logger.info("console sink: batch=%d", batch)
+        frame.show(rows, truncate=is_truncated)
+
+    return write

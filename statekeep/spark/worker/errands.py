@@ -1,0 +1,231 @@
+"""The short jobs of a task besides processing: locate, restore, hand over, read output."""
+
+import json
+import logging
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import RetriableError, StateBackupError, VersionDamagedError
+from statekeep.spark.anchor import ANSWER_COLUMN
+from statekeep.spark.container.client import ContainerError, ask
+from statekeep.spark.container.place import ContainerPlace, ContainerSpec, container_place
+from statekeep.spark.container.protocol import NOTHING, Candidate, HandOver, Restore, Stop
+from statekeep.spark.worker.executor_identity import executor_identity
+from statekeep.spark.worker.job_spec import (
+    OPERATOR,
+    OUTPUT_FILE,
+    STATE_STORE,
+    HandOverPlan,
+    JobSpec,
+    OutputPlan,
+)
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+
+logger = logging.getLogger(__name__)
+
+MISSING_OUTPUT = "statekeep-missing-output"
+"""Marks the one error of a sink's job that the batch call heals."""
+
+
+class MissingOutputError(StateBackupError):
+    """Raised in a task whose output file is not on its host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a container restored for one task."""
+
+    partition: int
+    version: str = ""
+    candidate: int = 0
+    sources: Mapping[str, str] = field(default_factory=dict)
+    bytes_fetched: int = 0
+    elapsed_ms: int = 0
+    failures: Sequence[Mapping[str, str]] = ()
+    error: str = ""
+
+
+def own_partition() -> int:
+    """Return the partition that this task runs."""
+    context = TaskContext.get()
+    if context is None:
+        msg = "not inside a Spark task"
+        raise RuntimeError(msg)
+    return context.partitionId()
+
+
+def answer(fields: Mapping[str, Any]) -> pa.RecordBatch:
+    """Return the one row that a task sends to the driver."""
+    return pa.RecordBatch.from_pydict({ANSWER_COLUMN: [json.dumps(fields)]})
+
+
+def whereabouts() -> Iterator[pa.RecordBatch]:
+    """Answer with the executor and host of this partition."""
+    yield answer(
+        {
+            "partition": own_partition(),
+            "executor": executor_identity().executor_id,
+            "host": socket.gethostname(),
+            "jvm_pid": executor_identity().jvm_pid,
+        }
+    )
+
+
+def locate(
+    spec: JobSpec, candidates: Mapping[int, Sequence[str]], *, is_thorough: bool
+) -> Iterator[pa.RecordBatch]:
+    """Answer with the first candidate that is here, sound, or None."""
+    partition = own_partition()
+    found: str | None = None
+    directory = spec.directory(partition)
+    for name in candidates.get(partition, ()):
+        version = None if not name else find_version(directory, name)
+        if not name or (version is not None and (not is_thorough or _is_sound(version))):
+            found = name
+            break
+    yield answer({"partition": partition, "version": found})
+
+
+def restore(
+    spec: JobSpec,
+    candidates: Mapping[int, Sequence[tuple[str, bytes | None]]],
+    bad_markers: Sequence[tuple[str, str, str, str]],
+) -> Iterator[pa.RecordBatch]:
+    """Let the container bring one of the candidates here; answer what came of it."""
+    partition = own_partition()
+    if partition not in candidates:
+        return
+    request = Restore(
+        partition=partition,
+        candidates=[
+            Candidate(version=version, checkpoint=NOTHING if raw is None else msgspec.Raw(raw))
+            for version, raw in candidates[partition]
+        ],
+        bad_markers=bad_markers,
+    )
+    place, container = _container(spec)
+    try:
+        done = ask(place, container, request)
+    except (ContainerError, RetriableError) as exc:
+        yield answer(asdict(Restored(partition, error=f"{type(exc).__name__}: {exc}")))
+        return
+    restored = Restored(
+        partition=partition,
+        version=done.version,
+        candidate=done.candidate,
+        sources=done.sources,
+        bytes_fetched=done.bytes_fetched,
+        elapsed_ms=done.elapsed_ms,
+        failures=[msgspec.structs.asdict(failure) for failure in done.failures],
+    )
+    yield answer(asdict(restored))
+
+
+def hand_over(spec: JobSpec, plan: HandOverPlan) -> Iterator[pa.RecordBatch]:
+    """Hand this task's version to the container; answer with the error, if any."""
+    partition = own_partition()
+    yield answer({"partition": partition, "error": hand_over_version(spec, plan, partition)})
+
+
+def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
+    """Hand a version to the container of this executor; return why it failed, or ""."""
+    version = plan.versions.get(partition)
+    if version is None:
+        return ""
+    if find_version(spec.directory(partition), version) is None:
+        return f"the version is not here: version={version}"
+    base = plan.bases.get(partition)
+    request = HandOver(
+        epoch=plan.epoch,
+        attempt=plan.attempt,
+        partition=partition,
+        version=version,
+        checkpoint=msgspec.Raw(plan.checkpoint),
+        base=NOTHING if base is None else msgspec.Raw(base[1]),
+        base_version="" if base is None else base[0],
+    )
+    place, container = _container(spec)
+    try:
+        ask(place, container, request)
+    except (ContainerError, RetriableError) as exc:
+        return f"{type(exc).__name__}: {exc}"
+    return ""
+
+
+def read_output(spec: JobSpec, plan: OutputPlan) -> Iterator[pa.RecordBatch]:
+    """Yield the output rows of this task in the batch.
+
+    Raises:
+        MissingOutputError: The version is not on this host; the batch call heals it.
+    """
+    partition = own_partition()
+    name = plan.versions.get(partition)
+    if name is None:
+        return
+    version = find_version(spec.directory(partition), name)
+    if version is None:
+        msg = f"{MISSING_OUTPUT} partition={partition} version={name}"
+        raise MissingOutputError(msg)
+    with (
+        pa.memory_map(str(version.directory / OUTPUT_FILE)) as file,
+        pa.ipc.open_file(file) as reader,
+    ):
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+
+
+def stop_container(spec: JobSpec) -> Iterator[pa.RecordBatch]:
+    """Tell the container of this executor to end, if there is one."""
+    place, container = _container(spec)
+    if place.socket.exists():
+        try:
+            ask(place, container, Stop())
+        except RetriableError:
+            logger.info("the container had ended already: directory=%s", place.directory)
+    yield answer({"partition": own_partition()})
+
+
+def find_version(directory: TaskDirectory, name: str) -> SealedVersion | None:
+    """Return a local version by name; None if it is absent or not whole."""
+    try:
+        return directory.find(VersionId.parse(name))
+    except VersionDamagedError:
+        logger.exception("local version is damaged: version=%s", name)
+        return None
+
+
+def _is_sound(version: SealedVersion) -> bool:
+    try:
+        version.verify()
+    except VersionDamagedError:
+        logger.exception("local version is damaged: directory=%s", version.directory)
+        return False
+    return True
+
+
+def _container(spec: JobSpec) -> tuple[ContainerPlace, ContainerSpec]:
+    executor = executor_identity()
+    job = spec.config.job
+    place = container_place(job.local_dir, spec.local_name, spec.app_id, executor.executor_id)
+    container = ContainerSpec(
+        job_name=job.name,
+        local_name=spec.local_name,
+        operator=OPERATOR,
+        settings=spec.config.as_dict(),
+        stores=[STATE_STORE],
+        log_backend=spec.log_backend,
+        local_dir=str(job.local_dir),
+        app_id=spec.app_id,
+        executor_id=executor.executor_id,
+        jvm_pid=executor.jvm_pid,
+        python_path=list(spec.python_path),
+    )
+    return place, container

@@ -1,0 +1,141 @@
+"""What travels from the driver to the tasks: the job, and what one anchored job is to do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from statekeep.backends.base import TaskIdentity
+from statekeep.checkpoint.checkpoints import StoreName, TaskName
+from statekeep.config.model import Config
+from statekeep.spark.operator.runner import BatchClock, OperatorSpec
+from statekeep.stores.task_directory import TaskDirectory
+
+STATE_STORE = StoreName("state")
+"""The one store of a stateful operator on Spark: it holds all state variables of a task."""
+OPERATOR = "main"
+"""Name of the job's stateful operator."""
+OUTPUT_FILE = "output.arrow"
+"""The batch's output rows, in a version sealed in that batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What stays the same for all anchored jobs of a query; pickled with each of them."""
+
+    config: Config
+    job_uid: str
+    """Keeps apart the local directories of two jobs that were given one name."""
+    log_backend: str
+    """The backend that holds the job log and the tasks' checkpoints."""
+    app_id: str
+    operator: OperatorSpec
+    captured_stores: tuple[StoreName, ...]
+    """Stores whose changes are kept, because one of their backends needs changes."""
+    python_path: tuple[str, ...]
+    """``sys.path`` for containers: a user's own backend must be importable there."""
+
+    def task(self, partition: int) -> TaskIdentity:
+        """Return the identity of the task of a partition."""
+        return TaskIdentity(self.config.job.name, OPERATOR, task_name(partition))
+
+    @property
+    def local_name(self) -> str:
+        """Name of the job's directory on a host: two jobs of one name never share it."""
+        return f"{self.config.job.name}-{self.job_uid[:8]}"
+
+    def directory(self, partition: int) -> TaskDirectory:
+        """Return the task's local directory on this host."""
+        return local_directory(self.config.job.local_dir, self.local_name, partition)
+
+
+def local_directory(local_dir: Path, local_name: str, partition: int) -> TaskDirectory:
+    """Return the local directory of a task, for tasks and containers."""
+    identity = TaskIdentity(local_name, OPERATOR, task_name(partition))
+    return TaskDirectory.of(local_dir, identity)
+
+
+def task_name(partition: int) -> TaskName:
+    """Return the task of a partition, named as Samza names tasks."""
+    return TaskName(f"Partition {partition}")
+
+
+def partition_of(task: str) -> int:
+    """Return the partition of a task's name."""
+    return int(task.removeprefix("Partition "))
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverPlan:
+    """One commit attempt: the versions that tasks hand to their containers."""
+
+    epoch: int
+    attempt: int
+    checkpoint_id: str
+    batch: int
+    versions: Mapping[int, str]
+    """``{partition: VersionId}`` of the tasks that have something to upload."""
+    bases: Mapping[int, tuple[str, bytes]]
+    """``{partition: (VersionId, CheckpointV2 in JSON)}`` of the newest commit."""
+    checkpoint: bytes
+    """The tasks' checkpoint in JSON, without markers: id and input offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What the tasks do in one process job."""
+
+    batch: int
+    bases: Mapping[int, str]
+    """``{partition: VersionId}`` to process on; "" is empty state."""
+    clock: BatchClock
+    only: frozenset[int] | None = None
+    """The partitions that process; None is all of them."""
+    is_sorted: bool = False
+    hand_over: HandOverPlan | None = None
+    keep: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Local versions that must stay, besides those newer than ``settled_batch``."""
+    settled_batch: int = -1
+    committed: Mapping[int, str] = field(default_factory=dict)
+    """``{partition: VersionId}`` of the newest commit: older changes are carried no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a task did with its part of a batch."""
+
+    partition: int
+    version: str
+    """The version after the batch; "" is empty state."""
+    is_missing: bool = False
+    """The task does not have its base here."""
+    is_overflow: bool = False
+    """Too many rows to group in the task: Spark must sort them."""
+    rows_in: int = 0
+    rows_out: int = 0
+    changed_keys: int = 0
+    has_output: bool = False
+    input_digest: str = ""
+    output_digest: str = ""
+    changes_digest: str = ""
+    pause_ns: int = 0
+    """Sync pause: from the end of processing to the sealed version."""
+    host: str = ""
+    executor: str = ""
+    hand_over_error: str = ""
+
+    @classmethod
+    def parse(cls, answer: Mapping[str, Any]) -> "Receipt":
+        """Read a task's JSON answer."""
+        return cls(**answer)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """Which versions hold the output of a batch, and its schema."""
+
+    batch: int
+    versions: Mapping[int, str]
+    schema: StructType

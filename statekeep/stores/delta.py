@@ -1,0 +1,297 @@
+r"""The one format of deltas and of in-memory images: keys and values in checked blocks.
+
+Little-endian throughout::
+
+    "SKDELTA\n"                                       magic
+    u32 format version (1)
+    u32 header bytes, header, u32 CRC-32              header: JSON, may end in spaces
+    block*: u32 stored bytes, u32 raw bytes, u8 codec, u32 CRC-32 of the stored bytes,
+            u32 CRC-32 of the 13 bytes before; stored bytes
+    end:    u32 0xFFFFFFFF, u64 puts, u64 deletes, u32 CRC-32
+
+A block holds whole records: u32 key bytes, key, i32 value bytes (-1: the key is deleted), value.
+Records apply in order; of two records of one key the later one holds. The CRC of a block's head
+goes on from that of the block before (the first from 0), and that of the end from the last one and
+then the header's, so that blocks cannot be left out, swapped or taken from another file unseen.
+
+``docs/formats.md`` has the tables.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+import msgspec
+
+from statekeep.errors import CheckpointCorruptError
+
+MAGIC: Final = b"SKDELTA\n"
+FORMAT_VERSION: Final = 1
+CODEC_NONE: Final = 0
+"""The stored bytes are the raw bytes. Other codecs are refused by name."""
+
+_U32: Final = struct.Struct("<I")
+_PREAMBLE: Final = struct.Struct("<8sII")
+_BLOCK: Final = struct.Struct("<IIBI")
+_END: Final = struct.Struct("<IQQ")
+_END_MARK: Final = 0xFFFFFFFF
+_MAX_STORED_BYTES: Final = 0xFFFFFFFE
+_MAX_HEADER_BYTES: Final = 1 << 24
+_RESERVED_HEADER_BYTES: Final = 512
+"""Room for a header that is filled in last: two version ids, a store name, attributes."""
+_BLOCK_BYTES: Final = 256 << 10
+"""A block is closed at this size: small enough to hold in memory, large enough to be cheap."""
+
+Change = tuple[bytes, bytes | None]
+"""A key and its new value; None deletes the key."""
+
+
+class DeltaHeader(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+    """What a delta leads from and to. Unknown fields are ignored."""
+
+    version: str = ""
+    """The `VersionId` that the content belongs to, as text."""
+    parent: str = ""
+    """The version that a delta starts from; "" for the whole content or from empty state."""
+    lineage: tuple[str, ...] = ()
+    """Ancestors of ``version``, nearest first, where the place of the file does not tell them."""
+    store: str = ""
+    attributes: Mapping[str, str] = {}
+    """What else a backend wants to find here, such as epoch and attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaCounts:
+    """How many records a delta has."""
+
+    puts: int
+    deletes: int
+
+
+class DeltaWriter:
+    """Writes one delta to a binary file or stream, holding at most one block in memory.
+
+    Used by one thread. The caller owns ``target`` and closes it. A delta without its end marker
+    (because `finish` was not reached) is refused by readers.
+    """
+
+    def __init__(self, target: BinaryIO, header: DeltaHeader | None = None) -> None:
+        """Begin a delta.
+
+        Args:
+            target: Where to; written from its current position on.
+            header: None where it is known only at the end: `finish` takes it then, and ``target``
+                must be able to seek.
+        """
+        self._target = target
+        self._start = target.tell() if header is None else 0
+        self._header_crc: int | None = None
+        self._chain = 0
+        self._parts: list[bytes] = []
+        self._part_bytes = 0
+        self._puts = 0
+        self._deletes = 0
+        if header is None:
+            target.write(bytes(_PREAMBLE.size + _RESERVED_HEADER_BYTES + _U32.size))
+        else:
+            self._write_header(header, 0)
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Append the changes of one write of a store."""
+        self.write_entries(changes.items())
+
+    def write_entries(self, entries: Iterable[Change]) -> None:
+        """Append changes in their order."""
+        pack_length, pack_value_length = _U32.pack, struct.Struct("<i").pack
+        deleted = pack_value_length(-1)
+        for key, value in entries:
+            if value is None:
+                self._deletes += 1
+                self._parts += (pack_length(len(key)), key, deleted)
+                self._part_bytes += 8 + len(key)
+            else:
+                self._puts += 1
+                self._parts += (pack_length(len(key)), key, pack_value_length(len(value)), value)
+                self._part_bytes += 8 + len(key) + len(value)
+            if self._part_bytes >= _BLOCK_BYTES:
+                self._write_block()
+
+    def finish(self, header: DeltaHeader | None = None) -> DeltaCounts:
+        """Write what is left and the end marker; nothing may be written afterwards.
+
+        Args:
+            header: Given if and only if none was given at the beginning.
+
+        Raises:
+            ValueError: The header is missing, given twice, or too long to be filled in.
+        """
+        if (header is None) == (self._header_crc is None):
+            raise ValueError("the header of a delta is given once, at its beginning or at its end")
+        if self._parts:
+            self._write_block()
+        if header is not None:
+            end = self._target.tell()
+            self._target.seek(self._start)
+            self._write_header(header, _RESERVED_HEADER_BYTES)
+            self._target.seek(end)
+        mark = _END.pack(_END_MARK, self._puts, self._deletes)
+        crc = zlib.crc32(mark, zlib.crc32(_U32.pack(self._header_crc or 0), self._chain))
+        self._target.write(mark + _U32.pack(crc))
+        return DeltaCounts(self._puts, self._deletes)
+
+    def _write_header(self, header: DeltaHeader, reserved: int) -> None:
+        payload = msgspec.json.encode(header).ljust(reserved)
+        if reserved and len(payload) > reserved:
+            msg = f"header of a delta is too long: bytes={len(payload)} reserved_bytes={reserved}"
+            raise ValueError(msg)
+        data = _PREAMBLE.pack(MAGIC, FORMAT_VERSION, len(payload)) + payload
+        self._header_crc = zlib.crc32(data)
+        self._target.write(data + _U32.pack(self._header_crc))
+
+    def _write_block(self) -> None:
+        raw = b"".join(self._parts)
+        if len(raw) > _MAX_STORED_BYTES:
+            msg = f"a key and its value are too long for a delta: bytes={len(raw)}"
+            raise ValueError(msg)
+        head = _BLOCK.pack(len(raw), len(raw), CODEC_NONE, zlib.crc32(raw))
+        self._chain = zlib.crc32(head, self._chain)
+        self._target.write(head + _U32.pack(self._chain))
+        self._target.write(raw)
+        self._parts.clear()
+        self._part_bytes = 0
+
+
+class DeltaReader:
+    """Reads one delta from a binary file or stream, a block at a time.
+
+    Every block is checked before its records are given out. That the delta is *whole* is known
+    only when the iteration has ended without an error: whoever applies records earlier must throw
+    the result away when one is raised.
+    """
+
+    def __init__(self, source: BinaryIO, *, where: str) -> None:
+        """Read and check the header.
+
+        Args:
+            source: Read from its current position to its end; closed by the caller.
+            where: Named in errors, such as a path.
+
+        Raises:
+            CheckpointCorruptError: No delta, damaged, or of a newer format.
+        """
+        self._source = source
+        self._where = where
+        self._counts: DeltaCounts | None = None
+        preamble = self._read(_PREAMBLE.size)
+        magic, version, header_bytes = _PREAMBLE.unpack(preamble)
+        if magic != MAGIC:
+            raise self._corrupt("not a delta")
+        if version != FORMAT_VERSION:
+            raise self._corrupt(f"delta of an unknown format version {version}")
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise self._corrupt("header of a delta is damaged")
+        payload = self._read(header_bytes)
+        self._header_crc = zlib.crc32(payload, zlib.crc32(preamble))
+        if self._read(_U32.size) != _U32.pack(self._header_crc):
+            raise self._corrupt("header of a delta is damaged")
+        try:
+            self.header = msgspec.json.decode(payload, type=DeltaHeader)
+        except msgspec.MsgspecError as exc:
+            raise self._corrupt("header of a delta cannot be read") from exc
+
+    @property
+    def counts(self) -> DeltaCounts:
+        """The counts of the end marker, known after the iteration.
+
+        Raises:
+            ValueError: The end has not been read yet.
+        """
+        if self._counts is None:
+            raise ValueError("the counts of a delta stand at its end, which has not been read")
+        return self._counts
+
+    def __iter__(self) -> Iterator[Change]:
+        """Yield the records in order. Once only.
+
+        Raises:
+            CheckpointCorruptError: Truncated or damaged, here or further on.
+        """
+        for block in self.blocks():
+            yield from block
+
+    def blocks(self) -> Iterator[Sequence[Change]]:
+        """Yield the records block by block. Once only.
+
+        Raises:
+            CheckpointCorruptError: Truncated or damaged, here or further on.
+        """
+        chain, puts, deletes = 0, 0, 0
+        while (mark := self._read(_U32.size)) != _U32.pack(_END_MARK):
+            head = mark + self._read(_BLOCK.size - _U32.size)
+            chain = zlib.crc32(head, chain)
+            if self._read(_U32.size) != _U32.pack(chain):
+                raise self._corrupt("head of a block is damaged or out of place")
+            records = self._read_block(head)
+            deleted = sum(value is None for _, value in records)
+            deletes += deleted
+            puts += len(records) - deleted
+            yield records
+        self._read_end(mark, chain, DeltaCounts(puts, deletes))
+
+    def _read_block(self, head: bytes) -> list[Change]:
+        stored_bytes, raw_bytes, codec, crc = _BLOCK.unpack(head)
+        if codec != CODEC_NONE or stored_bytes != raw_bytes:
+            raise self._corrupt(f"block has an unknown codec {codec}")
+        raw = self._read(stored_bytes)
+        if zlib.crc32(raw) != crc:
+            raise self._corrupt("block is damaged")
+        try:
+            return list(_records(raw))
+        except (struct.error, IndexError) as exc:
+            raise self._corrupt("records of a block do not add up") from exc
+
+    def _read_end(self, mark: bytes, chain: int, found: DeltaCounts) -> None:
+        end = mark + self._read(_END.size - _U32.size)
+        crc = zlib.crc32(end, zlib.crc32(_U32.pack(self._header_crc), chain))
+        if self._read(_U32.size) != _U32.pack(crc):
+            raise self._corrupt("end of a delta is damaged")
+        _, puts, deletes = _END.unpack(end)
+        if found != DeltaCounts(puts, deletes):
+            raise self._corrupt("delta has another number of records than its end says")
+        if self._source.read(1):
+            raise self._corrupt("delta goes on after its end")
+        self._counts = found
+
+    def _read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        while len(data) < size:  # a stream from the network may give less than was asked for
+            more = self._source.read(size - len(data))
+            if not more:
+                raise self._corrupt("delta is truncated")
+            data += more
+        return data
+
+    def _corrupt(self, what: str) -> CheckpointCorruptError:
+        return CheckpointCorruptError(f"{what}: {self._where}")
+
+
+def _records(raw: bytes) -> Iterator[Change]:
+    """Take a block apart.
+
+    Raises:
+        IndexError: A length leads beyond the end (or struct.error: there is no room for one).
+    """
+    unpack_length, unpack_value_length = _U32.unpack_from, struct.Struct("<i").unpack_from
+    offset, size = 0, len(raw)
+    while offset < size:
+        start = offset + 4
+        offset = start + unpack_length(raw, offset)[0]
+        (value_bytes,) = unpack_value_length(raw, offset)
+        key = raw[start:offset]
+        start = offset + 4
+        offset = start + max(value_bytes, 0)
+        if offset > size or value_bytes < -1:
+            raise IndexError(offset)
+        yield key, None if value_bytes < 0 else raw[start:offset]

@@ -1,0 +1,121 @@
+"""Files on the local disk: errors that name the setting, hard-link clones, durable replacement.
+
+Every function blocks. Nothing here calls fsync but `replace_durably`: a version that is not
+committed need not survive power loss.
+"""
+
+import errno
+import os
+import shutil
+import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from statekeep.errors import ConfigError, StateBackupError
+
+LOCAL_DIR_KEY: Final = "job.logged.store.base.dir"
+"""The setting that says where local state lives."""
+IMMUTABLE_SUFFIXES: Final = frozenset({".sst", ".blob", ".delta"})
+"""Files that no store ever writes to again once they are closed: shared by hard link."""
+
+_REASONS: Final = {
+    errno.ENOSPC: "the local disk is full",
+    errno.EDQUOT: "the quota of the local disk is used up",
+    errno.EACCES: "the local directory is not writable",
+    errno.EPERM: "the local directory is not writable",
+    errno.EROFS: "the local directory is on a read-only file system",
+    errno.ENOTDIR: "a part of the local directory's path is not a directory",
+}
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@contextmanager
+def explained_errors(directory: Path) -> Generator[None]:
+    """Turn what the operating system says about a full or closed disk into a `ConfigError`.
+
+    Any other error passes unchanged.
+
+    Raises:
+        ConfigError: The disk is full, or the directory cannot be written. Names the directory and
+            the setting `LOCAL_DIR_KEY`.
+    """
+    try:
+        yield
+    except OSError as exc:
+        reason = _REASONS.get(exc.errno or 0)
+        if reason is None:
+            raise
+        raise disk_error(reason, directory) from exc
+
+
+def disk_error(reason: str, directory: Path) -> StateBackupError:
+    """Return the error for a local disk that is full or closed to us."""
+    return ConfigError(
+        f"{reason}: directory={directory} setting={LOCAL_DIR_KEY}",
+        key=LOCAL_DIR_KEY,
+        hint=f"make room there, or let {LOCAL_DIR_KEY} name a directory that can be written",
+    )
+
+
+def is_part_of_image(name: str) -> bool:
+    """Tell the files of a RocksDB image from what an open database has beside them."""
+    return name != "LOCK" and not name.startswith("LOG")
+
+
+def clone_image(source: Path, target: Path) -> None:
+    """Make ``target`` a directory with the image in ``source``, independent of it.
+
+    Files of `IMMUTABLE_SUFFIXES` are shared by hard link, the others (small ones) are copied: a
+    store opened on the clone never changes a byte under ``source``. Both lie on one file system.
+
+    Args:
+        source: The image; nobody writes to it.
+        target: Does not exist yet; its parent may not either.
+    """
+    target.mkdir(parents=True)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if not is_part_of_image(entry.name):
+                continue
+            if Path(entry.name).suffix in IMMUTABLE_SUFFIXES:
+                os.link(entry.path, target / entry.name)
+            else:
+                shutil.copyfile(entry.path, target / entry.name)
+
+
+def crc32_of(path: Path) -> int:
+    """Return the CRC-32 of a file's bytes, with bounded memory."""
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def replace_durably(path: Path, data: bytes) -> None:
+    """Put ``data`` in place of ``path``: whole or not at all, also after power loss."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory and what is in it; what another process has just removed is no error."""
+
+    def ignore_missing(
+        _function: object, _path: str, error: tuple[type, BaseException, object]
+    ) -> None:
+        if not isinstance(error[1], FileNotFoundError):
+            raise error[1]
+
+    shutil.rmtree(directory, onerror=ignore_missing)

@@ -1,0 +1,102 @@
+"""The store in memory, for tests and for small state: every image of it is a whole copy."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import override
+
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.errors import BackendClosedError, CheckpointCorruptError, VersionDamagedError
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
+from statekeep.stores.local_files import explained_errors
+
+IMAGE_FILE: Final = "image.delta"
+"""The whole content, in the format of `statekeep.stores.delta`."""
+
+
+class MemoryStore(KeyValueStore):
+    """A `KeyValueStore` in a dict. Memory grows with the state; a scan sorts its keys first."""
+
+    def __init__(self, name: StoreName, directory: Path) -> None:
+        """Load the image in ``directory``; empty where there is none.
+
+        Raises:
+            VersionDamagedError: The image is damaged.
+            ConfigError: The directory is not writable.
+        """
+        super().__init__(name)
+        self._directory = directory
+        self._is_changed = False
+        with explained_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._open_entries: dict[bytes, bytes] | None = _load(directory / IMAGE_FILE)
+
+    @override
+    def get(self, key: bytes) -> bytes | None:
+        return self._entries.get(key)
+
+    @override
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        entries = self._entries
+        return [entries.get(key) for key in keys]
+
+    @override
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        entries = self._entries
+        self._is_changed = True
+        for key, value in changes.items():
+            if value is None:
+                entries.pop(key, None)
+            else:
+                entries[key] = value
+
+    @override
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        entries = self._entries
+        return iter([(key, entries[key]) for key in sorted(entries) if key.startswith(prefix)])
+
+    @override
+    def checkpoint(self, directory: Path) -> None:
+        entries = self._entries
+        with explained_errors(directory):
+            directory.mkdir(parents=True)
+            _save(self.name, entries, directory / IMAGE_FILE)
+
+    @override
+    def close(self) -> None:
+        if self._open_entries is None:
+            return
+        entries, self._open_entries = self._open_entries, None
+        if self._is_changed:
+            temporary = self._directory / f"{IMAGE_FILE}.tmp"
+            with explained_errors(self._directory):
+                _save(self.name, entries, temporary)
+                # A new file: the one in its place may be shared with a sealed version.
+                temporary.replace(self._directory / IMAGE_FILE)
+
+    @property
+    def _entries(self) -> dict[bytes, bytes]:
+        if self._open_entries is None:
+            msg = f"store is closed: store={self.name} directory={self._directory}"
+            raise BackendClosedError(msg)
+        return self._open_entries
+
+
+def _load(path: Path) -> dict[bytes, bytes]:
+    try:
+        with path.open("rb") as file:
+            entries = DeltaReader(file, where=f"path={path}")
+            return {key: value for key, value in entries if value is not None}
+    except FileNotFoundError:
+        return {}
+    except CheckpointCorruptError as exc:
+        raise VersionDamagedError(f"store is damaged: path={path}") from exc
+
+
+def _save(store: StoreName, entries: Mapping[bytes, bytes], path: Path) -> None:
+    with path.open("wb") as file:
+        writer = DeltaWriter(file, DeltaHeader(store=store))
+        writer.write(entries)
+        writer.finish()

@@ -1,0 +1,236 @@
+"""The local directory of one task: its sealed versions and its work directories.
+
+Several processes may share it (executors of one host). What makes that safe: a version appears by
+one rename and disappears by one rename, work directories are locked by their owners, and one lock
+file orders those steps that look before they act.
+"""
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final, Self
+
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import CheckpointCorruptError, ConfigError, VersionDamagedError
+from statekeep.stores.local_files import explained_errors, remove_tree
+from statekeep.stores.locks import OwnerLock, has_living_owner, locked
+from statekeep.stores.names import directory_name
+from statekeep.stores.version import CHECKPOINT_FILE, MANIFEST_FILE, SealedVersion, SealManifest
+from statekeep.stores.work_directory import LOCK_FILE, Identity, WorkDirectory, publish
+
+__all__ = ["Identity", "TaskDirectory", "WorkDirectory"]
+
+_WORK_PREFIX: Final = "work-"
+
+
+class TaskDirectory:
+    """Finds, makes, keeps and removes the versions of one task. Every method blocks.
+
+    Safe to use from several processes and threads at once; each work directory belongs to the
+    one that began it.
+    """
+
+    def __init__(self, root: Path, identity: Identity) -> None:
+        """Name the directory; nothing is touched before the first call.
+
+        Args:
+            root: The task's directory: ``<local dir>/<job>/<operator>/<task>``.
+            identity: Written into manifests; a version of another task is refused.
+        """
+        self.root = root
+        self._identity = identity
+
+    @classmethod
+    def of(cls, local_dir: Path, identity: Identity) -> Self:
+        """Return the directory of a task below the job's local directory.
+
+        Raises:
+            ConfigError: A name is too long for a file system.
+        """
+        names = (identity.job_name, identity.operator, identity.task_name)
+        return cls(local_dir.joinpath(*map(directory_name, names)), identity)
+
+    def begin(
+        self,
+        uid: str,
+        base: SealedVersion | None,
+        stores: Sequence[StoreName],
+        *,
+        captured: Collection[StoreName] = (),
+    ) -> WorkDirectory:
+        """Make a work directory with a clone of ``base``, empty without one.
+
+        Args:
+            uid: Drawn for this attempt; names the directory.
+            base: The version to go on from.
+            stores: All stores of the task; one that ``base`` lacks begins empty.
+            captured: Those whose changes are kept, because one of their backends needs changes.
+
+        Raises:
+            VersionDamagedError: ``base`` is gone or not whole.
+            ConfigError: The disk is full or not writable.
+            FileExistsError: The uid was used before.
+        """
+        _check_names(stores)
+        path = self.root / f"{_WORK_PREFIX}{uid}"
+        with explained_errors(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            # So that no sweep sees the directory between its making and its lock.
+            with self._lock(shared=True):
+                path.mkdir()
+                lock = OwnerLock(path / LOCK_FILE)
+        work = WorkDirectory(path, self._identity, lock=lock, stores=stores, captured=captured)
+        try:
+            if base is not None:
+                work.start_from(base)
+        except BaseException:
+            work.discard()
+            raise
+        return work
+
+    def find(self, version: VersionId) -> SealedVersion | None:
+        """Return a version if it is here, with every file in its size; contents are not read.
+
+        Raises:
+            VersionDamagedError: It is here, but partial, damaged or another task's.
+        """
+        directory = self.root / str(version)
+        try:
+            sealed = SealedVersion(directory, self._read_manifest(directory, version))
+            sealed.verify_sizes()
+        except VersionDamagedError:
+            if not directory.exists():  # removed while we looked
+                return None
+            raise
+        return sealed
+
+    def versions(self) -> list[VersionId]:
+        """Return the names of the versions that are here, whole or not, in order of batch."""
+        try:
+            names = [path.name for path in self.root.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(version for name in names if (version := _parse(name)) is not None)
+
+    def adopt(
+        self,
+        work: WorkDirectory,
+        version: VersionId,
+        parent: VersionId | None,
+        lineage: Sequence[VersionId],
+    ) -> SealedVersion:
+        """Seal restored stores under the name of the committed version that they are.
+
+        Ends the work directory. A version of that name that is here and whole stays, and is
+        returned; a damaged one is moved aside. Of racing processes one does it, and all get it.
+
+        Args:
+            work: Its stores hold the content of ``version``, verified by the restore.
+            version: The committed version.
+            parent: Its parent, None where unknown.
+            lineage: Its ancestors, nearest first.
+
+        Raises:
+            ConfigError: The disk is full or not writable.
+        """
+        with work:
+            image, manifest = work.close_as_image(version, parent, lineage)
+            target = self.root / str(version)
+            with explained_errors(self.root), self._lock(shared=False):
+                there = self._find_verified(version)
+                if there is not None:
+                    return there
+                if target.exists():
+                    self._move_aside(target)
+                publish(image, target)
+        return SealedVersion(target, manifest)
+
+    def retain(self, keep: Collection[VersionId], newest_settled_batch: int) -> None:
+        """Remove the versions that nothing needs any more (R13).
+
+        Args:
+            keep: Those that stay whatever their batch: of retained commits, of open attempts and of
+                outboxes.
+            newest_settled_batch: Up to this batch the chosen versions are known; later ones stay.
+        """
+        if not self.root.exists():
+            return
+        with explained_errors(self.root):
+            with self._lock(shared=False):
+                removed = [
+                    self._move_aside(self.root / str(version))
+                    for version in self.versions()
+                    if version.batch <= newest_settled_batch and version not in keep
+                ]
+            for path in removed:
+                remove_tree(path)
+
+    def sweep(self) -> int:
+        """Remove work directories whose owner is dead, and what was moved aside.
+
+        Returns:
+            How many were removed.
+        """
+        count = 0
+        if not self.root.exists():
+            return count
+        with explained_errors(self.root), self._lock(shared=False):
+            for path in sorted(self.root.glob(f"{_WORK_PREFIX}*")):
+                if not has_living_owner(path / LOCK_FILE):
+                    remove_tree(path)
+                    count += 1
+        return count
+
+    def _lock(self, *, shared: bool) -> AbstractContextManager[None]:
+        return locked(self.root / LOCK_FILE, shared=shared)
+
+    def _find_verified(self, version: VersionId) -> SealedVersion | None:
+        try:
+            sealed = self.find(version)
+            if sealed is not None:
+                sealed.verify()
+        except VersionDamagedError:
+            return None
+        return sealed
+
+    def _move_aside(self, directory: Path) -> Path:
+        """Take the name away from a version; under the lock. `sweep` collects what is left."""
+        number = 0
+        while True:
+            target = self.root / f"{_WORK_PREFIX}removed-{directory.name}-{number}"
+            if not target.exists():
+                directory.rename(target)
+                return target
+            number += 1
+
+    def _read_manifest(self, directory: Path, version: VersionId) -> SealManifest:
+        path = directory / MANIFEST_FILE
+        try:
+            manifest = SealManifest.decode(path.read_bytes(), where=f"path={path}")
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise VersionDamagedError(f"version has no seal manifest: path={path}") from exc
+        except CheckpointCorruptError as exc:
+            raise VersionDamagedError(f"seal manifest is damaged: path={path}") from exc
+        own = (self._identity.job_name, self._identity.operator, self._identity.task_name)
+        if manifest.version != version or own != (
+            manifest.job_name,
+            manifest.operator,
+            manifest.task_name,
+        ):
+            msg = f"version is another one than its directory says: path={path} version={manifest.version} task={manifest.task_name}"
+            raise VersionDamagedError(msg)
+        return manifest
+
+
+def _check_names(stores: Sequence[StoreName]) -> None:
+    names = {directory_name(store) for store in stores}
+    if names & {MANIFEST_FILE, CHECKPOINT_FILE}:
+        raise ConfigError(f"reserved name for a store: stores={','.join(stores)}")
+
+
+def _parse(name: str) -> VersionId | None:
+    try:
+        return VersionId.parse(name)
+    except CheckpointCorruptError:
+        return None

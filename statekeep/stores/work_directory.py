@@ -1,0 +1,349 @@
+"""A work directory: where one attempt's stores are written, and from where versions are sealed."""
+
+import logging
+import os
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.store_keys import StoreFactoryName
+from statekeep.errors import StateBackupError, VersionDamagedError
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.changes import CapturingStore
+from statekeep.stores.checksums import KnownChecksums
+from statekeep.stores.delta import DeltaHeader, DeltaWriter
+from statekeep.stores.factory import open_store
+from statekeep.stores.local_files import (
+    clone_image,
+    explained_errors,
+    is_part_of_image,
+    remove_tree,
+)
+from statekeep.stores.locks import OwnerLock
+from statekeep.stores.names import directory_name
+from statekeep.stores.rocksdb import RocksDbOptions
+from statekeep.stores.version import (
+    CHECKPOINT_FILE,
+    LINEAGE_LIMIT,
+    MANIFEST_FILE,
+    SealedVersion,
+    SealManifest,
+    changes_path,
+    image_path,
+)
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE: Final = ".lock"
+_IMAGE: Final = ".image"
+
+
+class Identity(Protocol):
+    """Whose state it is; `statekeep.backends.base.TaskIdentity` is one."""
+
+    @property
+    def job_name(self) -> str:
+        """Name of the job."""
+        ...
+
+    @property
+    def operator(self) -> str:
+        """Name of the stateful operator."""
+        ...
+
+    @property
+    def task_name(self) -> str:
+        """Name of the task."""
+        ...
+
+
+class WorkDirectory:
+    """Private to one attempt (on Spark) or to a task's life (plain Python); made by `begin`.
+
+    Holds the open stores. `seal` writes an image of them and gives it a version's name; the stores
+    stay open and may be written on, for the next version. Used by one thread at a time. A context
+    manager: the end of the block is `discard`.
+
+    A crash leaves the directory behind with a free lock, for `TaskDirectory.sweep`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        *,
+        lock: OwnerLock,
+        stores: Sequence[StoreName],
+        captured: Collection[StoreName],
+    ) -> None:
+        """Take over a directory that `TaskDirectory.begin` has made and locked."""
+        self.path = path
+        self.stores = tuple(stores)
+        self._identity = identity
+        self._lock = lock
+        self._captured = frozenset(captured)
+        self._open: dict[StoreName, KeyValueStore] = {}
+        self._head: VersionId | None = None
+        self._lineage: tuple[VersionId, ...] = ()
+        self._checksums = KnownChecksums()
+
+    @property
+    def head(self) -> VersionId | None:
+        """The version that the stores were cloned from or last sealed as; None: empty state."""
+        return self._head
+
+    def store_directory(self, store: StoreName) -> Path:
+        """Return where a store's files are; there only if the base has it or it was opened."""
+        return self.path / image_path(store)
+
+    def file(self, name: str) -> Path:
+        """Return the path for a file of the next version that belongs to no store.
+
+        The file is closed before `seal` and is in that one version only.
+
+        Raises:
+            ValueError: The name is a path, reserved or a store's.
+        """
+        reserved = {MANIFEST_FILE, CHECKPOINT_FILE, *map(directory_name, self.stores)}
+        if not name or name in reserved or name.startswith(".") or Path(name).name != name:
+            raise ValueError(f"not a name for a file of a version: name={name!r}")
+        return self.path / name
+
+    def open_store(
+        self, store: StoreName, kind: StoreFactoryName, options: RocksDbOptions | None = None
+    ) -> KeyValueStore:
+        """Open a store of this directory, once; closed by `discard`.
+
+        Changes are captured if `begin` said so.
+
+        Raises:
+            VersionDamagedError: The files that came from the base are damaged.
+            ConfigError: The disk is full or not writable.
+        """
+        if store in self._open or store not in self.stores:
+            raise ValueError(f"store is open already or unknown here: store={store}")
+        opened = open_store(store, kind, self.store_directory(store), options)
+        if store in self._captured:
+            opened = CapturingStore(opened, self.path / directory_name(store) / "changes")
+        self._open[store] = opened
+        return opened
+
+    def start_from(self, base: SealedVersion) -> None:
+        """Clone a version by hard links; called by `begin` in an empty directory.
+
+        Raises:
+            VersionDamagedError: The version is gone or not whole.
+            ConfigError: The disk is full or not writable.
+        """
+        try:
+            with explained_errors(self.path):
+                for store in self.stores:
+                    if base.store_files(store):
+                        clone_image(base.store_directory(store), self.store_directory(store))
+                    if store in self._captured:
+                        self._carry_changes(store, base)
+                self._checksums.learn(base.directory, base.manifest.files)
+        except FileNotFoundError as exc:
+            raise VersionDamagedError(f"version is not whole: directory={base.directory}") from exc
+        self._head, self._lineage = base.id, (base.id, *base.lineage)
+
+    def seal(
+        self,
+        batch: int,
+        uid: str,
+        parent: SealedVersion | None,
+        *,
+        committed: VersionId | None = None,
+    ) -> SealedVersion:
+        """Write an image of all stores and give it the name of a version: the sync snapshot.
+
+        Blocks for some milliseconds, whatever the size of the stores. Nobody writes to them
+        meanwhile; they stay open. Nothing is fsynced but what the engine syncs itself: a version
+        survives the death of the process, and power loss only once it is committed elsewhere.
+
+        After an error no version is there, and the call may be repeated with a new uid unless the
+        error says that changes are lost.
+
+        Args:
+            batch: The batch (or commit) after which the stores are as they are.
+            uid: Drawn for this attempt; never used before.
+            parent: The version that `head` names, given to make sure of it (R4).
+            committed: The newest committed version: deltas that lead to it or beyond it into the
+                past are no longer carried. None: all are, up to `LINEAGE_LIMIT`.
+
+        Raises:
+            ConfigError: The disk is full or not writable.
+            StateBackupError: There is a version of that name, or changes were lost.
+            ValueError: ``parent`` is not what these stores were made from.
+        """
+        version, parent_id = VersionId(batch, uid), self._head
+        if (parent.id if parent else None) != parent_id or version in self._lineage:
+            msg = f"not a child of this work directory: version={version} head={parent_id}"
+            raise ValueError(msg)
+        target, extra = self.path.parent / str(version), list(self._extra_files())
+        with explained_errors(self.path):
+            image = self._new_image()
+            self._write_images(image)
+            self._cut_changes(version)
+            self._link_changes(image, committed)
+            for path in extra:
+                os.link(path, image / path.name)
+            manifest = self._write_manifest(image, version, parent_id, self._lineage[1:])
+            publish(image, target)
+            for path in extra:
+                path.unlink()
+        self._head = version
+        return SealedVersion(target, manifest)
+
+    def close_as_image(
+        self, version: VersionId, parent: VersionId | None, lineage: Sequence[VersionId]
+    ) -> tuple[Path, SealManifest]:
+        """Close the stores and make of their own files an image, for `TaskDirectory.adopt`."""
+        self._close_stores()
+        with explained_errors(self.path):
+            image = self._new_image()
+            for store in self.stores:
+                source = self.store_directory(store)
+                if source.exists():
+                    target = image / image_path(store)
+                    target.parent.mkdir(parents=True)
+                    source.rename(target)
+                    for path in list(target.iterdir()):
+                        if not is_part_of_image(path.name):
+                            path.unlink()
+            return image, self._write_manifest(
+                image, version, parent, tuple(lineage)[:LINEAGE_LIMIT]
+            )
+
+    def discard(self) -> None:
+        """Close the stores and remove the directory; sealed versions stay. Idempotent."""
+        try:
+            self._close_stores()
+        except* StateBackupError as group:
+            # What could not be closed well is thrown away with its directory.
+            logger.warning("store did not close: directory=%s error=%s", self.path, group)
+        try:
+            remove_tree(self.path)
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+    def _close_stores(self) -> None:
+        errors: list[Exception] = []
+        while self._open:
+            _, store = self._open.popitem()
+            try:
+                store.close()
+            except StateBackupError as exc:
+                errors.append(exc)
+        if errors:
+            raise ExceptionGroup("stores did not close", errors)
+
+    def _carry_changes(self, store: StoreName, base: SealedVersion) -> None:
+        target = self.path / directory_name(store) / "changes"
+        target.mkdir(parents=True, exist_ok=True)
+        held = {entry.path for entry in base.manifest.files}
+        for version in (base.id, *base.lineage):
+            path = changes_path(store, version)
+            if path not in held:
+                break
+            os.link(base.directory / path, self.path / path)
+
+    def _extra_files(self) -> Iterable[Path]:
+        return (path for path in self.path.iterdir() if path.is_file() and path.name != LOCK_FILE)
+
+    def _new_image(self) -> Path:
+        image = self.path / _IMAGE
+        if image.exists():  # of a seal that failed
+            remove_tree(image)
+        image.mkdir()
+        return image
+
+    def _write_images(self, image: Path) -> None:
+        for store in self.stores:
+            target = image / image_path(store)
+            if store in self._open:
+                target.parent.mkdir()
+                self._open[store].checkpoint(target)
+            elif self.store_directory(store).exists():
+                clone_image(self.store_directory(store), target)
+
+    def _cut_changes(self, version: VersionId) -> None:
+        """End every captured delta; a store that was not opened has an empty one.
+
+        From here on ``version`` is an ancestor of what comes, also if the seal fails further on.
+        """
+        parent = str(self._lineage[0]) if self._lineage else ""
+        for store in self._captured:
+            header = DeltaHeader(version=str(version), parent=parent, store=store)
+            target = self.path / changes_path(store, version)
+            opened = self._open.get(store)
+            if isinstance(opened, CapturingStore):
+                opened.cut(header, target)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as file:
+                    DeltaWriter(file, header).finish()
+        self._lineage = (version, *self._lineage)[: LINEAGE_LIMIT + 1]
+
+    def _link_changes(self, image: Path, committed: VersionId | None) -> None:
+        """Carry the deltas since ``committed`` into the image, and drop the older ones here."""
+        wanted = list(self._lineage[:LINEAGE_LIMIT])
+        if committed in wanted:
+            del wanted[wanted.index(committed) :]
+        names = {f"{version}.delta" for version in wanted}
+        for store in self._captured:
+            source = self.path / directory_name(store) / "changes"
+            target = image / directory_name(store) / "changes"
+            target.mkdir(parents=True)
+            for path in list(source.glob("*.delta")):
+                if path.name in names:
+                    os.link(path, target / path.name)
+                else:
+                    path.unlink()
+
+    def _write_manifest(
+        self,
+        image: Path,
+        version: VersionId,
+        parent: VersionId | None,
+        lineage: tuple[VersionId, ...],
+    ) -> SealManifest:
+        manifest = SealManifest(
+            version=version,
+            parent=parent,
+            lineage=lineage,
+            job_name=self._identity.job_name,
+            operator=self._identity.operator,
+            task_name=self._identity.task_name,
+            files=self._checksums.entries(image),
+        )
+        (image / MANIFEST_FILE).write_bytes(manifest.encode())
+        return manifest
+
+
+def publish(image: Path, target: Path) -> None:
+    """Give an image its name: the moment at which a version is there, whole.
+
+    Raises:
+        StateBackupError: There is a version of that name; it is left as it is.
+    """
+    try:
+        image.rename(target)
+    except OSError as exc:
+        if not target.exists():
+            raise
+        raise StateBackupError(f"version exists already: directory={target}") from exc

@@ -1,0 +1,236 @@
+"""Plays the part of the container: runs one task's commits, clean-ups and restores on a backend."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from statekeep.backends.base import (
+    BackupContext,
+    BlockingExecutor,
+    CommitContext,
+    RestoreContext,
+    StateBackendFactory,
+    TaskBackupManager,
+    TaskIdentity,
+)
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName, TaskName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import Clock
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.version import SealedVersion
+from statekeep.testing.versions import StoreContent, read_tree, seal_files
+
+STORE: Final = StoreName("s1")
+
+Markers = Mapping[StoreName, Marker]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit that the harness has recorded."""
+
+    context: CommitContext
+    checkpoint: CheckpointV2
+    markers: Markers
+
+    @property
+    def attempt(self) -> tuple[int, int]:
+        """(epoch, attempt)."""
+        return (self.context.epoch, self.context.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore gave."""
+
+    content: Mapping[StoreName, StoreContent]
+    total_bytes: int
+    """As announced by ``on_total``."""
+    fetched_bytes: int
+    """As reported by ``on_bytes``."""
+    directories: Mapping[StoreName, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSnapshot:
+    """What a process knows of the job log at one moment."""
+
+    retained: Sequence[Markers]
+    closed_attempts: Sequence[tuple[int, int]]
+
+
+class BackendHarness:
+    """One task and its job log, in miniature; keeps to the rules that the contracts rest on.
+
+    One attempt is open at a time, its base is the newest commit, the newest commit is never
+    released.
+
+    Attributes:
+        commits: Commits that are not released, oldest first.
+        closed_attempts: (epoch, attempt) of released commits and void attempts.
+    """
+
+    def __init__(
+        self,
+        factory: StateBackendFactory,
+        executor: BlockingExecutor,
+        clock: Clock,
+        root: Path,
+        *,
+        task_name: str = "Partition 0",
+        stores: Sequence[StoreName] = (STORE,),
+    ) -> None:
+        self.task = TaskIdentity("kit-job", "kit-operator", TaskName(task_name))
+        self.stores = tuple(stores)
+        self.commits: list[Commit] = []
+        self.closed_attempts: list[tuple[int, int]] = []
+        self._factory = factory
+        self._executor = executor
+        self._clock = clock
+        self._root = root / task_name
+        self._numbers = itertools.count(1)
+        self._contexts: dict[CheckpointId, CommitContext] = {}
+        self._head: SealedVersion | None = None
+        self._manager: TaskBackupManager | None = None
+
+    @property
+    def manager(self) -> TaskBackupManager:
+        """The task's backup manager; there after `start`."""
+        assert self._manager is not None, "start comes first"
+        return self._manager
+
+    async def start(self) -> None:
+        """Build and initialise the backup manager, as a container does at its start."""
+        context = BackupContext(
+            self.task, self.stores, self._contexts.__getitem__, self._executor, self._clock
+        )
+        self._manager = self._factory.backup_manager(context)
+        await self._manager.init(self.commits[-1].checkpoint if self.commits else None)
+
+    async def close(self) -> None:
+        """Close the backup manager."""
+        if self._manager is not None:
+            await self._manager.close()
+
+    def seal(
+        self,
+        content: StoreContent | Mapping[StoreName, StoreContent],
+        *,
+        parent: SealedVersion | None = None,
+    ) -> SealedVersion:
+        """Seal a version made from ``parent`` (default: the version sealed before).
+
+        Args:
+            content: Of the only store, or of each.
+            parent: What it was made from.
+        """
+        number = next(self._numbers)
+        per_store = {StoreName(k): v for k, v in content.items() if isinstance(v, Mapping)}
+        flat = {path: data for path, data in content.items() if isinstance(data, bytes)}
+        self._head = seal_files(
+            self._root / "versions",
+            VersionId(number, f"{number:08x}"),
+            per_store or dict.fromkeys(self.stores, flat),
+            job_name=self.task.job_name,
+            operator=self.task.operator,
+            task_name=self.task.task_name,
+            parent=parent or self._head,
+        )
+        return self._head
+
+    def open_attempt(self, version: SealedVersion, *, epoch: int = 1) -> CommitContext:
+        """Begin a commit of a version, on the newest commit as its base."""
+        number = next(self._numbers)
+        base = self.commits[-1] if self.commits else None
+        context = CommitContext(
+            CheckpointId(self._clock.time_ns() // 1_000_000, number),
+            epoch,
+            number,
+            version,
+            base.checkpoint if base else None,
+            base.context.version.id if base else None,
+        )
+        self._contexts[context.checkpoint_id] = context
+        return context
+
+    async def upload(self, context: CommitContext) -> Markers:
+        """Snapshot and upload, as the commit pipeline does; the commit is not recorded."""
+        snapshot_markers = await self._executor.run(self.manager.snapshot, context.checkpoint_id)
+        return await self.manager.upload(context.checkpoint_id, snapshot_markers)
+
+    def record(self, context: CommitContext, markers: Markers) -> Commit:
+        """Make an uploaded attempt the newest commit."""
+        checkpoint = CheckpointV2(context.checkpoint_id, {}, {self._factory.name: dict(markers)})
+        self.commits.append(Commit(context, checkpoint, markers))
+        return self.commits[-1]
+
+    def void(self, context: CommitContext) -> None:
+        """Declare that an attempt never completes."""
+        self.closed_attempts.append((context.epoch, context.attempt))
+
+    def release(self, commit: Commit) -> None:
+        """Declare that a commit is never restored again."""
+        assert commit is not self.commits[-1], "the newest commit is never released"
+        self.commits.remove(commit)
+        self.closed_attempts.append(commit.attempt)
+
+    async def commit(self, version: SealedVersion) -> Commit:
+        """Run one whole commit."""
+        context = self.open_attempt(version)
+        return self.record(context, await self.upload(context))
+
+    def log_snapshot(self) -> LogSnapshot:
+        """Return what a clean-up that begins now goes by."""
+        markers = [commit.markers for commit in self.commits]
+        return LogSnapshot(markers, tuple(self.closed_attempts))
+
+    async def clean_up(self, known: LogSnapshot | None = None) -> None:
+        """Clean up by what is known now, or by what somebody knew earlier."""
+        known = known or self.log_snapshot()
+        await self.manager.clean_up(known.retained, known.closed_attempts)
+
+    async def restore(
+        self,
+        checkpoint: CheckpointV2,
+        *,
+        reusable: Sequence[SealedVersion] = (),
+        factory: StateBackendFactory | None = None,
+    ) -> Restored:
+        """Restore all stores into a new directory and return what is in it.
+
+        Args:
+            checkpoint: What to restore.
+            reusable: Local versions.
+            factory: Default: the harness's own.
+        """
+        work = self._root / f"work-{next(self._numbers)}"
+        work.mkdir(parents=True)
+        directories = {store: work / store / "db" for store in self.stores}
+        totals: list[int] = []
+        sizes: list[int] = []
+        context = RestoreContext(
+            self.task,
+            directories,
+            reusable,
+            _no_store,
+            sizes.append,
+            totals.append,
+            self._executor,
+            self._clock,
+        )
+        manager = (factory or self._factory).restore_manager(context)
+        try:
+            await manager.init(checkpoint)
+            await manager.restore()
+        finally:
+            await manager.close()
+        content = {store: read_tree(directory) for store, directory in directories.items()}
+        return Restored(content, sum(totals), sum(sizes), directories)
+
+
+def _no_store(name: StoreName, directory: Path) -> KeyValueStore:
+    msg = f"this harness has no store engine: store={name} directory={directory}"
+    raise NotImplementedError(msg)

@@ -1,0 +1,204 @@
+"""The conformance kit for `BlobStoreManager`: subclass `BlobStoreManagerTests`, fill in its hooks."""
+# ruff: noqa: D102  # the tests' names are sentences that say it
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from statekeep.backends.base import (
+    BlobMetadata,
+    BlobStoreManager,
+    BlockingExecutor,
+    TaskIdentity,
+)
+from statekeep.checkpoint.checkpoints import StoreName, TaskName
+from statekeep.errors import BlobExistsError, BlobNotFoundError, StateBackupError
+from statekeep.testing.executor import SerialExecutor
+
+METADATA = BlobMetadata(
+    TaskIdentity("job", "operator", TaskName("Partition 0")), StoreName("s1"), "000001.sst"
+)
+CONTENTS = [
+    pytest.param(b"", id="empty"),
+    pytest.param(b"\x00\xff\r\n" * 5, id="binary"),
+    pytest.param(bytes(range(256)) * (9 << 12), id="9 MiB"),
+]
+
+
+def ignore_bytes(size: int) -> None:
+    """Take no note of progress."""
+
+
+class BlobStoreManagerTests:
+    """What every client of an object store or filesystem promises."""
+
+    def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
+        """Build a manager; two of one ``place`` see the same blobs, as two processes would."""
+        raise NotImplementedError
+
+    def read_back(self, place: Path, blob_id: str) -> bytes:
+        """Return a blob's bytes, read without the code under test."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def executor(self) -> BlockingExecutor:
+        """Where blocking calls go."""
+        return SerialExecutor()
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        """Where the blobs are, or a name for it."""
+        return tmp_path / "place"
+
+    @pytest_asyncio.fixture
+    async def manager(
+        self, place: Path, executor: BlockingExecutor
+    ) -> AsyncIterator[BlobStoreManager]:
+        """A manager that is ready."""
+        manager = self.make_manager(place, executor)
+        await manager.init()
+        yield manager
+        await manager.close()
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("content", CONTENTS)
+    async def test_bytes_that_were_put_are_got(
+        self, manager: BlobStoreManager, place: Path, content: bytes
+    ) -> None:
+        blob_id = await manager.put("a/b c/1-x%20.sst", content, METADATA)
+        assert await manager.get(blob_id) == content
+        assert self.read_back(place, blob_id) == content
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("content", CONTENTS)
+    async def test_a_file_that_was_put_is_downloaded_with_its_digest(
+        self, manager: BlobStoreManager, tmp_path: Path, content: bytes
+    ) -> None:
+        source, target = tmp_path / "source", tmp_path / "target"
+        source.write_bytes(content)
+        blob_id = await manager.put("a/file", source, METADATA)
+        source.write_bytes(b"changed later")
+        sizes: list[int] = []
+        digest = await manager.download(blob_id, target, sizes.append)
+        assert target.read_bytes() == content
+        assert digest == hashlib.sha256(content).hexdigest()
+        assert sum(sizes) == len(content)
+
+    @pytest.mark.asyncio
+    async def test_an_id_ends_with_the_name(self, manager: BlobStoreManager) -> None:
+        assert (await manager.put("a/b/c", b"1", METADATA)).endswith("a/b/c")
+
+    @pytest.mark.asyncio
+    async def test_blobs_are_seen_by_another_manager(
+        self, manager: BlobStoreManager, place: Path, executor: BlockingExecutor
+    ) -> None:
+        blob_id = await manager.put("a/1", b"1", METADATA)
+        other = self.make_manager(place, executor)
+        await other.init()
+        assert await other.get(blob_id) == b"1"
+        await other.close()
+
+    @pytest.mark.asyncio
+    async def test_a_listing_has_exactly_the_blobs_of_the_prefix_in_order(
+        self, manager: BlobStoreManager
+    ) -> None:
+        names = ["a/1-1/x", "a/1-10/x", "a/1-1/sub/y", "ab/z", "b/1"]
+        ids = {name: await manager.put(name, b"1", METADATA) for name in names}
+        assert list(await manager.list("a/1-1/")) == [ids["a/1-1/sub/y"], ids["a/1-1/x"]]
+        assert list(await manager.list("a/1-1")) == [
+            ids["a/1-1/sub/y"],
+            ids["a/1-1/x"],
+            ids["a/1-10/x"],
+        ]
+        assert set(await manager.list("")) == set(ids.values())
+        assert list(await manager.list("nothing/here/")) == []
+
+    @pytest.mark.asyncio
+    async def test_a_deleted_blob_is_gone(
+        self, manager: BlobStoreManager, tmp_path: Path
+    ) -> None:
+        kept = await manager.put("a/kept", b"2", METADATA)
+        blob_id = await manager.put("a/1", b"1", METADATA)
+        await manager.delete(blob_id)
+        with pytest.raises(BlobNotFoundError):
+            await manager.get(blob_id)
+        with pytest.raises(BlobNotFoundError):
+            await manager.download(blob_id, tmp_path / "target", ignore_bytes)
+        assert list(await manager.list("a/")) == [kept]
+
+    @pytest.mark.asyncio
+    async def test_deleting_twice_is_deleting_once(self, manager: BlobStoreManager) -> None:
+        blob_id = await manager.put("a/1", b"1", METADATA)
+        await manager.delete(blob_id)
+        await manager.delete(blob_id)
+
+    @pytest.mark.asyncio
+    async def test_a_name_that_is_taken_is_refused_and_left_alone(
+        self, manager: BlobStoreManager
+    ) -> None:
+        blob_id = await manager.put("a/1", b"first", METADATA, if_absent=True)
+        with pytest.raises(BlobExistsError):
+            await manager.put("a/1", b"second", METADATA, if_absent=True)
+        assert await manager.get(blob_id) == b"first"
+
+    @pytest.mark.asyncio
+    async def test_of_racing_creates_exactly_one_succeeds(
+        self, place: Path, executor: BlockingExecutor
+    ) -> None:
+        racers = [self.make_manager(place, executor) for _ in range(8)]
+        for racer in racers:
+            await racer.init()
+        results = await asyncio.gather(
+            *(
+                racer.put("a/1", b"from %d" % index, METADATA, if_absent=True)
+                for index, racer in enumerate(racers)
+            ),
+            return_exceptions=True,
+        )
+        winners = [index for index, result in enumerate(results) if isinstance(result, str)]
+        losers = [result for result in results if isinstance(result, BlobExistsError)]
+        assert len(winners) == 1
+        assert len(losers) == len(racers) - 1
+        assert self.read_back(place, str(results[winners[0]])) == b"from %d" % winners[0]
+        for racer in racers:
+            await racer.close()
+
+    @pytest.mark.asyncio
+    async def test_a_put_of_a_file_that_is_not_there_leaves_no_blob(
+        self, manager: BlobStoreManager, tmp_path: Path
+    ) -> None:
+        with pytest.raises((OSError, StateBackupError)):
+            await manager.put("a/1", tmp_path / "missing", METADATA)
+        assert list(await manager.list("a/")) == []
+
+    @pytest.mark.asyncio
+    async def test_the_ttl_of_any_blob_can_be_removed_twice(
+        self, manager: BlobStoreManager
+    ) -> None:
+        blob_id = await manager.put("a/1", b"1", METADATA)
+        await manager.remove_ttl(blob_id)
+        await manager.remove_ttl(blob_id)
+        assert await manager.get(blob_id) == b"1"
+
+    @pytest.mark.asyncio
+    async def test_init_and_close_may_be_repeated(self, manager: BlobStoreManager) -> None:
+        await manager.init()
+        await manager.close()
+        await manager.close()
+
+    @pytest.mark.asyncio
+    async def test_nothing_is_left_running_after_close(
+        self, place: Path, executor: BlockingExecutor
+    ) -> None:
+        threads = set(threading.enumerate())
+        manager = self.make_manager(place, executor)
+        await manager.init()
+        await manager.put("a/1", b"1", METADATA)
+        await manager.close()
+        assert set(threading.enumerate()) <= threads
+        assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,178 @@
+"""The wrappers: every operation is retried, calls in flight are capped, progress is not doubled."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statekeep.backends.base import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.retry import Retrier, RetryPolicy
+from statekeep.backends.wrappers import (
+    InFlightLimit,
+    LimitedBlobStoreManager,
+    LoggedBlobStoreManager,
+    RetryingBlobStoreManager,
+    WrappedBlobStoreManager,
+)
+from statekeep.errors import BlobExistsError, RetriableError
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.faults import Fault, FaultPlan, FaultyBlobStoreManager
+
+METADATA = BlobMetadata(None, None, "x")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[str]:
+    yield str(tmp_path)
+    forget_root(str(tmp_path))
+
+
+@pytest.fixture
+def plan() -> FaultPlan:
+    return FaultPlan()
+
+
+@pytest.fixture
+def retrying(root: str, plan: FaultPlan) -> BlobStoreManager:
+    faulty = FaultyBlobStoreManager(MemoryBlobStoreManager(root, SerialExecutor()), plan)
+    return RetryingBlobStoreManager(
+        faulty, Retrier(RetryPolicy(), FakeClock()), SerialExecutor()
+    )
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("operation", "arguments"),
+    [
+        ("init", ()),
+        ("put", ("b", b"1", METADATA)),
+        ("get", ("a",)),
+        ("delete", ("a",)),
+        ("list", ("",)),
+        ("remove_ttl", ("a",)),
+        ("download", ("a", "target", lambda size: None)),
+    ],
+    ids=["init", "put", "get", "delete", "list", "remove_ttl", "download"],
+)
+async def test_every_operation_is_retried(
+    retrying: BlobStoreManager,
+    plan: FaultPlan,
+    tmp_path: Path,
+    operation: str,
+    arguments: tuple[Any, ...],
+) -> None:
+    await retrying.put("a", b"1", METADATA)
+    plan.calls.clear()
+    plan.add(Fault(operation, times=5))
+    given = [tmp_path / "target" if each == "target" else each for each in arguments]
+    await getattr(retrying, operation)(*given)
+    assert len(plan.called(operation)) == 6
+
+
+@pytest.mark.asyncio
+async def test_a_create_that_landed_without_an_answer_surfaces_as_taken(
+    retrying: BlobStoreManager, plan: FaultPlan
+) -> None:
+    plan.add(Fault("put", moment="after"))
+    with pytest.raises(BlobExistsError):
+        await retrying.put("a", b"1", METADATA, if_absent=True)
+    assert await retrying.get("a") == b"1"
+
+
+class BreakingManager(WrappedBlobStoreManager):
+    """Breaks off the first downloads half way, leaving half a file."""
+
+    breaks_left = 2
+
+    async def _around(self, operation: str, subject: str, call: Any) -> Any:
+        return await call()
+
+    async def download(self, blob_id: str, target: Path, on_bytes: Any) -> str:
+        assert not target.exists()
+        if not self.breaks_left:
+            return await super().download(blob_id, target, on_bytes)
+        self.breaks_left -= 1
+        target.write_bytes(b"bad partial data")
+        on_bytes(5)
+        raise RetriableError("connection reset")
+
+
+@pytest.mark.asyncio
+async def test_a_broken_download_begins_anew_and_counts_no_byte_twice(
+    root: str, tmp_path: Path
+) -> None:
+    inner = MemoryBlobStoreManager(root, SerialExecutor())
+    await inner.put("a", b"0123456789", METADATA)
+    retrier = Retrier(RetryPolicy(), FakeClock())
+    manager = RetryingBlobStoreManager(BreakingManager(inner), retrier, SerialExecutor())
+    sizes: list[int] = []
+    await manager.download("a", tmp_path / "target", sizes.append)
+    assert (tmp_path / "target").read_bytes() == b"0123456789"
+    assert sizes == [5, 5]
+
+
+class CountingManager(WrappedBlobStoreManager):
+    """Counts how many calls are under way."""
+
+    now = 0
+    most = 0
+
+    async def _around(self, operation: str, subject: str, call: Any) -> Any:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.now -= 1
+        return await call()
+
+
+@pytest.mark.asyncio
+async def test_managers_that_share_a_limit_keep_to_it_together(root: str) -> None:
+    counting = CountingManager(MemoryBlobStoreManager(root, SerialExecutor()))
+    limit = InFlightLimit(3)
+    managers = [LimitedBlobStoreManager(counting, limit) for _ in range(4)]
+    await asyncio.gather(
+        *(m.put(f"{i}/{n}", b"", METADATA) for n in range(10) for i, m in enumerate(managers))
+    )
+    assert counting.most == 3
+    assert len(await counting.list("")) == 40
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_call_gives_its_place_back(root: str) -> None:
+    limit = InFlightLimit(1)
+    counting = CountingManager(MemoryBlobStoreManager(root, SerialExecutor()))
+    manager = LimitedBlobStoreManager(counting, limit)
+    first = asyncio.create_task(manager.put("a", b"", METADATA))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    await manager.put("b", b"", METADATA)
+    assert await manager.list("") == ["b"]
+
+
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_in_flight=0"):
+        InFlightLimit(0)
+
+
+@pytest.mark.asyncio
+async def test_each_operation_is_logged_with_its_outcome(
+    root: str, plan: FaultPlan, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = FaultyBlobStoreManager(MemoryBlobStoreManager(root, SerialExecutor()), plan)
+    manager = LoggedBlobStoreManager(faulty, "near", FakeClock())
+    plan.add(Fault("get"))
+    with caplog.at_level(logging.DEBUG, "statekeep.backends.wrappers"):
+        await manager.put("a", b"1", METADATA)
+        with pytest.raises(RetriableError):
+            await manager.get("a")
+    assert [record.getMessage() for record in caplog.records] == [
+        "blob operation done: backend=near operation=put blob=a elapsed_ms=0",
+        "blob operation failed: backend=near operation=get blob=a elapsed_ms=0",
+    ]

@@ -1,0 +1,379 @@
+import asyncio
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec  # type: ignore[import-untyped]  # it ships no types
+import pytest
+import pytest_asyncio
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
+from log_kit import InlineExecutor
+
+from statekeep.backends.base import BlobMetadata
+from statekeep.backends.blob.managers import fsspec_manager, local_place
+from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.errors import (
+    BackendClosedError,
+    BlobExistsError,
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+    StateBackupError,
+    VersionDamagedError,
+)
+from statekeep.testing.executor import SerialExecutor
+
+METADATA = BlobMetadata(task=None, store_name=None, payload_name="test")
+CONTENT = bytes(range(256)) * 5
+
+
+def files_below(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+@pytest.fixture(params=["directory", "file-uri", "memory"])
+def root_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    root = tmp_path / "root"
+    return {"directory": str(root), "file-uri": root.as_uri(), "memory": f"memory:/{root}"}[
+        request.param
+    ]
+
+
+@pytest_asyncio.fixture
+async def blobs(root_uri: str) -> FsspecBlobStoreManager:
+    manager = FsspecBlobStoreManager(root_uri, {}, InlineExecutor())
+    await manager.init()
+    return manager
+
+
+@pytest_asyncio.fixture
+async def local(tmp_path: Path) -> FsspecBlobStoreManager:
+    manager = FsspecBlobStoreManager(str(tmp_path / "root"), {}, InlineExecutor())
+    await manager.init()
+    return manager
+
+
+class FailingPlace(LocalPlace):
+    """Raises one error in place of every answer."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(Path("/nowhere"))
+        self.error = error
+
+    def list(self, prefix: str) -> list[str]:
+        raise self.error
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_path", [False, True], ids=["bytes", "file"])
+@pytest.mark.parametrize("if_absent", [False, True], ids=["put", "create"])
+async def test_blob_is_read_back(
+    blobs: FsspecBlobStoreManager, tmp_path: Path, *, is_path: bool, if_absent: bool
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(CONTENT)
+
+    blob_id = await blobs.put(
+        "a/b/c", source if is_path else CONTENT, METADATA, if_absent=if_absent
+    )
+
+    assert await blobs.get(blob_id) == CONTENT
+
+
+@pytest.mark.asyncio
+async def test_name_that_is_taken_is_refused_and_kept(blobs: FsspecBlobStoreManager) -> None:
+    await blobs.put("a/b", b"first", METADATA, if_absent=True)
+
+    with pytest.raises(BlobExistsError):
+        await blobs.put("a/b", b"second", METADATA, if_absent=True)
+
+    assert await blobs.get("a/b") == b"first"
+
+
+@pytest.mark.asyncio
+async def test_missing_blob_is_told_by_name(blobs: FsspecBlobStoreManager, tmp_path: Path) -> None:
+    with pytest.raises(BlobNotFoundError) as caught:
+        await blobs.get("a/none")
+    assert caught.value.blob_id == "a/none"
+    with pytest.raises(BlobNotFoundError):
+        await blobs.download("a/none", tmp_path / "target", lambda _: None)
+
+
+@pytest.mark.asyncio
+async def test_delete_is_idempotent(blobs: FsspecBlobStoreManager) -> None:
+    await blobs.put("a/b", b"x", METADATA)
+    await blobs.delete("a/b")
+    await blobs.delete("a/b")
+    await blobs.delete("never/there")
+
+    assert await blobs.list("") == []
+
+
+@pytest.mark.asyncio
+async def test_list_gives_names_by_prefix_not_by_directory(blobs: FsspecBlobStoreManager) -> None:
+    for name in ("a/b/2", "a/b/1", "a/bc", "ab", "b/b/1"):
+        await blobs.put(name, b"x", METADATA)
+
+    assert await blobs.list("a/b") == ["a/b/1", "a/b/2", "a/bc"]
+    assert await blobs.list("a/b/") == ["a/b/1", "a/b/2"]
+    assert await blobs.list("") == ["a/b/1", "a/b/2", "a/bc", "ab", "b/b/1"]
+    assert await blobs.list("none/") == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 4096], ids=str)
+async def test_download_streams_in_chunks_and_returns_the_digest(
+    blobs: FsspecBlobStoreManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(fsspec_manager, "_CHUNK_BYTES", 1024)
+    content = os.urandom(size)
+    await blobs.put("a/b", content, METADATA)
+    reported: list[int] = []
+
+    digest = await blobs.download("a/b", tmp_path / "target", reported.append)
+
+    assert digest == hashlib.sha256(content).hexdigest()
+    assert (tmp_path / "target").read_bytes() == content
+    assert sum(reported) == size
+    assert max(reported, default=0) <= 1024
+
+
+@pytest.mark.asyncio
+async def test_download_does_not_write_over_a_file(
+    blobs: FsspecBlobStoreManager, tmp_path: Path
+) -> None:
+    await blobs.put("a/b", b"x", METADATA)
+    (tmp_path / "target").write_bytes(b"mine")
+
+    with pytest.raises(ConfigError):
+        await blobs.download("a/b", tmp_path / "target", lambda _: None)
+
+    assert (tmp_path / "target").read_bytes() == b"mine"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "name", ["", "/a", "a/", "a//b", "../a", "a/../b", "./a", "a\\b", "a\nb", "a/.tmp-1"], ids=repr
+)
+async def test_names_that_lead_astray_are_refused(
+    blobs: FsspecBlobStoreManager, tmp_path: Path, name: str
+) -> None:
+    for call in (
+        blobs.put(name, b"x", METADATA),
+        blobs.get(name),
+        blobs.delete(name),
+        blobs.download(name, tmp_path / "target", lambda _: None),
+    ):
+        with pytest.raises(ValueError, match="not a blob name"):
+            await call
+
+
+@pytest.mark.asyncio
+async def test_file_to_store_that_is_gone_is_damage_of_its_version(
+    blobs: FsspecBlobStoreManager, tmp_path: Path
+) -> None:
+    with pytest.raises(VersionDamagedError):
+        await blobs.put("a/b", tmp_path / "gone", METADATA)
+
+
+@pytest.mark.asyncio
+async def test_closed_manager_refuses(blobs: FsspecBlobStoreManager) -> None:
+    await blobs.close()
+    await blobs.close()
+
+    with pytest.raises(BackendClosedError):
+        await blobs.get("a/b")
+    with pytest.raises(BackendClosedError):
+        await blobs.init()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("uri", ["", "nosuch://place", "a file"], ids=repr)
+async def test_root_that_is_no_place_is_a_config_error(uri: str, tmp_path: Path) -> None:
+    if uri == "a file":
+        (tmp_path / "file").write_bytes(b"")
+        uri = str(tmp_path / "file")
+
+    with pytest.raises(ConfigError):
+        await FsspecBlobStoreManager(uri, {}, InlineExecutor()).init()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_fsync_failing", [False, True], ids=["write", "fsync"])
+async def test_failed_put_leaves_nothing(
+    local: FsspecBlobStoreManager,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_fsync_failing: bool,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    await local.put("a/other", b"x", METADATA)
+    if is_fsync_failing:
+        monkeypatch.setattr(local_place.os, "fsync", fail)
+    else:
+        monkeypatch.setattr(local_place, "_write", fail)
+
+    for if_absent in (False, True):
+        with pytest.raises(ConfigError, match="no space left"):
+            await local.put("a/b", b"x", METADATA, if_absent=if_absent)
+
+    assert files_below(tmp_path / "root") == ["a/other"]
+
+
+@pytest.mark.asyncio
+async def test_temporary_files_are_not_listed(
+    local: FsspecBlobStoreManager, tmp_path: Path
+) -> None:
+    await local.put("a/b", b"x", METADATA)
+    (tmp_path / "root/a/.tmp-0").write_bytes(b"half")
+
+    assert await local.list("a/") == ["a/b"]
+
+
+@pytest.mark.asyncio
+async def test_empty_directories_go_with_their_last_blob(
+    local: FsspecBlobStoreManager, tmp_path: Path
+) -> None:
+    await local.put("a/b/c", b"x", METADATA)
+    await local.put("a/d", b"x", METADATA)
+    await local.delete("a/b/c")
+
+    assert sorted(p.name for p in (tmp_path / "root/a").iterdir()) == ["d"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (PermissionError(errno.EACCES, "x"), ConfigError),
+        (PermissionError("x"), ConfigError),
+        (OSError(errno.EROFS, "x"), ConfigError),
+        (OSError(errno.ENOSPC, "x"), ConfigError),
+        (TimeoutError("x"), RetriableError),
+        (ConnectionResetError("x"), RetriableError),
+        (OSError(errno.EIO, "x"), RetriableError),
+        (FileNotFoundError("x"), BlobNotFoundError),
+    ],
+    ids=repr,
+)
+async def test_errors_are_told_by_what_the_caller_can_do(
+    local: FsspecBlobStoreManager,
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+    expected: type[StateBackupError],
+) -> None:
+    monkeypatch.setattr(local, "_place", FailingPlace(error))
+
+    with pytest.raises(expected):
+        await local.list("a/")
+
+
+def test_of_eight_racing_threads_one_creates(tmp_path: Path) -> None:
+    def create(racer: int, position: int) -> bool:
+        try:
+            LocalPlace(tmp_path).put(f"log/{position}", b"%d" % racer, if_absent=True)
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        for position in range(5):
+            won = list(pool.map(create, range(8), [position] * 8))
+            assert won.count(True) == 1
+            assert (tmp_path / f"log/{position}").read_bytes() == b"%d" % won.index(True)
+    assert len(files_below(tmp_path)) == 5
+
+
+_RACER = """
+import sys
+from pathlib import Path
+from statekeep.backends.blob.managers.local_place import LocalPlace
+place, won = LocalPlace(Path(sys.argv[1])), []
+sys.stdin.readline()
+for position in range(20):
+    try:
+        place.put(f"log/{position}", sys.argv[2].encode(), if_absent=True)
+    except FileExistsError:
+        continue
+    won.append(position)
+print(*won)
+"""
+
+
+@pytest.mark.slow
+def test_of_four_racing_processes_one_creates(tmp_path: Path) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RACER, str(tmp_path), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    won = [sorted(map(int, racer.communicate()[0].split())) for racer in racers]
+
+    assert sorted(position for positions in won for position in positions) == list(range(20))
+    for number, positions in enumerate(won):
+        for position in positions:
+            assert (tmp_path / f"log/{position}").read_text() == str(number)
+
+
+def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
+    place = LocalPlace(tmp_path)
+
+    def put_and_delete(racer: int) -> None:
+        for turn in range(10):
+            place.put(f"a/b/{racer}-{turn}", b"x", if_absent=True)
+            place.delete(f"a/b/{racer}-{turn}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(put_and_delete, range(4)))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_filesystem_whose_create_looks_first_is_refused(tmp_path: Path) -> None:
+    class LookingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+        protocol = "looking"
+        pipe_file = fsspec.AbstractFileSystem.pipe_file
+
+    fsspec.register_implementation("looking", LookingFileSystem, clobber=True)
+    manager = FsspecBlobStoreManager(f"looking:/{tmp_path}", {}, InlineExecutor())
+    await manager.init()
+
+    with pytest.raises(ConfigError, match="no atomic create"):
+        await manager.put("a", b"x", METADATA, if_absent=True)
+
+
+@pytest.mark.asyncio
+async def test_cancelled_download_stops_at_the_next_chunk(
+    local: FsspecBlobStoreManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsspec_manager, "_CHUNK_BYTES", 10)
+    await local.put("a", bytes(100), METADATA)
+    running: list[asyncio.Task[str]] = []
+
+    def cancel_at_30(_: int) -> None:
+        if (tmp_path / "target").stat().st_size == 30:
+            running[0].cancel()
+
+    monkeypatch.setattr(local, "_executor", SerialExecutor())
+    running.append(asyncio.create_task(local.download("a", tmp_path / "target", cancel_at_30)))
+    with pytest.raises(asyncio.CancelledError):
+        await running[0]
+
+    assert (tmp_path / "target").stat().st_size == 30

@@ -1,0 +1,51 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+from log_kit import InlineExecutor
+
+from statekeep.backends.base import BlobMetadata
+from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.errors import BlobExistsError, BlobNotFoundError
+
+pytestmark = pytest.mark.asyncio
+
+METADATA = BlobMetadata(task=None, store_name=None, payload_name="test")
+
+
+async def test_managers_of_one_root_share_blobs_until_it_is_forgotten(
+    executor: InlineExecutor,
+) -> None:
+    await MemoryBlobStoreManager("shared", executor).put("a/b", b"x", METADATA)
+
+    assert await MemoryBlobStoreManager("shared", executor).get("a/b") == b"x"
+    assert await MemoryBlobStoreManager("other", executor).list("") == []
+    forget_root("shared")
+    assert await MemoryBlobStoreManager("shared", executor).list("") == []
+
+
+async def test_taken_and_missing_names_are_told(executor: InlineExecutor) -> None:
+    blobs = MemoryBlobStoreManager("names", executor)
+    await blobs.put("a", b"x", METADATA, if_absent=True)
+
+    with pytest.raises(BlobExistsError):
+        await blobs.put("a", b"y", METADATA, if_absent=True)
+    await blobs.delete("a")
+    await blobs.delete("a")
+    with pytest.raises(BlobNotFoundError):
+        await blobs.get("a")
+
+
+async def test_files_go_in_and_out_with_their_digest(
+    executor: InlineExecutor, tmp_path: Path
+) -> None:
+    blobs = MemoryBlobStoreManager("files", executor)
+    (tmp_path / "source").write_bytes(b"content")
+    reported: list[int] = []
+
+    await blobs.put("a", tmp_path / "source", METADATA)
+    digest = await blobs.download("a", tmp_path / "target", reported.append)
+
+    assert digest == hashlib.sha256(b"content").hexdigest()
+    assert (tmp_path / "target").read_bytes() == b"content"
+    assert reported == [7]

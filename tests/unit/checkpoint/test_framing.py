@@ -1,0 +1,51 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statekeep.checkpoint.framing import Frame, claimed_kind, frame, unframe
+from statekeep.errors import CheckpointCorruptError
+
+FRAMED = frame("batch", b'{"batch":7}')
+
+
+def test_frame_is_text_that_a_person_can_read() -> None:
+    assert FRAMED == b'statekeep 1 batch 3a4bb437 11\n{"batch":7}'
+
+
+@given(st.binary())
+def test_every_payload_comes_back(payload: bytes) -> None:
+    assert unframe(frame("epoch", payload), where="here") == Frame("epoch", payload)
+
+
+@given(st.integers(min_value=0, max_value=len(FRAMED) - 1))
+def test_every_truncation_is_seen(length: int) -> None:
+    with pytest.raises(CheckpointCorruptError, match="here"):
+        unframe(FRAMED[:length], where="here")
+
+
+@given(st.integers(min_value=0, max_value=len(FRAMED) * 8 - 1))
+def test_every_flipped_bit_is_seen(bit: int) -> None:
+    damaged = bytearray(FRAMED)
+    damaged[bit // 8] ^= 1 << bit % 8
+
+    with pytest.raises(CheckpointCorruptError, match="here"):
+        unframe(bytes(damaged), where="here")
+
+
+@given(st.binary())
+def test_foreign_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointCorruptError):
+        unframe(data, where="here")
+
+
+def test_newer_format_is_named_and_not_guessed_at() -> None:
+    newer = FRAMED.replace(b" 1 ", b" 2 ", 1)
+
+    with pytest.raises(CheckpointCorruptError, match="version=2"):
+        unframe(newer, where="here")
+    assert claimed_kind(newer) is None
+
+
+def test_damaged_frame_still_says_what_it_was() -> None:
+    assert claimed_kind(FRAMED[:-3]) == "batch"
+    assert claimed_kind(b"") is None

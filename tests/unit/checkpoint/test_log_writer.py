@@ -1,0 +1,362 @@
+import asyncio
+import random
+
+import pytest
+from log_kit import (
+    DawdlingBlobs,
+    LosingBlobs,
+    RefusingBlobs,
+    RetryingOnce,
+    attempt_record,
+    base_record,
+    batch_record,
+    commit_record,
+    driver_on,
+    log_on,
+    new_blobs,
+    view_of,
+    void_record,
+)
+
+from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.records import (
+    CommitRecord,
+    EpochRecord,
+    PinRecord,
+    Record,
+    ReleaseRecord,
+    decode_record,
+)
+from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
+
+pytestmark = pytest.mark.asyncio
+
+
+async def records_of(blobs: object) -> list[Record]:
+    assert isinstance(blobs, object)
+    log = log_on(blobs)  # type: ignore[arg-type]  # any blob store of the kit
+    return [decode_record(data, where=f"position={p}") for p, data in await log.read(0)]
+
+
+async def test_eight_racers_take_over_and_only_the_newest_can_append() -> None:
+    blobs = new_blobs()
+    rng = random.Random(7)
+    writers = [LogWriter(log_on(DawdlingBlobs(blobs, rng))) for _ in range(8)]
+    await asyncio.gather(*(writer.open() for writer in writers))
+
+    epochs = await asyncio.gather(*(w.take_over(f"racer {i}") for i, w in enumerate(writers)))
+
+    assert sorted(epochs) == list(range(1, 9))
+    outcomes = await asyncio.gather(
+        *(writer.append(commit_record(1)) for writer in writers), return_exceptions=True
+    )
+    won = [epoch for epoch, outcome in zip(epochs, outcomes, strict=True) if outcome == 8]
+    assert won == [8]
+    assert sum(isinstance(outcome, TaskFencedError) for outcome in outcomes) == 7
+    assert [record.epoch for record in await records_of(blobs)] == [*range(1, 9), 8]
+
+
+async def test_epochs_are_unique_although_every_answer_is_lost_once() -> None:
+    blobs = new_blobs()
+    losing = LosingBlobs(blobs)
+    writer = LogWriter(log_on(RetryingOnce(losing)))
+    await writer.open()
+    losing.losses["put"] = 1
+
+    assert await writer.take_over("driver") == 1
+
+    assert [type(record) for record in await records_of(blobs)] == [EpochRecord]
+
+
+async def test_record_that_landed_without_an_answer_is_known_by_its_nonce() -> None:
+    blobs = new_blobs()
+    losing = LosingBlobs(blobs)
+    writer = await driver_on(RetryingOnce(losing))
+    losing.losses["put"] = 1
+
+    position = await writer.append(attempt_record(1))
+
+    assert position == 1
+    assert len(await records_of(blobs)) == 2
+    assert await view_of(blobs) == writer.view
+
+
+async def test_position_of_a_late_answer_is_that_of_the_own_record() -> None:
+    blobs = new_blobs()
+    losing = LosingBlobs(blobs)
+    writer = await driver_on(losing)
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await writer.append(attempt_record(1))
+    await driver_on(blobs, "usurper")
+
+    assert await writer.append(attempt_record(1)) == 1
+    with pytest.raises(TaskFencedError):
+        await writer.append(attempt_record(2))
+
+
+async def test_repeated_append_of_unknown_outcome_lands_once() -> None:
+    blobs = new_blobs()
+    losing = LosingBlobs(blobs)
+    writer = await driver_on(losing)
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await writer.append(commit_record(1))
+
+    assert await writer.append(commit_record(1)) == 1
+
+    assert len((await view_of(blobs)).commits) == 1
+
+
+async def test_repeated_append_lands_once_when_another_record_settled_it_first() -> None:
+    blobs = new_blobs()
+    losing = LosingBlobs(blobs)
+    writer = await driver_on(losing)
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await writer.append(commit_record(1))
+    assert await writer.append(batch_record(1)) == 2
+
+    assert await writer.append(commit_record(1)) == 1
+
+    assert len(await records_of(blobs)) == 3
+
+
+async def test_repeated_append_lands_once_after_a_trim_read_it() -> None:
+    blobs = new_blobs()
+    losing = LosingBlobs(blobs)
+    writer = await driver_on(losing)
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await writer.append(commit_record(1))
+    await writer.trim(0)
+
+    assert await writer.append(commit_record(1)) == 1
+
+    assert len(await records_of(blobs)) == 2
+
+
+async def test_repeated_append_lands_once_when_the_floor_could_not_be_read() -> None:
+    blobs = new_blobs()
+    refusing = RefusingBlobs(blobs)
+    writer = await driver_on(refusing)
+    refusing.refusals["list"] = 1
+    with pytest.raises(RetriableError):
+        await writer.append(commit_record(1))
+
+    assert await writer.append(commit_record(1)) == 1
+
+    assert len(await records_of(blobs)) == 2
+
+
+async def test_append_that_never_landed_is_made_by_its_repetition() -> None:
+    blobs = new_blobs()
+    refusing = RefusingBlobs(blobs)
+    writer = await driver_on(refusing)
+    refusing.refusals["put"] = 1
+    with pytest.raises(RetriableError):
+        await writer.append(commit_record(1))
+    await writer.append(batch_record(1))
+
+    assert await writer.append(commit_record(1)) == 2
+
+    assert await view_of(blobs) == writer.view
+
+
+async def test_void_after_a_commit_of_unknown_outcome_tells_that_it_landed() -> None:
+    losing = LosingBlobs(new_blobs())
+    writer = await driver_on(losing)
+    await writer.append(attempt_record(1))
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await writer.append(commit_record(1))
+
+    await writer.append(void_record(1))
+
+    assert writer.view.is_committed(1, 1)
+    assert writer.view.closed_attempts == set()
+
+
+async def test_commit_of_a_void_attempt_is_refused() -> None:
+    writer = await driver_on(new_blobs())
+    await writer.append(attempt_record(1))
+    await writer.append(void_record(1))
+
+    with pytest.raises(CommitFailedError):
+        await writer.append(commit_record(1))
+
+    assert writer.view.commits == {}
+
+
+async def test_commit_is_refused_when_a_void_record_of_unknown_outcome_had_landed() -> None:
+    losing = LosingBlobs(new_blobs())
+    writer = await driver_on(losing)
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await writer.append(void_record(1))
+
+    with pytest.raises(CommitFailedError):
+        await writer.append(commit_record(1))
+
+
+async def test_writer_of_an_older_epoch_is_fenced_and_changes_nothing() -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs, "old")
+    await driver_on(blobs, "new")
+
+    with pytest.raises(TaskFencedError) as caught:
+        await old.append(commit_record(1))
+
+    assert (caught.value.own_epoch, caught.value.newer_epoch) == (1, 2)
+    assert not any(isinstance(record, CommitRecord) for record in await records_of(blobs))
+
+
+async def test_fenced_writer_stays_fenced() -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs, "old")
+    await driver_on(blobs, "new")
+    with pytest.raises(TaskFencedError):
+        await old.append(commit_record(1))
+
+    with pytest.raises(TaskFencedError):
+        await old.append(commit_record(1))
+    with pytest.raises(TaskFencedError):
+        await old.trim(0)
+    with pytest.raises(TaskFencedError):
+        await old.take_over("old")
+
+
+async def test_writer_that_slept_while_the_log_was_trimmed_is_fenced() -> None:
+    blobs = new_blobs()
+    sleeper = await driver_on(blobs, "sleeper")
+    awake = await driver_on(blobs, "awake")
+    for attempt in (1, 2, 3):
+        await awake.append(commit_record(attempt, attempt_epoch=2))
+    await awake.append(ReleaseRecord(epoch=0, nonce="", positions=[2, 3]))
+    await awake.trim(4)
+    before = await view_of(blobs)
+
+    with pytest.raises(TaskFencedError):
+        await sleeper.append(commit_record(1))
+    with pytest.raises(TaskFencedError):
+        await sleeper.append(commit_record(1))
+
+    assert await view_of(blobs) == before
+
+
+async def test_floor_at_the_own_position_fences() -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    await log_on(blobs).trim(1)
+
+    with pytest.raises(TaskFencedError):
+        await writer.append(commit_record(1))
+
+
+async def test_new_driver_reads_a_trimmed_log_with_its_epoch() -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs, "first")
+    for attempt in (1, 2):
+        await writer.append(commit_record(attempt))
+    await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[1]))
+    await writer.trim(2)
+
+    successor = await driver_on(blobs, "second")
+
+    assert successor.epoch == 2
+    assert list(successor.view.commits) == [2]
+
+
+async def test_take_over_starts_anew_when_the_log_was_trimmed_since_open() -> None:
+    blobs = new_blobs()
+    late = LogWriter(log_on(blobs))
+    await late.open()
+    writer = await driver_on(blobs, "first")
+    for attempt in (1, 2):
+        await writer.append(commit_record(attempt))
+    await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[1]))
+    await writer.trim(2)
+
+    assert await late.take_over("late") == 2
+
+    assert await view_of(blobs) == late.view
+
+
+async def test_log_is_not_trimmed_beyond_what_a_retained_commit_needs() -> None:
+    writer = await driver_on(new_blobs())
+    await writer.append(commit_record(1))
+
+    with pytest.raises(ValueError, match="still needed"):
+        await writer.trim(2)
+
+
+async def test_rolled_forward_attempt_is_committed_not_void() -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs, "old")
+    await old.append(attempt_record(1))
+    new = await driver_on(blobs, "new")
+
+    await new.append(commit_record(1, attempt_epoch=1))
+    await new.append(base_record(0, commit_position=3))
+
+    assert new.view.open_attempts == {}
+    assert new.view.closed_attempts == set()
+    assert list(new.view.commits) == [3]
+
+
+async def test_overlapping_appends_are_done_one_after_the_other() -> None:
+    blobs = new_blobs()
+    writer = await driver_on(DawdlingBlobs(blobs, random.Random(1)))
+
+    positions = await asyncio.gather(*(writer.append(batch_record(b)) for b in range(8)))
+
+    assert sorted(positions) == list(range(1, 9))
+    assert await view_of(blobs) == writer.view
+
+
+async def test_cancelled_append_is_settled_by_the_next() -> None:
+    blobs = new_blobs()
+    writer = await driver_on(DawdlingBlobs(blobs, random.Random(3)))
+    running = asyncio.create_task(writer.append(commit_record(1)))
+    while len(await records_of(blobs)) == 1:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    await writer.append(batch_record(1))
+
+    assert [type(r).__name__ for r in await records_of(blobs)] == [
+        "EpochRecord",
+        "CommitRecord",
+        "BatchRecord",
+    ]
+    assert await view_of(blobs) == writer.view
+
+
+async def test_current_and_pinned_commits_are_not_released() -> None:
+    writer = await driver_on(new_blobs())
+    first = await writer.append(commit_record(1))
+    second = await writer.append(commit_record(2))
+    await writer.append(PinRecord(epoch=0, nonce="", name="keep", position=first))
+
+    for position in (first, second):
+        with pytest.raises(ValueError, match="are kept"):
+            await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[position]))
+
+
+async def test_released_commit_is_not_pinned() -> None:
+    writer = await driver_on(new_blobs())
+    first = await writer.append(commit_record(1))
+    await writer.append(commit_record(2))
+    await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[first]))
+
+    with pytest.raises(ValueError, match="no retained commit"):
+        await writer.append(PinRecord(epoch=0, nonce="", name="late", position=first))
+
+
+async def test_append_before_take_over_is_refused() -> None:
+    writer = LogWriter(log_on(new_blobs()))
+    await writer.open()
+
+    with pytest.raises(RuntimeError, match="take_over"):
+        await writer.append(commit_record(1))

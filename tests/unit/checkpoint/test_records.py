@@ -1,0 +1,76 @@
+import msgspec
+import pytest
+from log_kit import attempt_record, base_record, batch_record, commit_record, void_record
+
+from statekeep.checkpoint.framing import frame
+from statekeep.checkpoint.records import (
+    BadMarkerRecord,
+    EpochRecord,
+    PinRecord,
+    Record,
+    ReleaseRecord,
+    UnpinRecord,
+    decode_record,
+    encode_record,
+    is_damaged_batch,
+)
+from statekeep.errors import CheckpointCorruptError
+
+RECORDS: list[Record] = [
+    EpochRecord(epoch=3, nonce="n", owner="host:1"),
+    base_record(-1),
+    batch_record(7),
+    attempt_record(2),
+    commit_record(2),
+    void_record(2),
+    ReleaseRecord(epoch=3, nonce="n", positions=[4, 5]),
+    PinRecord(epoch=3, nonce="n", name="before the change", position=9),
+    UnpinRecord(epoch=3, nonce="n", name="before the change"),
+    BadMarkerRecord(
+        epoch=3, nonce="n", backend="blob", task="Partition 3", store="s", marker="m", reason="crc"
+    ),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_record_comes_back(record: Record) -> None:
+    data = encode_record(record)
+
+    assert decode_record(data, where="here") == record
+    assert encode_record(decode_record(data, where="here")) == data
+
+
+def test_unknown_fields_are_ignored() -> None:
+    payload = b'{"type":"epoch","epoch":3,"nonce":"n","owner":"host","added-later":{"a":[1]}}'
+
+    record = decode_record(frame("epoch", payload), where="here")
+
+    assert record == EpochRecord(epoch=3, nonce="n", owner="host")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"type":"decree","epoch":3,"nonce":"n"}',
+        b'{"type":"epoch","epoch":"3","nonce":"n","owner":"host"}',
+        b'{"type":"epoch","epoch":3,"nonce":"n"}',
+        b"[]",
+        b"\xff",
+    ],
+    ids=["unknown type", "wrong type", "missing field", "no object", "no text"],
+)
+def test_record_of_another_form_is_corrupt(payload: bytes) -> None:
+    with pytest.raises(CheckpointCorruptError, match="here"):
+        decode_record(frame("epoch", payload), where="here")
+
+
+def test_checkpoint_stands_in_a_commit_record_as_it_was_written() -> None:
+    payload = encode_record(commit_record(1)).partition(b"\n")[2]
+
+    assert msgspec.json.decode(payload)["checkpoints"] == {"Partition 0": {"version": 2}}
+
+
+def test_only_a_damaged_batch_record_is_one() -> None:
+    assert is_damaged_batch(encode_record(batch_record(7))[:-1])
+    assert not is_damaged_batch(encode_record(commit_record(1))[:-1])
+    assert not is_damaged_batch(b"")

@@ -1,0 +1,150 @@
+"""The bounded executor: caps, fairness, no deadlock, an end without threads."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.errors import BackendClosedError
+
+
+class Gauge:
+    """Counts how many calls run at once; each waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.highest = 0
+        self.may_end = threading.Event()
+        self._lock = threading.Lock()
+
+    def call(self) -> None:
+        with self._lock:
+            self.running += 1
+            self.highest = max(self.highest, self.running)
+        assert self.may_end.wait(timeout=10)
+        with self._lock:
+            self.running -= 1
+
+
+def threads_named(name: str) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(name)]
+
+
+@pytest_asyncio.fixture
+async def executor() -> AsyncIterator[BoundedExecutor]:
+    executor = BoundedExecutor(2, "test-pool")
+    yield executor
+    await executor.close()
+    assert threads_named("test-pool") == []
+
+
+@pytest.mark.asyncio
+async def test_a_call_runs_on_a_pool_thread_and_its_result_comes_back(
+    executor: BoundedExecutor,
+) -> None:
+    name = await executor.run(lambda: threading.current_thread().name)
+    assert name.startswith("test-pool")
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_the_call_reaches_the_caller(executor: BoundedExecutor) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        await executor.run(int, "x")
+
+
+@pytest.mark.asyncio
+async def test_no_more_calls_run_than_there_are_workers(executor: BoundedExecutor) -> None:
+    gauge = Gauge()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(10):
+            group.create_task(executor.run(gauge.call))
+        while gauge.running < 2:
+            await asyncio.sleep(0)
+        assert len(threads_named("test-pool")) == 2
+        gauge.may_end.set()
+    assert gauge.highest == 2
+
+
+@pytest.mark.asyncio
+async def test_parents_that_wait_for_children_do_not_deadlock_on_one_thread() -> None:
+    executor = BoundedExecutor(1, "narrow-pool")
+
+    async def parent(number: int) -> int:
+        await executor.run(int, "1")
+        async with asyncio.TaskGroup() as group:
+            children = [group.create_task(executor.run(int, str(number))) for _ in range(5)]
+        return sum(child.result() for child in children)
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        parents = [group.create_task(parent(number)) for number in range(20)]
+    assert [done.result() for done in parents] == [5 * number for number in range(20)]
+    await executor.close()
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_caller_gives_its_place_back_only_when_the_call_ends() -> None:
+    executor = BoundedExecutor(1, "cancel-pool")
+    gauge = Gauge()
+    caller = asyncio.create_task(executor.run(gauge.call))
+    while gauge.running < 1:
+        await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+    follower = asyncio.create_task(executor.run(lambda: gauge.running))
+    await asyncio.sleep(0)
+    assert not follower.done()
+    gauge.may_end.set()
+    assert await follower == 0
+    await executor.close()
+
+
+@pytest.mark.asyncio
+async def test_close_waits_for_running_calls_and_refuses_those_that_wait() -> None:
+    executor = BoundedExecutor(1, "close-pool")
+    gauge = Gauge()
+    running = asyncio.create_task(executor.run(gauge.call))
+    waiting = asyncio.create_task(executor.run(int, "1"))
+    while gauge.running < 1:
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(executor.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+
+    gauge.may_end.set()
+    await closing
+    await running
+    with pytest.raises(BackendClosedError):
+        await waiting
+    with pytest.raises(BackendClosedError):
+        await executor.run(int, "1")
+    assert threads_named("close-pool") == []
+
+
+@pytest.mark.asyncio
+async def test_close_can_be_called_twice_and_after_a_cancel() -> None:
+    executor = BoundedExecutor(2, "twice-pool")
+    gauge = Gauge()
+    running = asyncio.create_task(executor.run(gauge.call))
+    while gauge.running < 1:
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(executor.close())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    gauge.may_end.set()
+    await running
+    await executor.close()
+    await executor.close()
+    assert threads_named("twice-pool") == []
+
+
+def test_an_executor_without_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_workers=0"):
+        BoundedExecutor(0, "none")

@@ -1,0 +1,46 @@
+"""The page that lists every setting."""
+
+from pathlib import Path
+
+import pytest
+
+from statekeep.config.document import main, render
+from statekeep.config.keys import KEYS, UNSUPPORTED
+
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+
+
+def test_the_page_in_the_repository_is_up_to_date() -> None:
+    assert main(["--check", str(PAGE)]) == 0
+
+
+def test_the_page_names_every_key_alias_and_refused_key() -> None:
+    text = render()
+    for key in KEYS:
+        for name in (key.name, *key.aliases, *key.job_aliases):
+            assert f"`{name}`" in text
+    assert all(f"`{name}`" in text for name in UNSUPPORTED)
+
+
+def test_every_row_of_the_page_has_as_many_cells_as_its_head() -> None:
+    for table in render().split("\n\n"):
+        rows = [line.replace("\\|", "") for line in table.splitlines() if line.startswith("|")]
+        assert len({row.count("|") for row in rows}) <= 1
+
+
+@pytest.mark.parametrize("old", [None, "old text"])
+def test_a_page_that_is_out_of_date_fails_the_check_and_is_left_alone(
+    tmp_path: Path, old: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "configuration.md"
+    if old is not None:
+        page.write_text(old)
+    assert main(["--check", str(page)]) == 1
+    assert "out of date" in capsys.readouterr().err
+    assert (page.read_text() if page.exists() else None) == old
+
+
+def test_a_page_that_was_just_written_passes_the_check(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "configuration.md"
+    assert main([str(page)]) == 0
+    assert main(["--check", str(page)]) == 0

@@ -1,0 +1,93 @@
+"""Secrets stay out of everything that a person or a log reads."""
+
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statekeep.config.load import load_dict
+from statekeep.config.redact import is_secret_name, redact
+from statekeep.errors import ConfigError
+
+SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789/+=@:?", min_size=12, max_size=40).map(
+    lambda text: f"Zq9{text}"
+)
+"""Begin with what no message of ours contains."""
+
+SECRET_KEYS = st.sampled_from(
+    [
+        "backends.b.secret",
+        "backends.b.aws.secret.access.key",
+        "backends.b.access_key_id",
+        "backends.b.AccountKey",
+        "backends.b.db.password",
+        "backends.b.PASSWD",
+        "backends.b.session.token",
+        "backends.b.credential",
+        "backends.b.credentials.json",
+        "backends.b.sas",
+        "backends.b.connection.string",
+        "backends.b.connection_string",
+        "backends.b.connectionString",
+        "backends.b.storage.options.key",
+    ]
+)
+
+
+@given(key=SECRET_KEYS, secret=SECRETS)
+def test_a_secret_is_in_no_text_of_a_configuration(key: str, secret: str) -> None:
+    config = load_dict({"job.name": "j", key: secret})
+    shown = [repr(config), str(config), repr(config.settings), str(config.explain())]
+    assert not any(secret in text for text in shown)
+    assert all(key in text for text in shown)
+    assert config.backend_settings("b", "blob.store")[key.removeprefix("backends.b.")] == secret
+
+
+@given(key=SECRET_KEYS, secret=SECRETS)
+def test_a_secret_is_in_no_error(key: str, secret: str) -> None:
+    config = load_dict({"job.name": "j", key: secret})
+    with pytest.raises(ConfigError, match="no store lists the backend") as unused:
+        config.check()
+    with pytest.raises(ConfigError, match="unknown setting") as unknown:
+        load_dict({key.removeprefix("backends."): secret})
+    with pytest.raises(ConfigError, match="must be") as mistyped:
+        load_dict({key: {"nested": secret}})  # type: ignore[dict-item]  # what a caller may do
+    for caught in (unused, unknown, mistyped):
+        assert secret not in "".join(traceback.format_exception(caught.value))
+
+
+@given(
+    user=st.from_regex(r"Zq9[a-z]{3,10}", fullmatch=True),
+    password=st.from_regex(r"Zq8[a-z/@:?]{3,10}", fullmatch=True),
+    signature=st.from_regex(r"Zq7[a-z/@%=&]{3,10}", fullmatch=True),
+)
+def test_a_uri_is_shown_without_user_password_and_query(
+    user: str, password: str, signature: str
+) -> None:
+    uri = f"https://{user}:{password}@host.example/container?sig={signature}"
+    config = load_dict({"blob.store.uri": uri})
+    shown = repr(config) + str(config.explain())
+    assert not any(part in shown for part in (user, password, signature))
+
+
+def test_a_plain_uri_is_shown_whole() -> None:
+    assert redact("s3://bucket/some/path", is_secret=False) == "s3://bucket/some/path"
+
+
+def test_a_uri_in_an_error_hides_its_secrets_too() -> None:
+    secret = "silence".upper()
+    with pytest.raises(ConfigError, match=r"value='https://\*\*\*@host/\?\*\*\*'") as caught:
+        load_dict({"task.commit.ms": f"https://me:{secret}@host/?sig={secret}"})
+    assert secret not in "".join(traceback.format_exception(caught.value))
+
+
+def test_values_of_the_keys_that_we_define_are_shown() -> None:
+    config = load_dict({"stores.token.changelog": "kafka.tokens"})
+    assert "kafka.tokens" in repr(config)
+
+
+@pytest.mark.parametrize("name", ["backends.b.uri", "backends.b.region", "backends.b.root"])
+def test_settings_of_a_backend_that_are_no_secrets_are_shown(name: str) -> None:
+    assert not is_secret_name(name)
+    assert "harmless" in repr(load_dict({name: "harmless"}))

@@ -1,0 +1,155 @@
+"""What the tests of the container share: settings, an executor-free place, a backend to slow down."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import override
+
+from statekeep.backends.base import (
+    BackendProperties,
+    BackupContext,
+    BlockingExecutor,
+    RestoreContext,
+    StateBackendAdmin,
+    StateBackendFactory,
+    TaskBackupManager,
+    TaskRestoreManager,
+)
+from statekeep.backends.memory import MemoryBackendFactory
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    SystemStreamPartition,
+)
+from statekeep.clock import Clock
+from statekeep.config.load import load_dict
+from statekeep.config.model import Config
+
+INPUT = SystemStreamPartition("gen", "numbers", 0)
+
+
+def config(directory: Path, **settings: str) -> Config:
+    """A job on memory stores and a backend `HeldBackendFactory` of its own place."""
+    values = {
+        "job.name": "job",
+        "job.logged.store.base.dir": str(directory / "local"),
+        "stores.default.factory": "memory",
+        "stores.backup.factories": "held",
+        "backends.held.factory": "container_kit:HeldBackendFactory",
+        "backends.held.place": str(directory),
+        "task.commit.ms": "0",
+    }
+    return load_dict(values | {key.replace("__", "."): value for key, value in settings.items()})
+
+
+class Controls:
+    """How the backend of one place behaves; shared by test and backend."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.uploading = 0
+        self.most_uploading = 0
+        self.upload_error: Callable[[], Exception] | None = None
+        self.restore_began = asyncio.Event()
+        self.restore_gate = asyncio.Event()
+        self.restore_gate.set()
+        self.cleaned: list[Sequence[tuple[int, int]]] = []
+
+
+_controls: Final[dict[str, Controls]] = {}
+
+
+def controls(directory: Path) -> Controls:
+    """Return the controls of a place."""
+    return _controls.setdefault(str(directory), Controls())
+
+
+class HeldBackendFactory(StateBackendFactory):
+    """The memory backend, whose uploads and restores can be held up or made to fail."""
+
+    properties = BackendProperties(needs_files=True, can_hold_job_log=True, is_durable=False)
+
+    def __init__(self, name: BackendName, settings: Mapping[str, str]) -> None:
+        super().__init__(name, settings)
+        self._memory = MemoryBackendFactory(name, settings)
+        self._controls = controls(Path(settings["place"]))
+        self.job_log = self._memory.job_log  # type: ignore[method-assign]  # a plain pass-through
+
+    @override
+    def backup_manager(self, context: BackupContext) -> TaskBackupManager:
+        return _HeldBackup(self._memory.backup_manager(context), self._controls)
+
+    @override
+    def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
+        return _HeldRestore(self._memory.restore_manager(context), self._controls)
+
+    @override
+    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+        return self._memory.admin(executor, clock)
+
+
+class _HeldBackup(TaskBackupManager):
+    def __init__(self, inner: TaskBackupManager, controls: Controls) -> None:
+        self._inner = inner
+        self._controls = controls
+
+    @override
+    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+        await self._inner.init(checkpoint)
+
+    @override
+    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
+        return self._inner.snapshot(checkpoint_id)
+
+    @override
+    async def upload(
+        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+    ) -> Mapping[StoreName, Marker]:
+        self._controls.uploading += 1
+        self._controls.most_uploading = max(self._controls.most_uploading, self._controls.uploading)
+        try:
+            await self._controls.gate.wait()
+            if self._controls.upload_error is not None:
+                raise self._controls.upload_error()
+            return await self._inner.upload(checkpoint_id, markers)
+        finally:
+            self._controls.uploading -= 1
+
+    @override
+    async def clean_up(
+        self,
+        retained: Sequence[Mapping[StoreName, Marker]],
+        closed_attempts: Sequence[tuple[int, int]],
+    ) -> None:
+        self._controls.cleaned.append(closed_attempts)
+        await self._inner.clean_up(retained, closed_attempts)
+
+    @override
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class _HeldRestore(TaskRestoreManager):
+    def __init__(self, inner: TaskRestoreManager, controls: Controls) -> None:
+        self._inner = inner
+        self._controls = controls
+
+    @override
+    async def init(self, checkpoint: CheckpointV2) -> None:
+        await self._inner.init(checkpoint)
+
+    @override
+    async def restore(self) -> None:
+        self._controls.restore_began.set()
+        await self._controls.restore_gate.wait()
+        await self._inner.restore()
+
+    @override
+    async def close(self) -> None:
+        await self._inner.close()

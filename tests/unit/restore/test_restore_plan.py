@@ -1,0 +1,109 @@
+"""Which backend restores which store: Samza's eight cases, and where we differ on purpose."""
+
+import pytest
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV1,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+)
+from statekeep.config.model import StoreSettings
+from statekeep.restore.plan import StorePlan, plan_restore
+
+TASK = TaskName("Partition 0")
+S0, S1, S2 = map(StoreName, ("s0", "s1", "s2"))
+STORES = {
+    S0: StoreSettings("s0", restore_factories=("f0", "f1", "f2")),
+    S1: StoreSettings("s1", restore_factories=("f2", "f1")),
+    S2: StoreSettings("s2", restore_factories=()),
+}
+
+
+def checkpoint(markers: dict[str, list[str]]) -> CheckpointV2:
+    return CheckpointV2(
+        CheckpointId(1, 1),
+        {},
+        {
+            BackendName(backend): {StoreName(s): Marker(f"{backend}-{s}") for s in stores}
+            for backend, stores in markers.items()
+        },
+    )
+
+
+def order(plan: StorePlan) -> list[str]:
+    return [source.backend for source in plan.sources]
+
+
+@pytest.mark.parametrize(
+    ("markers", "s0", "s1"),
+    [
+        ({"f0": ["s0", "s1"], "f1": ["s0", "s1"], "f2": ["s0", "s1"]}, "f0 f1 f2", "f2 f1"),
+        ({"f2": ["s0", "s1"]}, "f2", "f2"),
+        ({"f1": ["s0", "s1"], "f2": ["s0", "s1"]}, "f1 f2", "f2 f1"),
+        ({"f1": ["s0", "s1"], "f2": ["s0"]}, "f1 f2", "f1"),
+        ({"f1": ["s0", "s1"]}, "f1", "f1"),
+        ({"f0": ["s0"], "f1": ["s1"]}, "f0", "f1"),
+        ({}, "", ""),
+        ({"f0": ["other"], "f1": ["other"]}, "", ""),
+    ],
+    ids=[
+        "all have markers",
+        "only the last",
+        "the last two",
+        "one lacks a store",
+        "only one",
+        "each another store",
+        "no markers",
+        "markers of another store only",
+    ],
+)
+def test_backends_are_tried_in_the_stores_order_if_they_have_a_marker(
+    markers: dict[str, list[str]], s0: str, s1: str
+) -> None:
+    plans = plan_restore(TASK, STORES, checkpoint(markers), listed=[S0, S1, S2])
+    assert (order(plans[S0]), order(plans[S1])) == (s0.split(), s1.split())
+    assert not plans[S0].is_new
+    assert not plans[S1].is_new
+
+
+def test_a_store_without_restore_factories_is_never_restored() -> None:
+    plans = plan_restore(TASK, STORES, checkpoint({"f0": ["s2"]}), listed=[S2])
+    assert plans[S2] == StorePlan(is_new=True)
+
+
+def test_a_store_that_the_record_does_not_list_is_new() -> None:
+    plans = plan_restore(TASK, STORES, checkpoint({"f1": ["s1"]}), listed=[S1])
+    assert plans[S0] == StorePlan(is_new=True)
+
+
+def test_a_listed_store_without_a_marker_is_not_empty_but_out_of_reach() -> None:
+    plans = plan_restore(TASK, STORES, checkpoint({"f1": ["s1"]}), listed=[S0, S1])
+    assert plans[S0] == StorePlan(is_new=False, sources=())
+
+
+def test_a_marker_in_a_backend_that_is_no_longer_listed_does_not_make_the_store_new() -> None:
+    plans = plan_restore(TASK, STORES, checkpoint({"gone": ["s0"]}))
+    assert plans[S0] == StorePlan(is_new=False, sources=())
+
+
+def test_bad_markers_are_passed_over() -> None:
+    bad = [("f1", TASK, "s1", "f1-s1"), ("f2", "Partition 9", "s1", "f2-s1")]
+    plans = plan_restore(
+        TASK, STORES, checkpoint({"f1": ["s0", "s1"], "f2": ["s1"]}), bad_markers=bad
+    )
+    assert order(plans[S1]) == ["f2"]
+    assert order(plans[S0]) == ["f1"]
+
+
+def test_without_a_checkpoint_every_store_is_new() -> None:
+    assert all(plan.is_new for plan in plan_restore(TASK, STORES, None).values())
+
+
+def test_a_version_1_checkpoint_restores_no_store_that_is_backed_up() -> None:
+    plans = plan_restore(TASK, STORES, CheckpointV1({}))
+    assert plans[S0] == StorePlan(is_new=False)
+    assert plans[S2] == StorePlan(is_new=True)
