@@ -13,8 +13,9 @@ from benchmarks.figures import Figure, show, write_json
 def _throughput(*, is_short: bool) -> list[Figure]:
     from benchmarks import throughput  # noqa: PLC0415  # loads Spark
 
-    plan = throughput.Plan(batches=3, rounds=1) if is_short else throughput.Plan()
-    return throughput.measure(plan)
+    if is_short:
+        return throughput.measure(batches=3, rounds=1)
+    return throughput.measure(batches=6, rounds=2)
 
 
 def _pause(*, is_short: bool) -> list[Figure]:

@@ -6,11 +6,14 @@ pays for the start. The time of a batch is that between the ends of two calls of
 and state store are in it.
 """
 
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,13 +67,26 @@ ENGINES: dict[str, Build] = {
 class Plan:
     """How much is measured."""
 
-    batches: int = 6
-    rounds: int = 2
+    batches: int
+    rounds: int
     key_counts: Sequence[int] = KEY_COUNTS
     engines: Sequence[str] = tuple(ENGINES)
 
 
-def measure(plan: Plan) -> list[Figure]:
+def measure(batches: int, rounds: int) -> list[Figure]:
+    """Measure in a process of its own, whose chatter goes into a file."""
+    command = [sys.executable, "-m", "benchmarks.throughput", str(batches), str(rounds)]
+    with tempfile.NamedTemporaryFile(prefix="throughput-", suffix=".log", delete=False) as log:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, check=False
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"throughput could not be measured: log={log.name}")
+    Path(log.name).unlink()
+    return [Figure(**figure) for figure in json.loads(done.stdout)]
+
+
+def run(plan: Plan) -> list[Figure]:
     """Run all engines at all numbers of keys."""
     spark = session()
     figures: list[Figure] = []
@@ -160,3 +176,8 @@ def run_query(spark: SparkSession, build: Build, source: Path, work: Path) -> li
     )
     query.awaitTermination()
     return [end - begin for begin, end in pairwise(ends)]
+
+
+if __name__ == "__main__":
+    measured = run(Plan(int(sys.argv[1]), int(sys.argv[2])))
+    sys.stdout.write(json.dumps([asdict(figure) for figure in measured]))

@@ -99,25 +99,26 @@ def use_new_python() -> None:
 def create_venv() -> None:
     """Create the virtual environment anew, with pip in it."""
     say(f"virtual environment in .venv (Python {sys.version.split()[0]})")
-    if has_module("ensurepip"):
-        run(sys.executable, "-m", "venv", "--clear", str(VENV))
-        return
-    # Debian and Ubuntu ship venv without ensurepip; a pip of the system's can stand in for it.
-    if can_install("apt-get"):
-        install_package("apt-get", (f"python3.{sys.version_info[1]}-venv", "python3-venv"))
-        run(sys.executable, "-m", "venv", "--clear", str(VENV))
-    elif has_module("venv") and has_module("pip"):
-        run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(VENV))
-        run(sys.executable, "-m", "pip", "--python", str(VENV_PYTHON), "install", "-q", "pip")
-    else:
-        raise SetupError(
-            "this Python cannot make virtual environments: install its venv package "
-            f"(Debian, Ubuntu: apt-get install python3.{sys.version_info[1]}-venv)"
-        )
+    make = (sys.executable, "-m", "venv", "--clear", str(VENV))
+    try:
+        run(*make)
+    except SetupError as error:
+        # Debian and Ubuntu keep ensurepip, without which venv fails, in a package of its own.
+        package = f"python3.{sys.version_info[1]}-venv"
+        if can_install("apt-get"):
+            install_package("apt-get", (package, "python3-venv"))
+            run(*make)
+        elif answer(sys.executable, "-m", "pip", "--version"):
+            create_venv_by_own_pip()
+        else:
+            advice = f"this Python cannot make virtual environments; Debian: install {package}"
+            raise SetupError(f"{error}\n{advice}") from error
 
 
-def has_module(name: str) -> bool:
-    return bool(answer(sys.executable, "-c", f"import {name}; print({name}.__name__)"))
+def create_venv_by_own_pip() -> None:
+    """Create it with the pip of the Python that runs this."""
+    run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(VENV))
+    run(sys.executable, "-m", "pip", "--python", str(VENV_PYTHON), "install", "-q", "pip")
 
 
 def development_requirements() -> list[str]:

@@ -4,7 +4,7 @@ A boundary calls `fault_point` with its name. Nothing happens unless a handler w
 only tests do: it may kill the process, raise, or take notes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -38,7 +38,7 @@ def fault_point(name: str) -> None:
 
 
 @contextmanager
-def fault_handler(handler: Callable[[str], None]) -> Iterator[None]:
+def fault_handler(handler: Callable[[str], None]) -> Generator[None]:
     """Install ``handler`` for the calling context and what is started from it."""
     token = _handler.set(handler)
     try:

@@ -3,11 +3,13 @@
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=CACHE, help="where the flights are kept")
     arguments = parser.parse_args()
     console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, _end)
     begin = time.monotonic()
     flights = ensure_flights(arguments.cache, BATCH_COUNT)
     work = Path(tempfile.mkdtemp(prefix="flights-"))
@@ -38,6 +41,11 @@ def main() -> int:
             shutil.rmtree(work)
     console.print(f"[dim]{time.monotonic() - begin:.0f} s in all[/]")
     return status
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """End as after Ctrl-C, so that no job stays behind."""
+    sys.exit(128 + number)
 
 
 def _run(console: Console, places: Places) -> int:
@@ -53,7 +61,8 @@ def _run(console: Console, places: Places) -> int:
     with console.status("comparing with plain Spark SQL"):
         comparisons = _compare(places)
     contradictions = check.contradictions(supervisor.events)
-    print_summary(console, supervisor.events, comparisons, contradictions)
+    backup_bytes = sum(path.stat().st_size for path in places.backup.rglob("*") if path.is_file())
+    print_summary(console, supervisor.events, backup_bytes, comparisons, contradictions)
     is_equal = all(comparison.is_equal for comparison in comparisons) and not contradictions
     return 0 if is_equal else 1
 

@@ -26,6 +26,7 @@ WITH legs AS (
     departure_delay IS NOT NULL AS flew,
     greatest(coalesce(departure_delay, 0), 0) AS late
   FROM flights WHERE tail_number IS NOT NULL
+  DISTRIBUTE BY tail_number, carrier -- one shuffle serves all windows
 ), days AS (
   SELECT *,
     sum(late) OVER of_day AS day_delay,

@@ -1,7 +1,7 @@
 """Tells a person what is happening, and at the end what happened."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Self
 
 from rich.console import Console
@@ -66,13 +66,12 @@ def _line(event: Event) -> str | None:
 def _runtime_line(event: Event) -> str | None:
     match event["what"]:
         case "commit":
-            uploaded = size(event.get("bytes_uploaded", 0))
             again = ", begun before the crash" if event["was_rolled_forward"] else ""
-            took = f"{uploaded} in {event['elapsed_ms']} ms"
+            took = f"{event['tasks_uploaded']} tasks in {event['elapsed_ms']} ms"
             return f"[green]commit[/] of batch {event['batch']}: {took}{again}"
         case "recovery" if event["restored"] or event["replayed"]:
-            restored = f"{len(event['restored'])} tasks, {size(event['bytes_fetched'])}"
-            replayed = f"{len(event['replayed'])} batches replayed without the sink"
+            restored = f"{count(event['restored'], 'task')}, {size(event['bytes_fetched'])}"
+            replayed = f"{count(event['replayed'], 'batch', 'es')} replayed without the sink"
             took = f"{event['elapsed_ms'] / 1000:.1f} s"
             return f"[cyan]restored[/] {restored}; {replayed}; {took}"
         case _:
@@ -82,11 +81,12 @@ def _runtime_line(event: Event) -> str | None:
 def print_summary(
     console: Console,
     events: Sequence[Event],
+    backup_bytes: int,
     comparisons: Sequence[Comparison],
     contradictions: Sequence[int],
 ) -> None:
     """Print the figures of both runs and what the comparison found."""
-    console.print(_figures(events))
+    console.print(_figures(events, backup_bytes))
     console.print(_verdicts(comparisons, contradictions))
     for comparison in comparisons:
         for word, rows in (("missing", comparison.missing), ("surplus", comparison.surplus)):
@@ -94,7 +94,7 @@ def print_summary(
                 console.print(f"[red]{word}[/] in {comparison.name}: {escape(row)}")
 
 
-def _figures(events: Sequence[Event]) -> Table:
+def _figures(events: Sequence[Event], backup_bytes: int) -> Table:
     table = Table(title="What happened", show_header=False, title_justify="left")
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -104,6 +104,7 @@ def _figures(events: Sequence[Event]) -> Table:
     table.add_row("  of them delivered again", f"{sum(n > 1 for n in times.values())}")
     for name, value in _runtime_figures(events):
         table.add_row(name, value)
+    table.add_row("backup on disk at the end", size(backup_bytes))
     table.add_row("from first start to last batch", f"{events[-1]['at'] - events[0]['at']:.1f} s")
     return table
 
@@ -119,7 +120,7 @@ def _runtime_figures(events: Sequence[Event]) -> list[tuple[str, str]]:
         ("longest pause of a task, median batch", f"{pauses[len(pauses) // 2]:.0f} ms"),
         ("longest pause of a task, worst batch", f"{pauses[-1]:.0f} ms"),
         ("commits", f"{len(commits)}"),
-        ("bytes uploaded", size(sum(event.get("bytes_uploaded", 0) for event in commits))),
+        ("longest commit", f"{max((event['elapsed_ms'] for event in commits), default=0)} ms"),
         ("tasks restored", f"{sum(len(event['restored']) for event in recoveries)}"),
         ("bytes restored", size(sum(event["bytes_fetched"] for event in recoveries))),
         ("batches replayed, unseen by the sink", f"{_replayed(recoveries)}"),
@@ -147,6 +148,11 @@ def _verdicts(comparisons: Sequence[Comparison], contradictions: Sequence[int]) 
     result = f"[bold red]{list(contradictions)}[/]" if contradictions else "[green]none[/]"
     table.add_row("batches delivered again with other rows", "", result)
     return table
+
+
+def count(things: Sized, one: str, plural: str = "s") -> str:
+    """Return how many things there are, as people say it."""
+    return f"{len(things)} {one}{'' if len(things) == 1 else plural}"
 
 
 def size(byte_count: float) -> str:

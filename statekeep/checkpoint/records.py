@@ -213,7 +213,7 @@ def decode_record(data: bytes, *, where: str) -> Record:
     framed = unframe(data, where=where)
     try:
         return _decoder.decode(framed.payload)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         msg = f"log record cannot be read: {where} type={framed.kind}"
         raise CheckpointCorruptError(msg) from exc
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from statekeep.backends.base import (
     BackupContext,
@@ -336,14 +337,10 @@ class TaskCommitPipeline:
         )
 
 
-def _first_cause(error: BaseException) -> BaseException:
+def _first_cause(group: ExceptionGroup[Exception]) -> Exception:
     """Return the first error in a group that is not itself a group, a fence before all others."""
-    leaves = _leaves(error)
-    return next((leaf for leaf in leaves if isinstance(leaf, TaskFencedError)), leaves[0])
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        group: BaseExceptionGroup[BaseException] = error
-        return [leaf for inner in group.exceptions for leaf in _leaves(inner)]
-    return [error]
+    fenced = group.subgroup(TaskFencedError)
+    first = (group if fenced is None else fenced).exceptions[0]
+    if isinstance(first, ExceptionGroup):
+        return _first_cause(cast("ExceptionGroup[Exception]", first))
+    return first

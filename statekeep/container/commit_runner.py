@@ -104,7 +104,7 @@ class CommitRunner:
 
     async def finish(self, timeout_ms: int) -> None:
         """Wait for the open commit, at most so long; then make it void."""
-        if self._running is not None and not self._running.done():
+        if self._open is not None and not self._open.done():
             await self._await_open(timeout_ms * _NS_PER_MS)
 
     async def _pass_gate(self, *, is_forced: bool) -> Decision:
@@ -135,7 +135,8 @@ class CommitRunner:
         finally:
             timer.cancel()
             await asyncio.wait({timer})
-        if not running.done():
+        # Also if it was cancelled from outside, as by the end of the event loop.
+        if not running.done() or (self._open is not None and not self._open.done()):
             await self._give_up(running)
 
     async def _give_up(self, running: asyncio.Task[None]) -> None:
@@ -215,14 +216,14 @@ class CommitRunner:
             raise RuntimeError("a skipped commit has nothing to make durable")
         version_id = version.id
         attempt = await self._log.begin_attempt(version_id, checkpoint_id)
-        base = self._log.view.last_commit
+        base, base_version = self._log.base()
         context = CommitContext(
             checkpoint_id=checkpoint_id,
             epoch=self._log.epoch,
             attempt=attempt,
             version=version,
-            base=None if base is None else self._log.checkpoint_of(base),
-            base_version=None if base is None else self._log.version_of(base),
+            base=base,
+            base_version=base_version,
         )
         checkpoint = await self._pipeline.commit(context, input_offsets)
         fault_point("record.before")

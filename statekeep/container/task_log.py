@@ -1,6 +1,7 @@
 """The job log of one task: the reign over it, and the attempts and commits that it records."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -192,10 +193,34 @@ class TaskLog:
         text = commit.versions.get(self._task.task_name)
         return VersionId.parse(text) if text else None
 
+    def base(self) -> tuple[CheckpointV2 | None, VersionId | None]:
+        """Return what the next commit may build on: the current commit, without bad markers."""
+        current = self.view.last_commit
+        if current is None:
+            return None, None
+        checkpoint = self.checkpoint_of(current)
+        usable = None if checkpoint is None else self._without_bad_markers(checkpoint)
+        return usable, self.version_of(current)
+
     def retained(self) -> Sequence[CheckpointV2]:
-        """Return the task's checkpoints in every commit that is not released, oldest first."""
+        """Return the task's checkpoints in every commit that is not released, oldest first.
+
+        Without bad markers: what only they reach is of no use to anyone.
+        """
         checkpoints = map(self.checkpoint_of, self.view.commits.values())
-        return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+        return [self._without_bad_markers(found) for found in checkpoints if found is not None]
+
+    def _without_bad_markers(self, checkpoint: CheckpointV2) -> CheckpointV2:
+        bad, task = self.view.bad_markers, self._task.task_name
+        usable = {
+            backend: {
+                store: marker
+                for store, marker in markers.items()
+                if (backend, task, store, marker) not in bad
+            }
+            for backend, markers in checkpoint.state_markers.items()
+        }
+        return replace(checkpoint, state_markers=usable)
 
     def _empty_commit(self, checkpoint_id: CheckpointId) -> CommitRecord:
         self._identity = JobIdentity(

@@ -8,6 +8,7 @@ one to one. Partitions without data still call the Python function.
 
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ DIGEST_COLUMN = "_statekeep_digest"
 ANSWER_COLUMN = "answer"
 ROUTER = "spark-murmur3-pmod-1"
 """Id of the function from grouping key to task; kept in the commit record."""
+
+_POLL_S = 0.1
 
 BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 
@@ -93,9 +96,9 @@ class Anchor:
         buckets = F.array(*[F.lit(bucket).cast("long") for bucket in self._buckets])
         routed = data.withColumn(BUCKET_COLUMN, F.element_at(buckets, partition + 1))
         joined = routed.join(self._frame.hint("shuffle_hash"), BUCKET_COLUMN)
-        rows = joined.select(*row_columns, _row_digest(data.schema, row_columns))
+        rows = joined.select(*map(column, row_columns), _row_digest(data.schema, row_columns))
         if is_sorted:
-            rows = rows.sortWithinPartitions(*key_columns)
+            rows = rows.sortWithinPartitions(*map(column, key_columns))
         with fixed_partitioning(data.sparkSession):
             return _answers(rows.mapInArrow(function, f"{ANSWER_COLUMN} string"))
 
@@ -129,11 +132,11 @@ def wait_for_executors(spark: SparkSession, expected: int, *, deadline_s: float 
     An anchor that is cached while executors still come up would crowd on the first of them.
     """
     status = spark.sparkContext._jsc.sc()  # noqa: SLF001 - no public count of executors in Python
-    pause = spark.sparkContext._jvm.java.lang.Thread  # noqa: SLF001
+    pause = threading.Event()  # never set: Spark tells Python nothing of new executors
     waited = 0.0
     while (count := status.getExecutorMemoryStatus().size() - 1) < expected and waited < deadline_s:
-        pause.sleep(100)
-        waited += 0.1
+        pause.wait(_POLL_S)
+        waited += _POLL_S
     if count < expected:
         logger.warning("fewer executors than expected: expected=%d count=%d", expected, count)
     return int(count)
@@ -142,14 +145,20 @@ def wait_for_executors(spark: SparkSession, expected: int, *, deadline_s: float 
 def expected_executors(spark: SparkSession) -> int:
     """Return how many executors the session asked for, as far as its settings tell; at least 0."""
     context = spark.sparkContext
-    if context.master.startswith("local-cluster["):
-        return int(context.master.removeprefix("local-cluster[").split(",")[0])
-    if context.master.startswith("local"):
+    master = context.master or ""
+    if master.startswith("local-cluster["):
+        return int(master.removeprefix("local-cluster[").split(",")[0])
+    if master.startswith("local"):
         return 0
     conf = context.getConf()
     if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         return int(str(conf.get("spark.dynamicAllocation.minExecutors", "0")))
     return int(str(conf.get("spark.executor.instances", "1")))
+
+
+def column(name: str) -> Column:
+    """Return a column by its plain name, whatever characters are in it."""
+    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _answers(frame: DataFrame) -> list[dict[str, Any]]:
@@ -176,16 +185,16 @@ def _bucket_values(spark: SparkSession, partitions: int) -> list[int]:
 def _routed(data: DataFrame, key_columns: Sequence[str]) -> list[Column]:
     """Return the key columns as they are hashed: -0.0 becomes 0.0, as groupBy has it."""
     return [
-        F.col(name) + F.lit(0.0).cast(data.schema[name].dataType)
+        column(name) + F.lit(0.0).cast(data.schema[name].dataType)
         if isinstance(data.schema[name].dataType, FloatType | DoubleType)
-        else F.col(name)
+        else column(name)
         for name in key_columns
     ]
 
 
 def _row_digest(schema: StructType, columns: Sequence[str]) -> Column:
     hashed = [
-        F.col(name).cast("string") if _holds_map(schema[name].dataType) else F.col(name)
+        column(name).cast("string") if _holds_map(schema[name].dataType) else column(name)
         for name in columns
     ]
     return F.xxhash64(*hashed).alias(DIGEST_COLUMN)

@@ -63,6 +63,7 @@ class StatefulDataFrame:
         source: DataFrame,
         operator: OperatorSpec,
         config: Config,
+        *,
         output_mode: str,
         shape: DataFrame | None = None,
         transformations: tuple[Transformation, ...] = (),
@@ -106,7 +107,7 @@ class StatefulDataFrame:
         self._shape.printSchema(level)
 
     def __getitem__(self, name: str) -> Column:
-        if not isinstance(name, str) or name not in self.columns:
+        if name not in self.columns:
             msg = f"no such column: column={name!r} columns={','.join(self.columns)}"
             raise ConfigError(msg)
         return F.col(f"`{name}`")
@@ -126,7 +127,9 @@ class StatefulDataFrame:
         msg = f"no such attribute or column: {name} columns={','.join(self.columns)}"
         raise AttributeError(msg)
 
-    def _chain(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "StatefulDataFrame":
+    def _chain(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "StatefulDataFrame":
         def apply(frame: DataFrame) -> DataFrame:
             result: DataFrame = getattr(frame, name)(*args, **kwargs)
             return result
@@ -135,7 +138,7 @@ class StatefulDataFrame:
             self._source,
             self._operator,
             self._config,
-            self._output_mode,
-            apply(self._shape),
-            (*self._transformations, apply),
+            output_mode=self._output_mode,
+            shape=apply(self._shape),
+            transformations=(*self._transformations, apply),
         )

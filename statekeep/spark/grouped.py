@@ -6,8 +6,8 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
-from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import StructType
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import DataType, StructType
 
 from statekeep.config.load import load_dict, load_spark_conf, merge
 from statekeep.config.model import Config
@@ -62,7 +62,7 @@ class StatefulGroupedData:
         self._keys = keys
         self._config = config
 
-    def transformWithState(  # noqa: N802 - Spark's name
+    def transformWithState(  # noqa: N802, PLR0917 - Spark's signature
         self,
         statefulProcessor: StatefulProcessor,  # noqa: N803
         outputStructType: StructType | str,  # noqa: N803
@@ -82,12 +82,11 @@ class StatefulGroupedData:
             outputStructType,
             outputMode,
             timeMode,
-            initialState,
-            eventTimeColumnName,
+            has_more=initialState is not None or bool(eventTimeColumnName),
             is_pandas=False,
         )
 
-    def transformWithStateInPandas(  # noqa: N802 - Spark's name
+    def transformWithStateInPandas(  # noqa: N802, PLR0917 - Spark's signature
         self,
         statefulProcessor: StatefulProcessor,  # noqa: N803
         outputStructType: StructType | str,  # noqa: N803
@@ -106,8 +105,7 @@ class StatefulGroupedData:
             outputStructType,
             outputMode,
             timeMode,
-            initialState,
-            eventTimeColumnName,
+            has_more=initialState is not None or bool(eventTimeColumnName),
             is_pandas=True,
         )
 
@@ -117,14 +115,13 @@ class StatefulGroupedData:
         output: StructType | str,
         output_mode: str,
         time_mode: str,
-        initial_state: GroupedData | None,
-        event_time_column: str,
         *,
+        has_more: bool,
         is_pandas: bool,
     ) -> StatefulDataFrame:
-        _check_modes(output_mode, time_mode, event_time_column, has_initial=initial_state is not None)
+        _check_modes(output_mode, time_mode, has_more=has_more)
         _check_serialisable(processor)
-        schema = output if isinstance(output, StructType) else StructType.fromDDL(output)
+        schema = output if isinstance(output, StructType) else _parse_schema(output)
         frame = self._frame
         for name, expression in self._keys.items():
             if expression is not None:
@@ -138,8 +135,17 @@ class StatefulGroupedData:
             output_schema=schema,
             is_pandas=is_pandas,
             grouping_max_bytes=self._config.task.grouping_max_bytes,
+            time_zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
         )
-        return StatefulDataFrame(frame, operator, self._config, output_mode)
+        return StatefulDataFrame(frame, operator, self._config, output_mode=output_mode)
+
+
+def _parse_schema(ddl: str) -> StructType:
+    schema = DataType.fromDDL(ddl)
+    if not isinstance(schema, StructType):
+        msg = f"not a schema of columns: outputStructType={ddl!r}"
+        raise ConfigError(msg)
+    return schema
 
 
 def _keys(data: GroupedData, frame: DataFrame) -> dict[str, Column | None]:
@@ -183,23 +189,21 @@ def _check_upstream(frame: DataFrame) -> None:
         pending += below
 
 
-def _check_modes(
-    output_mode: str, time_mode: str, event_time_column: str, *, has_initial: bool
-) -> None:
+def _check_modes(output_mode: str, time_mode: str, *, has_more: bool) -> None:
     if output_mode.lower() not in _OUTPUT_MODES:
         msg = f"output mode is not supported: outputMode={output_mode!r}"
         raise ConfigError(msg, hint="use Update or Append")
     if time_mode.lower() != "none":
         msg = f"timers and TTL are not supported yet: timeMode={time_mode!r}"
         raise ConfigError(msg, hint='use timeMode="None"')
-    if has_initial or event_time_column:
+    if has_more:
         msg = "initialState and eventTimeColumnName are not supported yet"
         raise ConfigError(msg)
 
 
 def _check_serialisable(processor: StatefulProcessor) -> None:
     try:
-        cloudpickle.dumps(processor)
+        cloudpickle.dumps(processor)  # type: ignore[no-untyped-call] # vendored without types
     except Exception as exc:
         raise ConfigError(
             f"the processor cannot be sent to executors: class={type(processor).__name__}",

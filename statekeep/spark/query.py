@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeep.spark.driver.committer import CommitSummary
 from statekeep.spark.driver.events import QueryEvent

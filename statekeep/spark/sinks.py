@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,13 +17,16 @@ FILE_FORMATS: Final = ("csv", "json", "orc", "parquet", "text")
 _OTHERS: Final = ("console", "noop")
 
 
-def build_sink(
-    spark: SparkSession,
-    format_name: str,
-    options: Mapping[str, str],
-    partition_columns: Sequence[str],
-    output_mode: str,
-) -> BatchSink:
+@dataclass(frozen=True, slots=True)
+class SinkTarget:
+    """What the writer was told about its sink besides the format."""
+
+    options: Mapping[str, str]
+    partition_columns: Sequence[str]
+    output_mode: str
+
+
+def build_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> BatchSink:
     """Return the sink of a format.
 
     Raises:
@@ -30,8 +34,9 @@ def build_sink(
     """
     name = format_name.lower()
     if name in FILE_FORMATS:
-        return _file_sink(spark, name, options, partition_columns, output_mode)
+        return _file_sink(spark, name, target)
     if name == "console":
+        options = target.options
         rows, is_truncated = int(options.get("numRows", "20")), options.get("truncate", "true")
         return _console_sink(rows, is_truncated=is_truncated.lower() == "true")
     if name == "noop":
@@ -44,13 +49,7 @@ def build_sink(
 
 
 def table_sink(
-    spark: SparkSession,
-    shape: DataFrame,
-    table: str,
-    format_name: str,
-    options: Mapping[str, str],
-    partition_columns: Sequence[str],
-    output_mode: str,
+    spark: SparkSession, shape: DataFrame, table: str, format_name: str, target: SinkTarget
 ) -> BatchSink:
     """Return the sink of a table of files, which is created empty if it is not there.
 
@@ -58,9 +57,9 @@ def table_sink(
         ConfigError: The table is not one of files, or not in this output mode.
     """
     if not spark.catalog.tableExists(table):
-        writer = shape.write.format(format_name).options(**options)
-        if partition_columns:
-            writer = writer.partitionBy(*partition_columns)
+        writer = shape.write.format(format_name).options(**target.options)
+        if target.partition_columns:
+            writer = writer.partitionBy(*target.partition_columns)
         writer.saveAsTable(table)
     details = {
         row["col_name"]: row["data_type"]
@@ -73,26 +72,20 @@ def table_sink(
             hint="use a table of parquet, orc, json, csv or text files, or foreachBatch",
         )
     return _file_sink(
-        spark, provider, {**options, "path": location}, partition_columns, output_mode
+        spark, provider, replace(target, options={**target.options, "path": location})
     )
 
 
-def _file_sink(
-    spark: SparkSession,
-    format_name: str,
-    options: Mapping[str, str],
-    partition_columns: Sequence[str],
-    output_mode: str,
-) -> BatchSink:
+def _file_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> BatchSink:
     """Return Spark's own file sink: it logs the files of a batch under the batch's number.
 
     A batch that is in its log already is not written again.
     """
-    if not options.get("path"):
+    if not target.options.get("path"):
         raise ConfigError("file sink has no path", hint="give it to start() or as option path")
-    if output_mode.lower() != "append":
+    if target.output_mode.lower() != "append":
         raise ConfigError(
-            f"files cannot be written in this output mode: outputMode={output_mode!r}",
+            f"files cannot be written in this output mode: outputMode={target.output_mode!r}",
             hint='give transformWithState outputMode="Append"',
         )
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark's sink is a class of the JVM
@@ -104,9 +97,9 @@ def _file_sink(
         format_name,
         to_seq([]),
         none,
-        to_seq(list(partition_columns)),
+        to_seq(list(target.partition_columns)),
         none,
-        jvm.PythonUtils.toScalaMap(dict(options)),
+        jvm.PythonUtils.toScalaMap(dict(target.options)),
         none,
     )
     sink = source.createSink(jvm.org.apache.spark.sql.streaming.OutputMode.Append())

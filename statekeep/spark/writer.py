@@ -13,7 +13,8 @@ from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.query import StatefulStreamingQuery
-from statekeep.spark.sinks import BatchSink, build_sink, table_sink
+from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, table_sink
+from statekeep.spark.worker.job_spec import STATE_STORE
 
 Transformation = Callable[[DataFrame], DataFrame]
 
@@ -54,7 +55,7 @@ class StatefulStreamWriter:
         self._batch_function = func
         return self
 
-    def foreach(self, f: object) -> Self:
+    def foreach(self, f: object) -> Self:  # noqa: ARG002 - Spark's signature
         """Refuse: rows written one by one cannot be kept from doubling.
 
         Raises:
@@ -151,10 +152,7 @@ class StatefulStreamWriter:
         if self._batch_function is not None:
             return self._start(self._batch_function)
         format_name = self._format or str(self._spark.conf.get("spark.sql.sources.default"))
-        sink = build_sink(
-            self._spark, format_name, self._sink_options(), self._partition_columns, self._output_mode
-        )
-        return self._start(sink)
+        return self._start(build_sink(self._spark, format_name, self._target()))
 
     def toTable(  # noqa: N802 - Spark's name
         self,
@@ -167,19 +165,9 @@ class StatefulStreamWriter:
     ) -> StatefulStreamingQuery:
         """Start the query with a table of files as its sink; see `start`."""
         self._take(format, outputMode, partitionBy, queryName, options)
-        shape = self._transform(
-            self._spark.createDataFrame([], self._operator.output_schema)
-        )
-        sink = table_sink(
-            self._spark,
-            shape,
-            tableName,
-            self._format or str(self._spark.conf.get("spark.sql.sources.default")),
-            self._sink_options(),
-            self._partition_columns,
-            self._output_mode,
-        )
-        return self._start(sink)
+        shape = self._transform(self._spark.createDataFrame([], self._operator.output_schema))
+        format_name = self._format or str(self._spark.conf.get("spark.sql.sources.default"))
+        return self._start(table_sink(self._spark, shape, tableName, format_name, self._target()))
 
     def _take(
         self,
@@ -199,8 +187,9 @@ class StatefulStreamWriter:
             self.queryName(query_name)
         self.options(**options)
 
-    def _sink_options(self) -> dict[str, str]:
-        return {key: value for key, value in self._options.items() if key != "checkpointLocation"}
+    def _target(self) -> SinkTarget:
+        options = {k: value for k, value in self._options.items() if k != "checkpointLocation"}
+        return SinkTarget(options, tuple(self._partition_columns), self._output_mode)
 
     def _transform(self, frame: DataFrame) -> DataFrame:
         for transformation in self._transformations:
@@ -215,7 +204,13 @@ class StatefulStreamWriter:
             sink(self._transform(output), batch)
 
         job = StatefulJob(
-            self._spark, self._source, self._operator, config, location, deliver, SystemClock()
+            spark=self._spark,
+            frame=self._source,
+            operator=self._operator,
+            config=config,
+            location=location,
+            sink=deliver,
+            clock=SystemClock(),
         )
         try:
             job.open()
@@ -254,4 +249,11 @@ class StatefulStreamWriter:
         }
         config = self._config.with_defaults(defaults, source="the query")
         config.check()
+        unknown = [store for store in config.store_names if store != STATE_STORE]
+        if unknown:
+            raise ConfigError(
+                f"unknown store: store={unknown[0]} stores={STATE_STORE}",
+                key=f"stores.{unknown[0]}",
+                hint=f"state variables of a processor are kept in the store {STATE_STORE!r}",
+            )
         return config

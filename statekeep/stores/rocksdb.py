@@ -156,6 +156,9 @@ class RocksDbStore(KeyValueStore):
             directory.parent.mkdir(parents=True, exist_ok=True)
         try:
             db.flush()
+            # Where files of level 0 pile up, a checkpoint waits for their compaction and holds the
+            # interpreter lock meanwhile; a second flush, of nothing, waits without it.
+            db.flush()
             Checkpoint(db).create_checkpoint(str(directory))
         except Exception as exc:
             raise self._explain(exc, "cannot write an image of the store") from exc

@@ -108,6 +108,16 @@ class CleanUpTests(StateBackendHooks):
         assert (await task.restore(commit.checkpoint)).content == {STORE: SECOND}
 
     @pytest.mark.asyncio
+    async def test_what_a_retained_marker_reaches_stays_though_its_attempt_is_closed(
+        self, task: BackendHarness
+    ) -> None:
+        commits = [await task.commit(task.seal(content)) for content in (FIRST, SECOND)]
+        known = task.log_snapshot()
+        await task.manager.clean_up(known.retained, [commit.attempt for commit in commits])
+        for commit, content in zip(commits, (FIRST, SECOND), strict=True):
+            assert (await task.restore(commit.checkpoint)).content == {STORE: content}
+
+    @pytest.mark.asyncio
     async def test_a_clean_up_that_slept_deletes_nothing_that_later_commits_reach(
         self, task: BackendHarness, factory: StateBackendFactory
     ) -> None:

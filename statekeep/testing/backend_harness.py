@@ -21,7 +21,7 @@ from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.version import SealedVersion
-from statekeep.testing.versions import StoreContent, read_tree, seal_files
+from statekeep.testing.sealed_files import StoreContent, read_tree, seal_files
 
 STORE: Final = StoreName("s1")
 
@@ -134,9 +134,7 @@ class BackendHarness:
             self._root / "versions",
             VersionId(number, f"{number:08x}"),
             per_store or dict.fromkeys(self.stores, flat),
-            job_name=self.task.job_name,
-            operator=self.task.operator,
-            task_name=self.task.task_name,
+            self.task,
             parent=parent or self._head,
         )
         return self._head

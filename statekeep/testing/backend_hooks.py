@@ -12,7 +12,7 @@ from statekeep.checkpoint.checkpoints import Marker
 from statekeep.testing.backend_harness import BackendHarness
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
-from statekeep.testing.versions import StoreContent
+from statekeep.testing.sealed_files import StoreContent
 
 FIRST: Final[StoreContent] = {
     "CURRENT": b"MANIFEST-000001",

@@ -12,7 +12,7 @@ from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, VersionD
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit
 from statekeep.testing.backend_hooks import FIRST, NOTHING, SECOND, THIRD, StateBackendHooks
 from statekeep.testing.clock import FakeClock
-from statekeep.testing.versions import StoreContent
+from statekeep.testing.sealed_files import StoreContent
 
 
 class RestoreTests(StateBackendHooks):

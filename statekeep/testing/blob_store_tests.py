@@ -119,9 +119,7 @@ class BlobStoreManagerTests:
         assert list(await manager.list("nothing/here/")) == []
 
     @pytest.mark.asyncio
-    async def test_a_deleted_blob_is_gone(
-        self, manager: BlobStoreManager, tmp_path: Path
-    ) -> None:
+    async def test_a_deleted_blob_is_gone(self, manager: BlobStoreManager, tmp_path: Path) -> None:
         kept = await manager.put("a/kept", b"2", METADATA)
         blob_id = await manager.put("a/1", b"1", METADATA)
         await manager.delete(blob_id)

@@ -16,7 +16,7 @@ from statekeep.backends.blob.managers.memory_manager import (
 )
 from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.testing.backend_tests import StateBackendTests
-from statekeep.testing.versions import StoreContent
+from statekeep.testing.sealed_files import StoreContent
 
 
 def files_of(index: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, list[str]]]:

@@ -10,7 +10,7 @@ from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.memory import MemoryBackendFactory, forget_place, memory_place
 from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.testing.backend_tests import StateBackendTests
-from statekeep.testing.versions import StoreContent
+from statekeep.testing.sealed_files import StoreContent
 
 
 class TestMemoryBackend(StateBackendTests):

@@ -52,7 +52,8 @@ async def delete_unreached(
         closed_attempts: (epoch, attempt) that never complete or are never restored.
 
     Raises:
-        BlobNotFoundError: A retained index is gone: nothing was deleted.
+        BlobNotFoundError: A retained index is gone, lost or released and deleted since the view was
+            taken: nothing was deleted.
         CheckpointCorruptError: A retained index cannot be read: nothing was deleted.
         RetriableError: The service may answer later; some of it may be deleted.
     """

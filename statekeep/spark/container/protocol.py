@@ -72,6 +72,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     backend: str
     marker: str
     error: str
+    is_marker_bad: bool
+    """What the marker names is gone or damaged for good."""
 
 
 class Done(_Message, frozen=True, kw_only=True, tag="done"):

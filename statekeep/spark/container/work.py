@@ -27,7 +27,15 @@ from statekeep.errors import CommitFailedError, TaskFencedError
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
 from statekeep.spark.container.place import ContainerSpec
-from statekeep.spark.container.protocol import NOTHING, Candidate, Done, Failure, HandOver, Progress, Restore
+from statekeep.spark.container.protocol import (
+    NOTHING,
+    Candidate,
+    Done,
+    Failure,
+    HandOver,
+    Progress,
+    Restore,
+)
 from statekeep.spark.worker.job_spec import local_directory, task_name
 
 logger = logging.getLogger(__name__)
@@ -171,9 +179,8 @@ def _done(outcome: RestoreOutcome, candidates: list[RestoreCandidate]) -> Done:
                 backend=failure.backend,
                 marker=failure.marker,
                 error=failure.error,
+                is_marker_bad=failure.is_marker_bad,
             )
             for failure in outcome.failures
         ],
     )
-
-

@@ -30,6 +30,7 @@ class CleanUp:
 
     def __init__(
         self,
+        *,
         spec: JobSpec,
         partitions: int,
         factories: Mapping[BackendName, StateBackendFactory],
@@ -86,7 +87,7 @@ class CleanUp:
                 group.create_task(pipeline.clean_up(retained[partition], closed))
         for epoch, attempt in closed:
             await self._checkpoints.delete(f"{epoch}-{attempt}")
-        await self._writer.trim(_floor(view))
+        await self._writer.trim(view.lowest_needed)
         logger.info("clean-up done: attempts=%d released=%d", len(closed), len(positions))
 
 
@@ -97,12 +98,3 @@ def _retained(view: LogView, partition: int) -> Sequence[CheckpointV2]:
         for commit in view.commits.values()
         if name in commit.checkpoints
     ]
-
-
-def _floor(view: LogView) -> int:
-    """Return the lowest position that recovery from a retained commit may need."""
-    oldest = min((commit.batch for commit in view.commits.values()), default=-1)
-    needed = [
-        position for batch, position in view.batch_positions.items() if batch > oldest
-    ]
-    return min([*view.commits, *needed], default=0)

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -75,6 +75,7 @@ class Committer:
 
     def __init__(
         self,
+        *,
         writer: LogWriter,
         checkpoints: CheckpointStore,
         gate: CommitGate,
@@ -189,10 +190,9 @@ class Committer:
         self, attempt_key: tuple[int, int], attempt: AttemptRecord, entries: Mapping[int, bytes]
     ) -> CommitSummary:
         """Append the commit record of an attempt of an earlier driver: roll it forward (R5)."""
-        checkpoints = {partition: entries[partition] for partition in entries}
         versions = {partition_of(task): version for task, version in attempt.versions.items()}
         record = await self._record(
-            attempt_key, attempt.batch, attempt.checkpoint_id, versions, checkpoints
+            attempt_key, attempt.batch, attempt.checkpoint_id, versions, entries
         )
         position = await self._writer.append(record)
         return CommitSummary(
@@ -242,8 +242,9 @@ class Committer:
         commit = self._writer.view.last_commit
         if commit is None:
             return {}
+        bad = self._writer.view.bad_markers
         return {
-            partition_of(task): (commit.versions[task], bytes(raw))
+            partition_of(task): (commit.versions[task], _without_bad(task, bytes(raw), bad))
             for task, raw in commit.checkpoints.items()
             if commit.versions.get(task)
         }
@@ -387,6 +388,22 @@ class Committer:
         return encode_checkpoint_v2(
             CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
         )
+
+
+def _without_bad(task: str, raw: bytes, bad: Collection[tuple[str, str, str, str]]) -> bytes:
+    """Return a base without the markers that failed their checks: its increment must be full."""
+    if not any(entry[1] == task for entry in bad):
+        return raw
+    checkpoint = decode_checkpoint_v2(raw, where=f"base task={task}")
+    markers = {
+        backend: {
+            store: marker
+            for store, marker in stores.items()
+            if (backend, task, store, marker) not in bad
+        }
+        for backend, stores in checkpoint.state_markers.items()
+    }
+    return encode_checkpoint_v2(replace(checkpoint, state_markers=markers))
 
 
 def _markers(base: tuple[str, bytes] | None) -> StateMarkers:

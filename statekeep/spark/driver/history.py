@@ -57,6 +57,8 @@ class VersionHistory:
         """Return for each partition its versions after the given batches, without empty state."""
         known = [self._batches[batch] for batch in batches if batch in self._batches]
         return {
-            partition: tuple({tasks[partition].version for tasks in known if partition in tasks} - {""})
+            partition: tuple(
+                {tasks[partition].version for tasks in known if partition in tasks} - {""}
+            )
             for partition in range(self.partitions)
         }

@@ -115,11 +115,19 @@ class CheckpointLocation:
 
     def copy_from(self, other: "CheckpointLocation", directory: str) -> None:
         """Copy a whole directory of another location here, if it is there."""
-        source = other._path(directory)
-        if not other._fs.exists(source):
+        source = other._path(directory)  # noqa: SLF001 - of this class
+        source_fs = other._fs  # noqa: SLF001
+        if not source_fs.exists(source):
             return
+        keep_source, overwrite = False, True
         copied = self._jvm.org.apache.hadoop.fs.FileUtil.copy(
-            other._fs, source, self._fs, self._path(directory), False, True, self._conf
+            source_fs,
+            source,
+            self._fs,
+            self._path(directory),
+            keep_source,
+            overwrite,
+            self._conf,
         )
         if not copied:
             msg = f"cannot copy the checkpoint location: from={other.uri}/{directory} to={self.uri}"

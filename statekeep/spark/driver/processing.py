@@ -57,6 +57,7 @@ class BatchProcessor:
         hand_over: HandOverPlan | None = None,
         keep: Mapping[int, tuple[str, ...]] | None = None,
         settled_batch: int = -1,
+        committed: Mapping[int, str] | None = None,
     ) -> BatchResult:
         """Run one batch for the given tasks; where a task is overrun, once more sorted by Spark.
 
@@ -72,6 +73,7 @@ class BatchProcessor:
             hand_over=hand_over,
             keep=keep or {},
             settled_batch=settled_batch,
+            committed=committed or {},
         )
         receipts = self._jobs.process(rows, plan)
         expected = set(bases) if only is None else set(only)

@@ -1,13 +1,14 @@
 """Bring every task to one head: obtain versions, then replay what is lacking (R6)."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import CommitRecord, TaskBatch
+from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, TaskBatch
 from statekeep.errors import ReplayDivergedError, RestoreFailedError
 from statekeep.spark.driver.history import VersionHistory
 from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
@@ -55,6 +56,7 @@ class Recovery:
 
     def __init__(
         self,
+        *,
         frame: DataFrame,
         location: CheckpointLocation,
         jobs: TaskJobs,
@@ -62,7 +64,7 @@ class Recovery:
         history: VersionHistory,
         view: LogView,
         on_replayed: Callable[[int], None],
-        *,
+        on_bad_marker: Callable[[BadMarkerRecord], None],
         is_divergence_fatal: bool,
     ) -> None:
         """Wire the recovery.
@@ -75,6 +77,7 @@ class Recovery:
             history: Which version each task has after each batch; replaced where tasks replay.
             view: The job log, for commits and boundaries.
             on_replayed: Appends the batch record of a replayed batch.
+            on_bad_marker: Appends the record of a marker that must not be used again.
             is_divergence_fatal: Whether other output or changes than recorded are an error.
         """
         self._frame = frame
@@ -84,6 +87,7 @@ class Recovery:
         self._history = history
         self._view = view
         self._on_replayed = on_replayed
+        self._on_bad_marker = on_bad_marker
         self._is_divergence_fatal = is_divergence_fatal
 
     def recover(
@@ -128,7 +132,9 @@ class Recovery:
     ) -> dict[int, int]:
         """Return s_p, the batch that each task starts from, with its version on its host."""
         # An old version on the host is no better than the newest commit in a backend.
-        floor = max((c.batch for c in self._view.commits.values() if c.batch <= head), default=-1)
+        floor = max(
+            (c.batch for c in list(self._view.commits.values()) if c.batch <= head), default=-1
+        )
         candidates = {
             p: [found for found in self._history.candidates(p, head) if found[0] >= floor]
             for p in partitions
@@ -147,7 +153,7 @@ class Recovery:
     def _restore(
         self, partitions: Collection[int], head: int, summary: RecoverySummary
     ) -> dict[int, int]:
-        commits = [c for c in reversed(self._view.commits.values()) if c.batch <= head]
+        commits = [c for c in reversed(list(self._view.commits.values())) if c.batch <= head]
         candidates = {p: [_candidate(commit, p) for commit in commits] for p in partitions}
         restored = self._jobs.restore(candidates, self._view.bad_markers)
         starts: dict[int, int] = {}
@@ -158,11 +164,28 @@ class Recovery:
             self._history.put(commit.batch, {partition: TaskBatch(version=outcome.version)})
             summary.restored[partition] = ",".join(sorted(set(outcome.sources.values()))) or "empty"
             summary.bytes_fetched += outcome.bytes_fetched
-            summary.failures += [
-                f"{task_name(partition)} {failure['backend']}: {failure['error']}"
-                for failure in outcome.failures
-            ]
+            self._note_failures(partition, outcome.failures, summary)
         return starts
+
+    def _note_failures(
+        self, partition: int, failures: Sequence[Mapping[str, Any]], summary: RecoverySummary
+    ) -> None:
+        """Keep what failed on record, and bad markers out of use for good (R11)."""
+        name = task_name(partition)
+        for failure in failures:
+            summary.failures.append(f"{name} {failure['backend']}: {failure['error']}")
+            if failure["is_marker_bad"]:
+                self._on_bad_marker(
+                    BadMarkerRecord(
+                        epoch=0,
+                        nonce="",
+                        backend=failure["backend"],
+                        task=name,
+                        store=failure["store"],
+                        marker=failure["marker"],
+                        reason=failure["error"],
+                    )
+                )
 
     def _replay(self, starts: Mapping[int, int], head: int, summary: RecoverySummary) -> None:
         first = min(starts.values())
@@ -173,7 +196,7 @@ class Recovery:
             self._replay_batch(rows, batch, only, recorded[batch].offsets, summary)
 
         logger.info("replay begins: first=%d last=%d tasks=%d", first + 1, head, len(starts))
-        replay(self._frame, self._location, recorded, first, head, call)
+        replay(self._frame, self._location, recorded, call, start=first, end=head)
         for batch in range(first + 1, head + 1):
             self._on_replayed(batch)
         summary.replayed += range(first + 1, head + 1)
@@ -224,10 +247,10 @@ class Recovery:
     def _recorded(self, first: int, head: int) -> dict[int, RecordedBatch]:
         """Gather the boundaries of the batches from ``first`` to ``head``."""
         found: dict[int, RecordedBatch] = {}
-        for commit in self._view.commits.values():
+        for commit in list(self._view.commits.values()):
             if commit.query is not None and commit.query.offsets is not None:
                 found[commit.batch] = RecordedBatch(commit.query.offsets, commit.query.commit)
-        for batch, record in self._view.batches.items():
+        for batch, record in list(self._view.batches.items()):
             following = self._view.batches.get(batch + 1)
             commit_text = None if following is None else following.previous_commit
             known = found.get(batch)
@@ -235,7 +258,8 @@ class Recovery:
                 record.offsets, commit_text or (known.commit if known is not None else None)
             )
         return {
-            batch: self._completed(batch, found.get(batch)) for batch in range(max(first, 0), head + 1)
+            batch: self._completed(batch, found.get(batch))
+            for batch in range(max(first, 0), head + 1)
         }
 
     def _completed(self, batch: int, known: RecordedBatch | None) -> RecordedBatch:

@@ -18,6 +18,7 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
     AttemptRecord,
+    BadMarkerRecord,
     BaseRecord,
     BatchRecord,
     CommitRecord,
@@ -82,7 +83,7 @@ class Reign:
 
     @property
     def view(self) -> LogView:
-        """What the log tells; read it between calls of this object only."""
+        """What the log tells. It grows on the commit thread: copy a mapping before iterating."""
         return self._log.view
 
     @property
@@ -204,13 +205,17 @@ class Reign:
         )
         self._thread.run(self._log.append(record))
 
-    def record_batch(self, record: BatchRecord) -> None:
-        """Append a batch record; durable when this returns (R3)."""
+    def append(self, record: BatchRecord | BadMarkerRecord) -> None:
+        """Append a record; durable when this returns (R3)."""
         self._thread.run(self._log.append(record))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one of the committer's coroutines and wait for its result."""
         return self._thread.run(work)
+
+    def retained_batches(self) -> list[int]:
+        """Return the batches of the commits that are not released."""
+        return [commit.batch for commit in list(self.view.commits.values())]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a coroutine that runs until `close`."""
@@ -264,13 +269,13 @@ class Reign:
         assert self._checkpoints is not None  # noqa: S101 - opened before
         await self._log.take_over(f"{socket.gethostname()}:{os.getpid()}")
         clean_up = CleanUp(
-            spec,
-            identity.partitions,
-            self._factories,
-            self._log,
-            self._checkpoints,
-            self._executor,
-            self._clock,
+            spec=spec,
+            partitions=identity.partitions,
+            factories=self._factories,
+            writer=self._log,
+            checkpoints=self._checkpoints,
+            executor=self._executor,
+            clock=self._clock,
         )
         self._clean_up = clean_up
 
@@ -279,13 +284,13 @@ class Reign:
             self._cleaning = asyncio.create_task(clean_up.run())
 
         self._committer = Committer(
-            self._log,
-            self._checkpoints,
-            CommitGate(self._config.task),
-            self._clock,
-            identity,
-            self._query_state,
-            committed,
+            writer=self._log,
+            checkpoints=self._checkpoints,
+            gate=CommitGate(self._config.task),
+            clock=self._clock,
+            identity=identity,
+            query_state=self._query_state,
+            on_commit=committed,
         )
         if resumption is None:
             return None
@@ -373,9 +378,7 @@ class Reign:
         return error
 
 
-def new_identity(
-    config: Config, partitions: int, router: str, key_schema: str
-) -> JobIdentity:
+def new_identity(config: Config, partitions: int, router: str, key_schema: str) -> JobIdentity:
     """Return the identity of a job as it is configured now, with a fresh ``job_uid``."""
     return JobIdentity(
         job_uid=uuid.uuid4().hex,

@@ -30,9 +30,10 @@ def replay(
     frame: DataFrame,
     query: CheckpointLocation,
     recorded: Mapping[int, RecordedBatch],
+    call: BatchCall,
+    *,
     start: int,
     end: int,
-    call: BatchCall,
 ) -> None:
     """Run batches ``start`` + 1 to ``end`` again with their original boundaries.
 
@@ -45,9 +46,9 @@ def replay(
         frame: The streaming input, as the query has it.
         query: The query's checkpoint location: its ``sources/`` are copied.
         recorded: Boundaries of the batches from ``start`` - 1 (where there is one) to ``end``.
+        call: Gets the rows of each batch and its number.
         start: The batch after which the replay begins; -1 replays from the first.
         end: The last batch to run.
-        call: Gets the rows of each batch and its number.
 
     Raises:
         CheckpointLocationError: Boundaries are missing, or Spark ran something else.

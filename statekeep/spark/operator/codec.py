@@ -4,7 +4,7 @@ A value is stored only if it reads back as what it was. A type that MessagePack 
 as Spark's internal form of it: a date as days, a timestamp as microseconds, a map as pairs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -147,9 +147,9 @@ class ValueCodec:
         )
 
     def _encode_carefully(self, value: object) -> bytes:
-        if not isinstance(value, tuple | list):
+        items = scalars.as_sequence(value)
+        if items is None:
             raise MisfitError("", self.schema, value)
-        items: Sequence[object] = value
         if len(items) != len(self._to_wire):
             raise MisfitError(
                 "", self.schema, value, found=f"{len(items)} values for {len(self._to_wire)} fields"
@@ -223,8 +223,8 @@ def _array_wire(data_type: ArrayType, path: str) -> _Wire:
     element_to, element_from = element.to_wire, element.from_wire
 
     def to_wire(value: object) -> list[Any]:
-        items = scalars.plain(value)
-        if not isinstance(items, list | tuple):
+        items = scalars.as_sequence(scalars.plain(value))
+        if items is None:
             raise MisfitError(path, data_type, value)
         return [element_to(item) for item in items]
 
@@ -247,9 +247,10 @@ def _map_wire(data_type: MapType, path: str) -> _Wire:
     key_from = key.from_wire or scalars.same
     value_from = value.from_wire or scalars.same
 
-    def to_wire(mapping: object) -> list[tuple[Any, Any]]:
-        if not isinstance(mapping, Mapping):
-            raise MisfitError(path, data_type, mapping)
+    def to_wire(value: object) -> list[tuple[Any, Any]]:
+        mapping = scalars.as_mapping(value)
+        if mapping is None:
+            raise MisfitError(path, data_type, value)
         return [(key_to(k), value_to(v)) for k, v in mapping.items()]
 
     def from_wire(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -272,11 +273,11 @@ def _struct_wire(data_type: StructType, path: str) -> _Wire:
     from_wires = [w.from_wire or scalars.same for w in wires]
 
     def to_wire(value: object) -> tuple[Any, ...]:
-        if isinstance(value, Mapping) and set(value) <= set(names):
-            values: Sequence[Any] = [value.get(name) for name in names]
-        elif isinstance(value, tuple | list):
-            values = value
-        else:
+        values = scalars.as_sequence(value)
+        mapping = scalars.as_mapping(value)
+        if mapping is not None and set(mapping) <= set(names):
+            values = [mapping.get(name) for name in names]
+        if values is None:
             raise MisfitError(path, data_type, value)
         if len(values) != len(names):
             found = f"{len(values)} values for {len(names)} fields"
@@ -286,5 +287,5 @@ def _struct_wire(data_type: StructType, path: str) -> _Wire:
     def from_wire(values: tuple[Any, ...]) -> Row:
         return make_row([f(item) for f, item in zip(from_wires, values, strict=True)])
 
-    annotation = tuple[tuple(w.annotation for w in wires)]  # type: ignore[misc]  # built at run time
+    annotation: Any = tuple[tuple(w.annotation for w in wires)]  # type: ignore[misc]  # built at run time
     return _Wire(annotation, to_wire, from_wire, all(w.is_direct for w in wires))

@@ -1,5 +1,10 @@
 """Digests by which a replayed batch is compared with its first run."""
 
+# pyarrow and pandas ship no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
+
 import hashlib
 from typing import Any
 

@@ -1,5 +1,10 @@
 """From record batches to groups of rows by key, in ascending order of the encoded key."""
 
+# pyarrow and pandas ship no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -76,7 +81,7 @@ class Grouping:
         rows = rows.take(order)
         starts = _starts([column.take(order) for column in columns])
         del columns, order
-        yield from self._chunks(rows, starts)
+        yield from self.cut(rows, starts)
 
     def sorted_stream(self, batches: Iterator[pa.RecordBatch]) -> Iterator[KeyChunk]:
         """Group rows that come sorted by key, holding one batch and the chunk at hand.
@@ -101,7 +106,8 @@ class Grouping:
         """Return the encoded key of one row."""
         return self._codec.encode([rows.column(name)[at].as_py() for name in self._key_columns])
 
-    def _chunks(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> Iterator[KeyChunk]:
+    def cut(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> Iterator[KeyChunk]:
+        """Yield chunks of bounded size from ``rows``, whose keys begin at ``starts``."""
         key_count = len(starts) - 1
         at = 0
         while at < key_count:
@@ -142,10 +148,10 @@ class _SortedStream:
                 yield from self._whole_keys(rows.slice(0, last), starts[:-1])
         if self._held is not None:
             held, self._held = self._held, None
-            yield from self._whole_keys(held, np.array([0, held.num_rows]))
+            yield from self._whole_keys(held, self._grouping.starts(held))
 
     def _whole_keys(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> Iterator[KeyChunk]:
-        for chunk in self._grouping._chunks(rows, starts):  # noqa: SLF001 - one module, one design
+        for chunk in self._grouping.cut(rows, starts):
             self._check_order(chunk.key_bytes)
             yield chunk
 
@@ -226,6 +232,6 @@ def _starts(columns: list[pa.Array]) -> NDArray[np.int64]:
     for column in columns:
         unequal = pc.not_equal(column.slice(1), column.slice(0, row_count - 1))
         if unequal.null_count:
-            unequal = unequal.fill_null(value=False)
+            unequal = unequal.fill_null(fill_value=False)
         differs |= unequal.to_numpy(zero_copy_only=False)
     return np.concatenate(([0], np.flatnonzero(differs) + 1, [row_count]))

@@ -1,5 +1,10 @@
 """What a processor is given for each key: rows, or pandas frames, as Spark gives them."""
 
+# pyarrow and pandas ship no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
+
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, pairwise
 from typing import Any, Final, Protocol
@@ -88,12 +93,12 @@ class FrameInputs(Inputs):
         series = ArrowBatchTransformer.to_pandas(rows, timezone=self._time_zone)
         frame = pd.concat(series, axis=1)
         # Spark makes its frames of Python values, which have one width only.
-        narrow = {
-            name: "int64" if dtype.kind == "i" else "float64"
+        widened = {
+            name: _WIDENED[str(dtype)]
             for name, dtype in frame.dtypes.items()
-            if dtype in _NARROW
+            if str(dtype) in _WIDENED
         }
-        return frame.astype(narrow) if narrow else frame
+        return frame.astype(widened) if widened else frame
 
     def _lazily(self, chunk: KeyChunk) -> Iterator[pd.DataFrame]:
         for batch in chain([chunk.rows], chunk.rest):
@@ -101,7 +106,7 @@ class FrameInputs(Inputs):
                 yield self._frame(part)
 
 
-_NARROW: Final = ("int8", "int16", "int32", "float32")
+_WIDENED: Final = {"int8": "int64", "int16": "int64", "int32": "int64", "float32": "float64"}
 
 
 def _is_widened_by_null(column: pa.Array) -> bool:

@@ -1,5 +1,10 @@
 """What a processor yields, as record batches of the declared types."""
 
+# pyarrow and pandas ship no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -170,7 +175,7 @@ class RowOutputs(Outputs):
         if convert is not None:
             values = [None if value is None else convert(value) for value in values]
         try:
-            return pa.array(values, field.type)
+            return _to_arrow(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             found = next((value for value in values if not _fits(value, field.type)), None)
             raise StateSchemaError(
@@ -258,12 +263,12 @@ class FrameOutputs(Outputs):
                 f"expected={len(self._schema.names)} found={len(frame.columns)}"
             )
         arrays = [
-            self._column(frame.iloc[:, i] if missing else frame[name], i)
+            self._column(frame.iloc[:, i if missing else list(frame.columns).index(name)], i)
             for i, name in enumerate(self._schema.names)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
 
-    def _column(self, series: "pd.Series[Any]", at: int) -> pa.Array:
+    def _column(self, series: "pd.Series[Any]", at: int) -> pa.Array:  # pyright: ignore[reportInvalidTypeArguments]  # only the stubs know its argument
         field = self._schema.fields[at]
         try:
             batch = PandasToArrowConversion.convert(
@@ -281,9 +286,18 @@ class FrameOutputs(Outputs):
             ) from exc
 
 
+def _to_arrow(values: list[Any], arrow_type: pa.DataType) -> pa.Array:
+    if pa.types.is_integer(arrow_type):
+        # Given the type, Arrow would cut the fraction off a float without a word.
+        found = pa.array(values)
+        if pa.types.is_integer(found.type) or pa.types.is_floating(found.type):
+            return found.cast(arrow_type)
+    return pa.array(values, arrow_type)
+
+
 def _fits(value: object, arrow_type: pa.DataType) -> bool:
     try:
-        pa.array([value], arrow_type)
+        _to_arrow([value], arrow_type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return False
     return True

@@ -3,7 +3,7 @@
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql.types import Row
 
@@ -25,4 +25,5 @@ def row_class(names: Sequence[str]) -> type[Row]:
 
 def row_maker(names: Sequence[str]) -> Callable[[Sequence[Any]], Row]:
     """Return a function that makes a row of ``names`` from its values, without a check."""
-    return partial(tuple.__new__, row_class(names))
+    make = cast("Callable[[type[Row], Sequence[Any]], Row]", tuple.__new__)  # pyright: ignore[reportUnknownMemberType]
+    return partial(make, row_class(names))

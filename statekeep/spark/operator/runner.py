@@ -1,5 +1,10 @@
 """One batch of one task: input batches in, state changed, output batches and digests out."""
 
+# pyarrow and pandas ship no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -7,9 +7,9 @@ form, or raises `MisfitError`. Spark stores null, or the text of the value, wher
 import datetime as dt
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from pyspark.sql.types import (
@@ -53,9 +53,21 @@ def same(value: object) -> object:
     return value
 
 
-def plain(value: object) -> object:
+def plain(value: Any) -> Any:  # noqa: ANN401 - values of users have any type
     """Return the Python value of a NumPy scalar or array, any other value as it is."""
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    if isinstance(value, np.generic | np.ndarray):
+        return cast("Any", value).tolist()
+    return value
+
+
+def as_sequence(value: object) -> Sequence[Any] | None:
+    """Return a list or tuple, None for anything else."""
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else None
+
+
+def as_mapping(value: object) -> Mapping[Any, Any] | None:
+    """Return a mapping, None for anything else."""
+    return value if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def or_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -154,7 +166,7 @@ def binary(data_type: DataType, path: str) -> ToWire:
     """Accept bytes and bytearrays."""
 
     def to_wire(value: object) -> bytes:
-        if not isinstance(value, bytes | bytearray | memoryview):
+        if not isinstance(value, bytes | bytearray):
             raise MisfitError(path, data_type, value)
         return bytes(value)
 
@@ -194,7 +206,7 @@ def temporal(data_type: DataType, path: str) -> ToWire:
     elif isinstance(data_type, DayTimeIntervalType):
         expected = dt.timedelta
     refused: tuple[type, ...] = (dt.datetime,) if expected is dt.date else ()
-    to_internal: Callable[[Any], int] = data_type.toInternal
+    to_internal = cast("Callable[[Any], int]", data_type.toInternal)
 
     def to_wire(value: object) -> int:
         if not isinstance(value, expected) or isinstance(value, refused):

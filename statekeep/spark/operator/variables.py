@@ -18,7 +18,7 @@ from statekeep.errors import ConfigError, StateSchemaError
 from statekeep.spark.operator.changes import WRITE_KEYS, ChangeWriter
 from statekeep.spark.operator.codec import LIST_HEADER_BYTES, ValueCodec, list_count, list_header
 from statekeep.spark.operator.key_codec import KeyCodec
-from statekeep.spark.operator.scalars import MisfitError
+from statekeep.spark.operator.scalars import MisfitError, as_sequence
 from statekeep.stores.base import KeyValueStore
 
 
@@ -206,8 +206,7 @@ class LocalListState(_Slots, ListState):
         self._set(None)
 
     def _encode_all(self, values: list[tuple[Any, ...]]) -> list[bytes]:
-        given: object = values
-        if not isinstance(given, list | tuple):
+        if as_sequence(values) is None:
             raise StateSchemaError(
                 "list state takes a list of tuples: "
                 f"variable={self._name} found={type(values).__name__}"

@@ -49,7 +49,7 @@ class Restored:
     sources: Mapping[str, str] = field(default_factory=dict)
     bytes_fetched: int = 0
     elapsed_ms: int = 0
-    failures: Sequence[Mapping[str, str]] = ()
+    failures: Sequence[Mapping[str, Any]] = ()
     error: str = ""
 
 

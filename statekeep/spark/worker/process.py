@@ -70,7 +70,14 @@ def _process(
     rows = next((batch for batch in batches if batch.num_rows), None)
     if rows is None:
         return Receipt(partition, base_name)
-    attempt = _Attempt(directory, spec, plan, base, base_name, partition)
+    attempt = _Attempt(
+        directory=directory,
+        spec=spec,
+        plan=plan,
+        base=base,
+        base_name=base_name,
+        partition=partition,
+    )
     try:
         receipt = attempt.run(chain([rows], batches))
     except GroupingOverflow:
@@ -85,6 +92,7 @@ class _Attempt:
 
     def __init__(
         self,
+        *,
         directory: TaskDirectory,
         spec: JobSpec,
         plan: BatchPlan,

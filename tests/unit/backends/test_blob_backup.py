@@ -199,9 +199,7 @@ async def test_names_say_whose_and_which_attempt_and_are_never_used_twice(
 
 
 @pytest.mark.asyncio
-async def test_the_index_says_whose_snapshot_of_what_it_is(
-    task: BackendHarness, root: str
-) -> None:
+async def test_the_index_says_whose_snapshot_of_what_it_is(task: BackendHarness, root: str) -> None:
     commit = await task.commit(task.seal(FIRST))
     blobs = MemoryBlobStoreManager(root, SerialExecutor())
     written = json.loads(await blobs.get(commit.markers[STORE]))

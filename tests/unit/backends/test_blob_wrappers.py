@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata, BlobStoreManager
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
@@ -40,9 +41,7 @@ def plan() -> FaultPlan:
 @pytest.fixture
 def retrying(root: str, plan: FaultPlan) -> BlobStoreManager:
     faulty = FaultyBlobStoreManager(MemoryBlobStoreManager(root, SerialExecutor()), plan)
-    return RetryingBlobStoreManager(
-        faulty, Retrier(RetryPolicy(), FakeClock()), SerialExecutor()
-    )
+    return RetryingBlobStoreManager(faulty, Retrier(RetryPolicy(), FakeClock()), SerialExecutor())
 
 
 @pytest.mark.asyncio
@@ -89,9 +88,11 @@ class BreakingManager(WrappedBlobStoreManager):
 
     breaks_left = 2
 
+    @override
     async def _around(self, operation: str, subject: str, call: Any) -> Any:
         return await call()
 
+    @override
     async def download(self, blob_id: str, target: Path, on_bytes: Any) -> str:
         assert not target.exists()
         if not self.breaks_left:
@@ -122,6 +123,7 @@ class CountingManager(WrappedBlobStoreManager):
     now = 0
     most = 0
 
+    @override
     async def _around(self, operation: str, subject: str, call: Any) -> Any:
         self.now += 1
         self.most = max(self.most, self.now)

@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
 from log_kit import InlineExecutor
+from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.managers import fsspec_manager, local_place
@@ -51,8 +53,12 @@ async def blobs(root_uri: str) -> FsspecBlobStoreManager:
     return manager
 
 
-@pytest_asyncio.fixture
-async def local(tmp_path: Path) -> FsspecBlobStoreManager:
+@pytest_asyncio.fixture(params=["unnamed", "named"])
+async def local(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> FsspecBlobStoreManager:
+    if request.param == "named":
+        monkeypatch.setattr(local_place, "_open_unnamed", lambda _: None)
     manager = FsspecBlobStoreManager(str(tmp_path / "root"), {}, InlineExecutor())
     await manager.init()
     return manager
@@ -65,7 +71,8 @@ class FailingPlace(LocalPlace):
         super().__init__(Path("/nowhere"))
         self.error = error
 
-    def list(self, prefix: str) -> list[str]:
+    @override
+    def list(self, prefix: str) -> Sequence[str]:
         raise self.error
 
 
@@ -217,7 +224,7 @@ async def test_failed_put_leaves_nothing(
 
     await local.put("a/other", b"x", METADATA)
     if is_fsync_failing:
-        monkeypatch.setattr(local_place.os, "fsync", fail)
+        monkeypatch.setattr(os, "fsync", fail)
     else:
         monkeypatch.setattr(local_place, "_write", fail)
 
@@ -226,6 +233,41 @@ async def test_failed_put_leaves_nothing(
             await local.put("a/b", b"x", METADATA, if_absent=if_absent)
 
     assert files_below(tmp_path / "root") == ["a/other"]
+
+
+@pytest.mark.asyncio
+async def test_repeated_put_gives_the_same_blob(
+    local: FsspecBlobStoreManager, tmp_path: Path
+) -> None:
+    await local.put("a/b", b"first", METADATA)
+    await local.put("a/b", b"again", METADATA)
+
+    assert await local.get("a/b") == b"again"
+    assert files_below(tmp_path / "root") == ["a/b"]
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from statekeep.backends.blob.managers import local_place
+def die(descriptor): os.kill(os.getpid(), signal.SIGKILL)
+local_place.os.fsync = die
+local_place.LocalPlace(Path(sys.argv[1])).put("log/0", b"half", if_absent=True)
+"""
+
+
+@pytest.mark.slow
+def test_process_killed_in_a_put_leaves_no_blob(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+
+    ended = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)
+
+    assert ended.returncode == -9
+    assert LocalPlace(tmp_path).list("") == []
+    unnamed = local_place._open_unnamed(tmp_path)
+    if unnamed is not None:
+        unnamed.close()
+        assert files_below(tmp_path) == []
 
 
 @pytest.mark.asyncio
@@ -274,6 +316,24 @@ async def test_errors_are_told_by_what_the_caller_can_do(
 
     with pytest.raises(expected):
         await local.list("a/")
+
+
+def test_directory_that_goes_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = Path.mkdir
+    meddling = iter([True])
+
+    def mkdir_late(path: Path, mode: int = 0o777) -> None:
+        if next(meddling, False):
+            raise FileExistsError(path)  # as it was, when another made it and removed it again
+        mkdir(path, mode)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_late)
+
+    LocalPlace(tmp_path).put("a/b", b"x", if_absent=True)
+
+    assert files_below(tmp_path) == ["a/b"]
 
 
 def test_of_eight_racing_threads_one_creates(tmp_path: Path) -> None:

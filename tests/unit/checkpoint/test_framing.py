@@ -9,7 +9,7 @@ FRAMED = frame("batch", b'{"batch":7}')
 
 
 def test_frame_is_text_that_a_person_can_read() -> None:
-    assert FRAMED == b'statekeep 1 batch 3a4bb437 11\n{"batch":7}'
+    assert FRAMED == b'statekeep 1 batch 9d35fdd9 11\n{"batch":7}'
 
 
 @given(st.binary())

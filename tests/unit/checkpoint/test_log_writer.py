@@ -18,6 +18,7 @@ from log_kit import (
     void_record,
 )
 
+from statekeep.backends.base import BlobStoreManager
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
     CommitRecord,
@@ -32,9 +33,8 @@ from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
 pytestmark = pytest.mark.asyncio
 
 
-async def records_of(blobs: object) -> list[Record]:
-    assert isinstance(blobs, object)
-    log = log_on(blobs)  # type: ignore[arg-type]  # any blob store of the kit
+async def records_of(blobs: BlobStoreManager) -> list[Record]:
+    log = log_on(blobs)
     return [decode_record(data, where=f"position={p}") for p, data in await log.read(0)]
 
 

@@ -24,6 +24,16 @@ def error(text: str = "refused") -> CommitFailedError:
     return CommitFailedError(text, checkpoint_id="1-1", step="upload")
 
 
+def finish(gate: CommitGate, how: str, now_ns: int) -> None:
+    match how:
+        case "succeed":
+            gate.succeeded(now_ns)
+        case "fail":
+            gate.failed(now_ns, error())
+        case _:
+            gate.timed_out(now_ns)
+
+
 def gate_with_open_commit(settings: TaskSettings = SETTINGS, at_ms: int = 0) -> CommitGate:
     gate = CommitGate(settings)
     assert gate.request(at_ms * MS) is Decision.START
@@ -113,13 +123,10 @@ def test_as_many_failures_in_a_row_as_configured_are_tolerated() -> None:
 
 def test_a_success_heals_earlier_failures_and_timeouts() -> None:
     gate = CommitGate(TOLERANT)
-    for end in (
-        *(lambda: gate.failed(0, error()), lambda: gate.timed_out(0), lambda: gate.succeeded(0)),
-        *(lambda: gate.failed(0, error()), lambda: gate.failed(0, error())),
-    ):
+    for end in ("fail", "time out", "succeed", "fail", "fail"):
         assert gate.request(0) is Decision.START
         gate.started(0, "1-1")
-        end()
+        finish(gate, end, 0)
     assert gate.request(0) is Decision.START
     assert (gate.consecutive_failures, gate.consecutive_timeouts) == (2, 0)
 
@@ -196,13 +203,7 @@ def test_at_most_one_commit_is_open_whatever_happens(steps: list[tuple[str, int]
                 gate.started(now, "1-1")
                 is_open = True
         elif is_open:
-            match step:
-                case "succeed":
-                    gate.succeeded(now)
-                case "fail":
-                    gate.failed(now, error())
-                case _:
-                    gate.timed_out(now)
+            finish(gate, step, now)
             is_open = False
         assert gate.is_open == is_open
     assert gate.starts == gate.successes + gate.failures + gate.timeouts + is_open

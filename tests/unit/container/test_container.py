@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 from container_kit import INPUT, Controls, config, controls
 
-from statekeep.backends.memory import forget_place, memory_place
-from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.backends.memory import MemoryBackendFactory, forget_place, memory_place
+from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.records import AttemptRecord, CommitRecord, Record
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
@@ -24,6 +25,8 @@ from statekeep.errors import (
     RetriableError,
     TaskFencedError,
 )
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
 
 TASK = "Partition 0"
 
@@ -91,6 +94,22 @@ async def test_a_commit_holds_the_stores_as_they_were_when_it_was_asked_for(
         await begun.wait()
     async with Container(config(tmp_path)) as container:
         assert (await container.start_task(TASK, ["s"])).store("s").get(b"k") == b"before"
+
+
+@pytest.mark.asyncio
+async def test_a_commit_holds_the_offsets_as_they_were_when_it_was_asked_for(
+    tmp_path: Path, held: Controls
+) -> None:
+    held.gate.clear()
+    async with Container(config(tmp_path)) as container:
+        task = await container.start_task(TASK, ["s"])
+        offsets = {INPUT: "1"}
+        begun = await task.commit(offsets)
+        offsets[INPUT] = "2"
+        held.gate.set()
+        checkpoint = await begun.wait()
+    assert checkpoint is not None
+    assert checkpoint.input_offsets == {INPUT: "1"}
 
 
 @pytest.mark.asyncio
@@ -248,6 +267,49 @@ async def test_a_commit_that_times_out_is_void_before_the_next_one_starts(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("record", [AttemptRecord, CommitRecord])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_lost_answer_of_the_log_ends_as_what_really_happened(
+    tmp_path: Path, held: Controls, record: type[Record], moment: str
+) -> None:
+    settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")
+    async with Container(settings) as container:
+        task = await container.start_task(TASK, ["s"])
+        await commit(task, 1)
+        held.lose_answer = record, moment
+        unclear = await task.commit({INPUT: "2"}, force=True)
+        if record is CommitRecord and moment == "after":
+            await unclear.wait()
+        else:
+            with pytest.raises(CommitFailedError, match="step=record"):
+                await unclear.wait()
+    async with Container(settings) as container:
+        task = await container.start_task(TASK, ["s"])
+        has_landed = record is CommitRecord and moment == "after"
+        assert task.input_offsets == {INPUT: "2" if has_landed else "1"}
+        await commit(task, 3)
+        await task.wait()
+
+
+@pytest.mark.asyncio
+async def test_the_log_is_trimmed_and_a_restart_reads_what_is_left(
+    tmp_path: Path, held: Controls
+) -> None:
+    async with Container(config(tmp_path)) as container:
+        task = await container.start_task(TASK, ["s"])
+        for number in range(30):
+            await commit(task, number)
+            await task.wait()
+    factory = MemoryBackendFactory(BackendName("held"), {"place": str(tmp_path)})
+    log = factory.job_log(f"job/main/{TASK}", SerialExecutor(), FakeClock())
+    assert await log.read_floor() > 50
+    async with Container(config(tmp_path)) as container:
+        task = await container.start_task(TASK, ["s"])
+        assert task.input_offsets == {INPUT: "29"}
+        assert task.epoch == 2
+
+
+@pytest.mark.asyncio
 async def test_a_task_that_moved_fences_its_old_container_which_then_deletes_nothing(
     tmp_path: Path, held: Controls
 ) -> None:
@@ -273,6 +335,25 @@ async def test_a_task_that_moved_fences_its_old_container_which_then_deletes_not
         task = await container.start_task(TASK, ["s"])
         assert task.input_offsets == {INPUT: "3"}
         assert task.store("s").get(b"k") is None
+
+
+@pytest.mark.asyncio
+async def test_a_commit_that_somebody_else_cancelled_is_made_void_and_the_next_one_goes_on(
+    tmp_path: Path, held: Controls
+) -> None:
+    settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")
+    held.gate.clear()
+    async with Container(settings) as container:
+        task = await container.start_task(TASK, ["s"])
+        begun = await task.commit({INPUT: "1"})
+        while not held.uploading:
+            await asyncio.sleep(0)
+        (running,) = (t for t in asyncio.all_tasks() if t.get_name().startswith("commit "))
+        running.cancel()
+        held.gate.set()
+        await commit(task, 2)
+        with pytest.raises(CommitFailedError):
+            await begun.wait()
 
 
 @pytest.mark.asyncio
@@ -364,7 +445,7 @@ async def test_old_commits_are_released_and_cleaned_up_and_the_last_two_kept(
         for number in range(5):
             await commit(task, number)
             await task.wait()
-        versions = [path for path in tmp_path.rglob("SEAL-MANIFEST")]
+        versions = list(tmp_path.rglob("SEAL-MANIFEST"))
     assert len(versions) == 2
     assert held.cleaned[-1] == [(1, 0), (1, 1), (1, 2), (1, 3)]
 

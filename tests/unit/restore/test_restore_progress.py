@@ -49,13 +49,12 @@ def console(*, is_terminal: bool) -> Console:
 def test_the_bar_appears_only_after_two_seconds_and_goes_with_the_last_restore() -> None:
     clock = FakeClock()
     bar = RestoreProgressBar(clock.monotonic_ns, console(is_terminal=True))
-    bar.update(report("a", 1_000, 100))
-    assert not bar.is_shown
-    clock.advance(2)
-    bar.update(report("a", 1_000, 500))
-    assert bar.is_shown
-    bar.update(report("a", 1_000, 1_000, is_done=True))
-    assert not bar.is_shown
+    shown: list[bool] = []
+    for seconds, done, is_done in ((0, 100, False), (2, 500, False), (0, 1_000, True)):
+        clock.advance(seconds)
+        bar.update(report("a", 1_000, done, is_done=is_done))
+        shown.append(bar.is_shown)
+    assert shown == [False, True, False]
 
 
 def test_the_two_seconds_begin_anew_with_the_next_restore() -> None:

@@ -5,7 +5,7 @@ import struct
 from typing import BinaryIO
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -46,6 +46,7 @@ def many_blocks() -> bytes:
     return written([(b"k%d" % number, bytes([number]) * 300_000) for number in range(4)])
 
 
+@settings(deadline=None)
 @given(changes=changes_lists, header=headers)
 def test_what_is_written_is_read_back(changes: list[Change], header: DeltaHeader) -> None:
     reader = DeltaReader(io.BytesIO(written(changes, header)), where="path=x")
@@ -55,6 +56,7 @@ def test_what_is_written_is_read_back(changes: list[Change], header: DeltaHeader
     assert reader.counts == DeltaCounts(len(changes) - deletes, deletes)
 
 
+@settings(deadline=None)
 @given(changes=changes_lists)
 def test_a_header_that_is_given_last_is_read_first(changes: list[Change]) -> None:
     target = io.BytesIO(b"before")
@@ -80,6 +82,7 @@ def test_a_record_larger_than_a_block_is_kept_whole() -> None:
     assert read(written(changes)) == changes
 
 
+@settings(deadline=None)
 @given(changes=changes_lists, data=st.data())
 def test_a_flipped_bit_is_always_found(changes: list[Change], data: st.DataObject) -> None:
     whole = bytearray(written(changes))
@@ -89,6 +92,7 @@ def test_a_flipped_bit_is_always_found(changes: list[Change], data: st.DataObjec
         read(bytes(whole))
 
 
+@settings(deadline=None)
 @given(changes=changes_lists, data=st.data())
 def test_a_truncated_delta_is_refused(changes: list[Change], data: st.DataObject) -> None:
     whole = written(changes)

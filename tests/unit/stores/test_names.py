@@ -1,7 +1,7 @@
 """Names of directories."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.errors import ConfigError
@@ -28,11 +28,13 @@ def test_odd_characters_are_escaped(name: str, expected: str) -> None:
     assert directory_name(name) == expected
 
 
+@settings(deadline=None)
 @given(one=names, other=names)
 def test_different_names_have_different_directories(one: str, other: str) -> None:
     assert (directory_name(one) == directory_name(other)) == (one == other)
 
 
+@settings(deadline=None)
 @given(name=names)
 def test_a_directory_name_is_one_visible_part_of_a_path(name: str) -> None:
     result = directory_name(name)

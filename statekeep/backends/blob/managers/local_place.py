@@ -1,8 +1,10 @@
 """Blobs as files of the local filesystem, durable and whole."""
 
+import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -10,15 +12,20 @@ from statekeep.backends.remote_names import TEMPORARY_PREFIX
 from statekeep.checkpoint.log_writer import random_nonce
 
 _COPY_BYTES: Final = 1 << 20
-_MAX_TRIES: Final = 10
+_MAX_TRIES: Final = 100
+"""Of a put whose directory other deletes keep removing; each has to come at one exact moment."""
+_OPEN_FILES: Final = Path("/proc/self/fd")
+_NO_UNNAMED_FILES: Final = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 
 
 class LocalPlace:
     """A `Place` below one directory.
 
-    A blob is written to a temporary name in its own directory, synced, then linked (which fails if
-    the name is taken) or renamed, and the directory is synced: after a crash at any point it is
-    there whole or not at all. Directories that a delete leaves empty are removed.
+    A blob is written to a file of its own directory that has no name yet, synced, then linked
+    (which fails if the name is taken), and the directory is synced: after a crash at any point the
+    blob is there whole or not at all, and nothing else is. Where the filesystem has no unnamed
+    files a temporary name stands in; what a crash leaves of it is no blob. Directories that a
+    delete leaves empty are removed.
     """
 
     def __init__(self, root: Path, *, new_uid: Callable[[], str] = random_nonce) -> None:
@@ -36,17 +43,15 @@ class LocalPlace:
         target = self._root / name
         if if_absent and target.exists():
             raise FileExistsError(name)
-        temporary, file = self._create_temporary(target.parent)
-        try:
-            with file:
-                _write(file, content)
-            if if_absent:
-                os.link(temporary, target)
-            else:
-                temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(target.parent)
+        for _ in range(_MAX_TRIES):
+            try:
+                self._put_once(target, content, if_absent=if_absent)
+            except FileNotFoundError:
+                if isinstance(content, Path) and not content.exists():
+                    raise
+                continue  # a delete has removed the directory, which was still empty
+            return
+        raise FileNotFoundError(target.parent)
 
     def size(self, name: str) -> int:
         """Return a blob's size in bytes."""
@@ -78,15 +83,38 @@ class LocalPlace:
         names = (path.relative_to(self._root).as_posix() for path in _files_below(directory))
         return [name for name in names if name.startswith(prefix)]
 
-    def _create_temporary(self, directory: Path) -> tuple[Path, BinaryIO]:
-        temporary = directory / f"{TEMPORARY_PREFIX}{self._new_uid()}"
-        for _ in range(_MAX_TRIES):
-            _make_directories(directory)
+    def _put_once(self, target: Path, content: bytes | Path, *, if_absent: bool) -> None:
+        _make_directories(target.parent)
+        with self._temporary(target.parent) as (file, path):
+            _write(file, content)
             try:
-                return temporary, temporary.open("xb")
-            except FileNotFoundError:  # a delete has removed the empty directory
-                continue
-        raise FileNotFoundError(directory)
+                _link(file, path, target)
+            except FileExistsError:
+                if if_absent:
+                    raise
+                # A put that is repeated after an unclear answer.
+                beside = self._temporary_path(target.parent)
+                _link(file, path, beside)
+                beside.replace(target)
+        sync_directory(target.parent)
+
+    @contextmanager
+    def _temporary(self, directory: Path) -> Generator[tuple[BinaryIO, Path]]:
+        """Open a new file in ``directory`` and give the path to link it by; it is gone after."""
+        unnamed = _open_unnamed(directory)
+        if unnamed is not None:
+            with unnamed:
+                yield unnamed, _OPEN_FILES / str(unnamed.fileno())
+            return
+        path = self._temporary_path(directory)
+        with path.open("xb") as file:
+            try:
+                yield file, path
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _temporary_path(self, directory: Path) -> Path:
+        return directory / f"{TEMPORARY_PREFIX}{self._new_uid()}"
 
 
 def sync_directory(directory: Path) -> None:
@@ -96,6 +124,25 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _open_unnamed(directory: Path) -> BinaryIO | None:
+    """Open a new file that has no name; None where the filesystem or system has no such thing."""
+    if not _OPEN_FILES.exists():
+        return None
+    try:
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError as exc:
+        if exc.errno in _NO_UNNAMED_FILES:
+            return None
+        raise
+    return os.fdopen(descriptor, "wb")
+
+
+def _link(file: BinaryIO, path: Path, target: Path) -> None:
+    # With a directory given, though an absolute path takes no notice of it, the system call follows
+    # the link in /proc that leads to a file without a name.
+    os.link(path, target, src_dir_fd=file.fileno(), follow_symlinks=True)
 
 
 def _write(file: BinaryIO, content: bytes | Path) -> None:
@@ -115,7 +162,9 @@ def _make_directories(directory: Path) -> None:
         missing.append(directory)
         directory = directory.parent
     for path in reversed(missing):
-        path.mkdir(exist_ok=True)
+        # Not by exist_ok, which calls a directory that goes at the same moment a file in the way.
+        with suppress(FileExistsError):
+            path.mkdir()
         sync_directory(path.parent)
 
 

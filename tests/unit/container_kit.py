@@ -26,9 +26,12 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     SystemStreamPartition,
 )
+from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.records import Record, decode_record
 from statekeep.clock import Clock
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
+from statekeep.errors import RetriableError
 
 INPUT = SystemStreamPartition("gen", "numbers", 0)
 
@@ -60,6 +63,8 @@ class Controls:
         self.restore_gate = asyncio.Event()
         self.restore_gate.set()
         self.cleaned: list[Sequence[tuple[int, int]]] = []
+        self.lose_answer: tuple[type[Record], str] | None = None
+        """Type of record whose append fails once, ``before`` or ``after`` it has landed."""
 
 
 _controls: Final[dict[str, Controls]] = {}
@@ -79,7 +84,10 @@ class HeldBackendFactory(StateBackendFactory):
         super().__init__(name, settings)
         self._memory = MemoryBackendFactory(name, settings)
         self._controls = controls(Path(settings["place"]))
-        self.job_log = self._memory.job_log  # type: ignore[method-assign]  # a plain pass-through
+
+    @override
+    def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
+        return _HeldLog(self._memory.job_log(scope, executor, clock), self._controls)
 
     @override
     def backup_manager(self, context: BackupContext) -> TaskBackupManager:
@@ -149,6 +157,43 @@ class _HeldRestore(TaskRestoreManager):
         self._controls.restore_began.set()
         await self._controls.restore_gate.wait()
         await self._inner.restore()
+
+    @override
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class _HeldLog(JobLog):
+    def __init__(self, inner: JobLog, controls: Controls) -> None:
+        self._inner = inner
+        self._controls = controls
+
+    @override
+    async def probe(self) -> None:
+        await self._inner.probe()
+
+    @override
+    async def append(self, position: int, data: bytes) -> None:
+        losing = self._controls.lose_answer
+        if losing is None or not isinstance(decode_record(data, where="test"), losing[0]):
+            await self._inner.append(position, data)
+            return
+        self._controls.lose_answer = None
+        if losing[1] == "after":
+            await self._inner.append(position, data)
+        raise RetriableError("the answer was lost")
+
+    @override
+    async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
+        return await self._inner.read(start)
+
+    @override
+    async def read_floor(self) -> int:
+        return await self._inner.read_floor()
+
+    @override
+    async def trim(self, floor: int) -> None:
+        await self._inner.trim(floor)
 
     @override
     async def close(self) -> None:

@@ -1,0 +1,330 @@
+"""The batch loop: process, deliver, record; heal what is lost in between (R3-R6)."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.records import BatchRecord, JobIdentity, TaskBatch
+from statekeep.clock import Clock
+from statekeep.config.model import Config
+from statekeep.errors import RestoreFailedError, StateBackupError
+from statekeep.spark.driver.events import EventList
+from statekeep.spark.driver.history import VersionHistory
+from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
+from statekeep.spark.driver.processing import BatchProcessor, BatchResult
+from statekeep.spark.driver.recovery import Recovery
+from statekeep.spark.driver.reign import Reign, Resumption
+from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.operator.runner import BatchClock, OperatorSpec
+from statekeep.spark.worker.errands import MISSING_OUTPUT
+from statekeep.spark.worker.job_spec import (
+    STATE_STORE,
+    HandOverPlan,
+    OutputPlan,
+    partition_of,
+    task_name,
+)
+
+logger = logging.getLogger(__name__)
+
+Sink = Callable[[DataFrame, int], None]
+
+_MAX_ROUNDS: Final = 8
+"""Each round of healing may find more executors lost; a cluster that loses some in every round is
+failing."""
+REPLAY_MARGIN: Final = 2
+"""Batches between the replay limit and what Spark keeps: the one in flight and its predecessor."""
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """What the newest batch did, for progress reports."""
+
+    batch: int = -1
+    rows_in: int = 0
+    rows_out: int = 0
+    changed_keys: int = 0
+    pauses_ns: list[int] = field(default_factory=list)
+
+
+class BatchLoop:
+    """Runs the batches of one query in order. Blocking, by one thread at a time.
+
+    A batch is: hand over the commit that is due, process, deliver, record. Whatever gets lost on
+    the way is recovered inside the waiting call, and only for the tasks that lost it.
+    """
+
+    def __init__(
+        self,
+        *,
+        frame: DataFrame,
+        operator: OperatorSpec,
+        config: Config,
+        location: CheckpointLocation,
+        identity: JobIdentity,
+        reign: Reign,
+        jobs: TaskJobs,
+        sink: Sink,
+        events: EventList,
+        clock: Clock,
+    ) -> None:
+        self._operator = operator
+        self._config = config
+        self._location = location
+        self._identity = identity
+        self._reign = reign
+        self._jobs = jobs
+        self._sink = sink
+        self._events = events
+        self._clock = clock
+        self._is_new = True
+        self.head = -1
+        """H: the newest batch that is recorded."""
+        self.last_batch = BatchStatistics()
+        self._history = VersionHistory(identity.partitions)
+        self._processor = BatchProcessor(jobs)
+        self._recovery = Recovery(
+            frame=frame,
+            location=location,
+            jobs=jobs,
+            processor=self._processor,
+            history=self._history,
+            view=reign.view,
+            on_replayed=self._record_replayed,
+            on_bad_marker=reign.append,
+            is_divergence_fatal=config.task.divergence == "error",
+        )
+
+    def resume(self, resumption: Resumption) -> None:
+        """Bring every task to the newest batch that counts, before the query starts."""
+        self._is_new = False
+        began_ns = self._clock.monotonic_ns()
+        self._load_history(resumption)
+        self.head = resumption.head
+        everyone = range(self._identity.partitions)
+        summary = self._recovery.recover(everyone, resumption.head, is_thorough=True)
+        self._events.add("started", head=resumption.head, committed=resumption.committed)
+        self._note_recovery(summary.__dict__, began_ns)
+
+    def run(self, rows: DataFrame, batch: int) -> None:
+        """Process one batch, deliver its output, record it.
+
+        Raises:
+            StateBackupError: The batch is not the next one, or cannot be processed exactly.
+            CommitFailedError: More commits failed in a row than are tolerated.
+            TaskFencedError: Another driver has taken over.
+        """
+        if self._is_new:
+            self._begin()
+        if batch <= self._reign.committer.committed_batch:
+            self._check_repeated(batch)
+            return
+        if batch != self.head + 1:
+            msg = f"not the next batch: batch={batch} head={self.head}"
+            raise StateBackupError(msg)
+        offsets = self._location.require(f"offsets/{batch}")
+        plan = self._prepare_commit()
+        result = self._process_all(rows, batch, offsets, plan)
+        self._deliver(rows, batch, offsets, result)
+        self._history.put(batch, result.tasks)
+        self._reign.append(self._record(batch, offsets, result.tasks))
+        self.head = batch
+        self._history.forget_below(min(self._reign.retained_batches(), default=-1))
+        self._note(batch, result)
+        if self._config.task.is_commit_every_batch:
+            self._commit_inside_call(batch)
+
+    def versions(self, batch: int) -> dict[int, str]:
+        """Return ``{partition: VersionId}`` after ``batch``."""
+        return self._history.versions(batch)
+
+    def _begin(self) -> None:
+        millis, nanos = divmod(self._clock.time_ns(), 1_000_000)
+        self._reign.begin(self._identity, CheckpointId(millis, nanos).serialize())
+        self._is_new = False
+        self._events.add("started", partitions=self._identity.partitions)
+
+    def _check_repeated(self, batch: int) -> None:
+        """A batch that is committed already: Spark repeats it after a crash; nothing to do (R4)."""
+        record = self._reign.view.batches.get(batch)
+        if record is not None and record.offsets != self._location.require(f"offsets/{batch}"):
+            msg = f"Spark repeats a committed batch with other offsets: batch={batch}"
+            raise StateBackupError(msg)
+
+    def _prepare_commit(self) -> HandOverPlan | None:
+        committer = self._reign.committer
+        lag = self.head - committer.committed_batch
+        is_lagging = lag >= self._config.task.replay_max_batches - REPLAY_MARGIN
+        if self._config.task.is_commit_every_batch:
+            return None
+        return self._reign.run(
+            committer.prepare(self.head, self.versions(self.head), is_forced=is_lagging)
+        )
+
+    def _process_all(
+        self, rows: DataFrame, batch: int, offsets: str, plan: HandOverPlan | None
+    ) -> BatchResult:
+        """Process a batch in all tasks, healing those that lost their version meanwhile."""
+        result = BatchResult()
+        only: frozenset[int] | None = None
+        for _ in range(_MAX_ROUNDS):
+            result.merge(self._process(rows, batch, offsets, only, plan))
+            if plan is not None:
+                self._reign.run(self._reign.committer.handed_over(plan, result.hand_over_errors))
+                plan = None
+            if not result.missing:
+                return result
+            only = frozenset(result.missing)
+            self._heal(only, batch - 1)
+        msg = f"versions were lost again and again: batch={batch} rounds={_MAX_ROUNDS}"
+        raise RestoreFailedError(
+            msg, task_name=task_name(min(result.missing, default=0)), store_names=[STATE_STORE]
+        )
+
+    def _process(
+        self,
+        rows: DataFrame,
+        batch: int,
+        offsets: str,
+        only: frozenset[int] | None,
+        plan: HandOverPlan | None,
+    ) -> BatchResult:
+        time = parse_batch_time(offsets, f"offsets/{batch}")
+        committer = self._reign.committer
+        kept = {committer.committed_batch, self.head, batch - 1}
+        if committer.open_batch is not None:
+            kept.add(committer.open_batch)
+        return self._processor.process_once(
+            rows,
+            batch,
+            self.versions(batch - 1),
+            BatchClock(time.processing_time_ms, time.watermark_ms),
+            only,
+            hand_over=plan,
+            keep=self._history.kept(kept),
+            settled_batch=batch - 1,
+            committed=self._committed_versions(),
+        )
+
+    def _committed_versions(self) -> dict[int, str]:
+        commit = self._reign.view.last_commit
+        versions = {} if commit is None else commit.versions
+        return {partition_of(task): version for task, version in versions.items()}
+
+    def _deliver(self, rows: DataFrame, batch: int, offsets: str, result: BatchResult) -> None:
+        """Give the sink the output of the chosen versions; heal those that get lost meanwhile."""
+        for _ in range(_MAX_ROUNDS):
+            outputs = {p: result.tasks[p].version for p in result.with_output}
+            plan = OutputPlan(batch, outputs, self._operator.output_schema)
+            try:
+                self._sink(self._jobs.output(plan), batch)
+            except Exception as exc:
+                if MISSING_OUTPUT not in str(exc):
+                    raise
+                self._heal_output(rows, batch, offsets, result)
+            else:
+                return
+        msg = f"output was lost again and again: batch={batch} rounds={_MAX_ROUNDS}"
+        raise RestoreFailedError(
+            msg, task_name=task_name(min(result.missing, default=0)), store_names=[STATE_STORE]
+        )
+
+    def _heal_output(self, rows: DataFrame, batch: int, offsets: str, result: BatchResult) -> None:
+        """Process the batch again in the tasks whose output is gone, and only there."""
+        outputs = {p: [result.tasks[p].version] for p in result.with_output}
+        here = self._jobs.locate(outputs, is_thorough=False)
+        lost = frozenset(outputs.keys() - here.keys())
+        self._events.add("healed-output", batch=batch, tasks=len(lost))
+        if not lost:
+            return
+        self._heal(lost, batch - 1)
+        for partition in lost:
+            result.with_output.discard(partition)
+        only: frozenset[int] = lost
+        for _ in range(_MAX_ROUNDS):
+            result.merge(self._process(rows, batch, offsets, only, None))
+            if not result.missing:
+                return
+            only = frozenset(result.missing)
+            self._heal(only, batch - 1)
+
+    def _heal(self, partitions: frozenset[int], head: int) -> None:
+        """Recover tasks whose versions are lost, inside the waiting batch call (R6)."""
+        began_ns = self._clock.monotonic_ns()
+        logger.warning("tasks lost their state: count=%d head=%d", len(partitions), head)
+        self._reign.run(
+            self._reign.committer.void_if_lost({p: self._version_at_open(p) for p in partitions})
+        )
+        summary = self._recovery.recover(partitions, head, is_thorough=False)
+        self._note_recovery(summary.__dict__, began_ns)
+
+    def _version_at_open(self, partition: int) -> str:
+        open_batch = self._reign.committer.open_batch
+        if open_batch is None or open_batch not in self._history:
+            return ""
+        return self._history.of(open_batch)[partition].version
+
+    def _load_history(self, resumption: Resumption) -> None:
+        """Learn from the log which version each task had after each batch that counts."""
+        view = self._reign.view
+        for commit in view.commits.values():
+            if commit.versions:
+                versions = commit.versions.items()
+                self._history.put(
+                    commit.batch,
+                    {partition_of(task): TaskBatch(version=version) for task, version in versions},
+                )
+        for batch, record in sorted(view.batches.items()):
+            if batch <= resumption.head:
+                tasks = {partition_of(task): done for task, done in record.tasks.items()}
+                self._history.put(batch, tasks)
+
+    def _commit_inside_call(self, batch: int) -> None:
+        """Commit the batch that is being called, and wait for it: the every-batch mode (R5)."""
+        committer = self._reign.committer
+        plan = self._reign.run(committer.prepare(batch, self.versions(batch), is_forced=True))
+        if plan is not None:
+            self._reign.run(committer.handed_over(plan, self._jobs.hand_over(plan)))
+        self._reign.run(committer.settle(self._config.task.commit_timeout_ms / 1000))
+
+    def _record(self, batch: int, offsets: str, tasks: Mapping[int, TaskBatch]) -> BatchRecord:
+        previous = self._location.read(f"commits/{batch - 1}") if batch > 0 else None
+        return BatchRecord(
+            epoch=0,
+            nonce="",
+            query_id=self._location.query_id() or "",
+            batch=batch,
+            offsets=offsets,
+            previous_commit=previous,
+            tasks={task_name(partition): done for partition, done in tasks.items()},
+        )
+
+    def _record_replayed(self, batch: int) -> None:
+        """Append the record of a replayed batch: its new versions take the place of the old."""
+        offsets = self._location.require(f"offsets/{batch}")
+        self._reign.append(self._record(batch, offsets, self._history.of(batch)))
+
+    def _note(self, batch: int, result: BatchResult) -> None:
+        done = result.tasks.values()
+        self.last_batch = BatchStatistics(
+            batch=batch,
+            rows_in=sum(task.rows_in for task in done),
+            rows_out=sum(task.rows_out for task in done),
+            changed_keys=result.changed_keys,
+            pauses_ns=result.pauses_ns,
+        )
+        self._events.add(
+            "batch",
+            batch=batch,
+            rows_in=self.last_batch.rows_in,
+            rows_out=self.last_batch.rows_out,
+            max_pause_ms=round(max(result.pauses_ns, default=0) / 1e6, 2),
+        )
+
+    def _note_recovery(self, details: Mapping[str, Any], began_ns: int) -> None:
+        elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
+        self._events.add("recovery", elapsed_ms=elapsed_ms, **details)

@@ -1,0 +1,136 @@
+"""One Spark session with two executors for all tests here, and streams of files to run on it."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from processors import OUTPUT, Count
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+import statekeep.spark as sk
+
+Rows = dict[str, tuple[int, int]]
+
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    builder = sk.session_builder("local-cluster[2,1,1024]")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent),
+    }
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+    gc.collect()
+
+
+@dataclass
+class Stream:
+    """A stream of parquet files, one a batch, and what should come out of it."""
+
+    spark: SparkSession
+    root: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    delivered: list[tuple[int, dict[str, tuple[int, int]]]] = field(default_factory=list)
+    on_batch: Callable[[int], None] = lambda batch: None
+    """Called by the sink before it takes a batch."""
+
+    @property
+    def location(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def local_dir(self) -> Path:
+        return self.root / "local"
+
+    def add_batches(self, count: int, rows: int = 200, keys: int = 40) -> None:
+        """Add ``count`` files, to be read one a batch."""
+        directory = self.root / "in"
+        directory.mkdir(exist_ok=True)
+        start = len(list(directory.iterdir()))
+        for number in range(start, start + count):
+            ids = range(number * rows, (number + 1) * rows)
+            table = pa.table(
+                {
+                    "key": [f"key-{i * 7919 % keys}" for i in ids],
+                    "v": pa.array(ids, pa.int64()),
+                }
+            )
+            path = directory / f"{number:03d}.parquet"
+            pq.write_table(table, path)
+            os.utime(path, (1_700_000_000 + number,) * 2)
+
+    def expected(self, batches: int) -> Rows:
+        """What the state is after so many batches, by a plain fold over the input."""
+        state: Rows = {}
+        for number in range(batches):
+            table = pq.read_table(self.root / "in" / f"{number:03d}.parquet")
+            for key, value in zip(*table.to_pydict().values(), strict=True):
+                n, s = state.get(key, (0, 0))
+                state[key] = (n + 1, s + value)
+        return state
+
+    def received(self) -> Rows:
+        """The newest row of each key that the sink got."""
+        state: Rows = {}
+        for _, rows in self.delivered:
+            state |= rows
+        return state
+
+    def sink(self, frame: DataFrame, batch: int) -> None:
+        self.on_batch(batch)
+        self.delivered.append((batch, {row.key: (row.n, row.s) for row in frame.collect()}))
+
+    def frame(self) -> DataFrame:
+        reader = self.spark.readStream.schema("key string, v long")
+        return reader.option("maxFilesPerTrigger", 1).parquet(str(self.root / "in"))
+
+    def stateful(
+        self, processor: StatefulProcessor | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Any:
+        base = {"job.name": "counts", "job.logged.store.base.dir": str(self.local_dir)}
+        merged = base | self.settings | dict(settings or {})
+        grouped = sk.grouped(self.frame().groupBy("key"), merged)
+        return grouped.transformWithState(processor or Count(), OUTPUT, "Append", "None")
+
+    def start(
+        self, processor: StatefulProcessor | None = None, settings: Mapping[str, Any] | None = None
+    ) -> sk.StatefulStreamingQuery:
+        """Start the query over all files there are, one a batch."""
+        writer = self.stateful(processor, settings).writeStream.foreachBatch(self.sink)
+        writer = writer.option("checkpointLocation", str(self.location))
+        return writer.trigger(availableNow=True).start()
+
+    def run(self, **settings: Any) -> sk.StatefulStreamingQuery:
+        query = self.start(settings={k.replace("__", "."): v for k, v in settings.items()})
+        query.awaitTermination()
+        return query
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+def events_of(query: sk.StatefulStreamingQuery, kind: str) -> list[dict[str, Any]]:
+    """Return the details of the query's events of one kind."""
+    return [event.details for event in query.events if event.kind == kind]

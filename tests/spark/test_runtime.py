@@ -1,0 +1,365 @@
+"""Whole queries on two executors: state and output equal a plain fold over the input."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PARTITIONS, Stream, events_of
+from processors import OUTPUT, Count, CountFrames, Unsteady
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+
+import statekeep.spark as sk
+from statekeep.errors import (
+    CheckpointLocationError,
+    ConfigError,
+    ReplayDivergedError,
+    TaskFencedError,
+)
+from statekeep.spark.driver.job import StatefulJob
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+class StoppedError(Exception):
+    """What a test's sink raises to break a query off."""
+
+
+def break_off_at(batch: int) -> Any:
+    def on_batch(number: int) -> None:
+        if number == batch:
+            raise StoppedError(f"batch={number}")
+
+    return on_batch
+
+
+def run_until_broken_off(stream: Stream, batch: int, **settings: Any) -> None:
+    """Run the stream until its sink fails at ``batch``, as if the driver had died there."""
+    stream.on_batch = break_off_at(batch)
+    with pytest.raises(StreamingQueryException):
+        stream.run(**settings)
+    stream.on_batch = lambda number: None
+
+
+def test_state_and_output_equal_a_plain_fold(stream: Stream) -> None:
+    stream.add_batches(4)
+    query = stream.run()
+    assert stream.received() == stream.expected(4)
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3]
+    assert query.lastCommit is not None
+    assert query.lastCommit.batch == 3
+
+
+def test_progress_and_status_have_the_habits_of_spark(stream: Stream) -> None:
+    stream.add_batches(2)
+    query = stream.run()
+    (operator,) = query.lastProgress["stateOperators"]
+    assert operator["numRowsUpdated"] == 40
+    assert operator["customMetrics"]["rowsIn"] == 200
+    assert not query.isActive
+    assert query.exception() is None
+    assert query.status["isTriggerActive"] is False
+
+
+def test_a_later_start_goes_on_where_the_last_one_ended(stream: Stream) -> None:
+    stream.add_batches(2)
+    stream.run()
+    stream.add_batches(2)
+    stream.run()
+    assert stream.received() == stream.expected(4)
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3]
+
+
+def test_a_restart_on_kept_disks_fetches_nothing(stream: Stream) -> None:
+    stream.add_batches(2)
+    stream.run()
+    stream.add_batches(1)
+    query = stream.run()
+    (recovery,) = events_of(query, "recovery")
+    assert (recovery["bytes_fetched"], recovery["restored"]) == (0, {})
+
+
+def test_a_query_without_commits_replays_what_was_delivered(stream: Stream) -> None:
+    stream.add_batches(4)
+    run_until_broken_off(stream, 3, task__commit__ms=0)
+    shutil.rmtree(stream.local_dir)
+    query = stream.run()
+    (recovery,) = events_of(query, "recovery")
+    assert recovery["replayed"] == [0, 1, 2]
+    assert recovery["rows_replayed"] == 600
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3]
+    assert stream.received() == stream.expected(4)
+
+
+def test_lost_disks_are_restored_from_the_backup(stream: Stream) -> None:
+    stream.add_batches(3)
+    stream.run()
+    shutil.rmtree(stream.local_dir)
+    stream.add_batches(1)
+    query = stream.run()
+    (recovery,) = events_of(query, "recovery")
+    assert set(recovery["restored"].values()) == {"blob"}
+    assert len(recovery["restored"]) == PARTITIONS
+    assert recovery["replayed"] == []
+    assert recovery["bytes_fetched"] > 0
+    assert stream.received() == stream.expected(4)
+
+
+def test_a_task_whose_disk_is_kept_replays_nothing(stream: Stream) -> None:
+    stream.add_batches(3)
+    run_until_broken_off(stream, 2, task__commit__ms=0)
+    (job_directory,) = stream.local_dir.iterdir()
+    shutil.rmtree(job_directory / "main" / "Partition_1")
+    query = stream.run()
+    (recovery,) = events_of(query, "recovery")
+    assert recovery["replayed"] == [0, 1]
+    assert 0 < recovery["rows_replayed"] < 200
+    assert stream.received() == stream.expected(3)
+
+
+def test_an_executor_killed_between_receipts_and_sink_is_healed(stream: Stream) -> None:
+    stream.add_batches(4)
+    places = {}
+
+    def kill(batch: int) -> None:
+        if batch == 2 and not places:
+            places.update(_executors(stream))
+            victim = min(places.values())
+            for partition in [p for p, pid in places.items() if pid == victim]:
+                for task in stream.local_dir.glob(f"*/main/Partition_{partition}"):
+                    shutil.rmtree(task)
+            os.kill(victim, signal.SIGKILL)
+
+    stream.on_batch = kill
+    query = stream.run()
+    assert places
+    assert events_of(query, "recovery")
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3]
+    assert stream.received() == stream.expected(4)
+
+
+def _executors(stream: Stream) -> dict[int, int]:
+    """Return the JVM of each partition of the running job."""
+    from statekeep.spark.worker.errands import whereabouts
+
+    (job,) = _open_jobs
+    answers = job._jobs.anchor.run(lambda _: whereabouts())
+    return {answer["partition"]: answer["jvm_pid"] for answer in answers}
+
+
+_open_jobs: list[StatefulJob] = []
+
+
+@pytest.fixture(autouse=True)
+def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests get at the job behind a query."""
+    _open_jobs.clear()
+    before = StatefulJob.open
+
+    def opened(job: StatefulJob) -> None:
+        _open_jobs.append(job)
+        before(job)
+
+    monkeypatch.setattr(StatefulJob, "open", opened)
+
+
+def test_rows_beyond_the_bound_are_sorted_by_spark(stream: Stream) -> None:
+    stream.add_batches(3)
+    stream.run(task__grouping__max__bytes=100)
+    assert stream.received() == stream.expected(3)
+    records = _open_jobs[0]._reign.view.batches.values()
+    assert all(task.is_sorted for record in records for task in record.tasks.values())
+
+
+def test_a_processor_on_pandas_frames_gives_the_same(stream: Stream) -> None:
+    stream.add_batches(2)
+    settings = {"job.name": "frames", "job.logged.store.base.dir": str(stream.local_dir)}
+    grouped = sk.grouped(stream.frame().groupBy("key"), settings)
+    out = grouped.transformWithStateInPandas(CountFrames(), OUTPUT, "Append", "None")
+    writer = out.writeStream.foreachBatch(stream.sink)
+    writer = writer.option("checkpointLocation", str(stream.location))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert stream.received() == stream.expected(2)
+
+
+def test_stateless_transformations_follow_and_expressions_may_be_keys(stream: Stream) -> None:
+    stream.add_batches(2)
+    settings = {"job.name": "upper", "job.logged.store.base.dir": str(stream.local_dir)}
+    grouped = sk.grouped(stream.frame().groupBy(F.upper("key").alias("key_upper")), settings)
+    out = grouped.transformWithState(Count(), OUTPUT, "Append", "None")
+    out = out.where(out.n > 5).select("key", "n", (out["s"] * 1).alias("s"))
+    writer = out.writeStream.foreachBatch(stream.sink)
+    writer = writer.option("checkpointLocation", str(stream.location))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    expected = {k.upper(): v for k, v in stream.expected(2).items() if v[0] > 5}
+    assert stream.received() == expected
+
+
+def test_files_of_a_batch_are_written_once(stream: Stream) -> None:
+    stream.add_batches(2)
+    target = str(stream.root / "out")
+    writer = stream.stateful().writeStream.format("parquet").partitionBy("n")
+    writer = writer.option("checkpointLocation", str(stream.location)).trigger(availableNow=True)
+    writer.start(target).awaitTermination()
+    assert (Path(target) / "_spark_metadata" / "1").exists()
+    rows = stream.spark.read.parquet(target).collect()
+    assert len(rows) == 80
+    latest = {row.key: (row.n, row.s) for row in sorted(rows, key=lambda row: row.n)}
+    assert latest == stream.expected(2)
+
+
+def test_a_table_is_made_and_filled(stream: Stream) -> None:
+    stream.add_batches(1)
+    location = stream.root / "table"
+    stream.spark.sql(
+        f"CREATE TABLE counted (key string, n long, s long) USING parquet LOCATION '{location}'"
+    )
+    try:
+        writer = stream.stateful().writeStream.option("checkpointLocation", str(stream.location))
+        writer.trigger(availableNow=True).toTable("counted").awaitTermination()
+        rows = {row.key: (row.n, row.s) for row in stream.spark.table("counted").collect()}
+        assert rows == stream.expected(1)
+    finally:
+        stream.spark.sql("DROP TABLE counted")
+
+
+def test_two_backends_and_the_second_restores_when_the_first_is_damaged(stream: Stream) -> None:
+    stream.settings = {
+        "stores.state.backup.factories": "first,second",
+        "backends.first.factory": "blob",
+        "backends.first.uri": str(stream.root / "first"),
+        "backends.second.factory": "blob",
+        "backends.second.uri": str(stream.root / "second"),
+        "job.log.backend": "second",
+    }
+    stream.add_batches(2)
+    stream.run()
+    shutil.rmtree(stream.local_dir)
+    for path in (stream.root / "first").rglob("*.sst"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    stream.add_batches(1)
+    query = stream.run()
+    (recovery,) = events_of(query, "recovery")
+    assert set(recovery["restored"].values()) == {"second"}
+    assert len(recovery["failures"]) == PARTITIONS
+    assert stream.received() == stream.expected(3)
+
+
+def test_every_batch_mode_commits_inside_the_batch(stream: Stream) -> None:
+    stream.add_batches(3)
+    query = stream.run(task__commit__every__batch=True)
+    assert [commit["batch"] for commit in events_of(query, "commit")] == [0, 1, 2]
+    assert stream.received() == stream.expected(3)
+
+
+def test_an_idle_stream_completes_its_commit(stream: Stream) -> None:
+    stream.add_batches(2)
+    writer = stream.stateful(settings={"task.commit.ms": 200}).writeStream
+    writer = writer.foreachBatch(stream.sink).option("checkpointLocation", str(stream.location))
+    query = writer.trigger(processingTime="100 milliseconds").start()
+    try:
+        query.processAllAvailable()
+        assert query._job.wait_committed(1, timeout_s=60)
+        assert query.isActive
+    finally:
+        query.stop()
+    assert stream.received() == stream.expected(2)
+
+
+def test_a_processor_that_is_not_deterministic_is_caught_in_the_replay(stream: Stream) -> None:
+    stream.add_batches(3)
+    stream.on_batch = break_off_at(2)
+    settings = {"task.commit.ms": 0, "task.replay.on.divergence": "error"}
+    with pytest.raises(StreamingQueryException):
+        stream.start(Unsteady(), settings).awaitTermination()
+    shutil.rmtree(stream.local_dir)
+    with pytest.raises(ReplayDivergedError, match="batch=0"):
+        stream.start(Unsteady(), settings)
+
+
+def test_a_second_driver_fences_the_first(stream: Stream) -> None:
+    stream.add_batches(3)
+    seen: list[BaseException] = []
+
+    def take_over(batch: int) -> None:
+        if batch == 1:
+            job = _open_jobs[0]
+            second = StatefulJob(
+                spark=stream.spark,
+                frame=stream.frame(),
+                operator=job._operator,
+                config=job._config,
+                location=job._location,
+                sink=stream.sink,
+                clock=job._clock,
+            )
+            second.open()
+            second.close()
+
+    stream.on_batch = take_over
+    with pytest.raises(StreamingQueryException) as caught:
+        stream.run()
+    seen.append(caught.value.__cause__ or caught.value)
+    assert isinstance(seen[0], TaskFencedError)
+
+
+def test_another_number_of_tasks_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.run()
+    with pytest.raises(ConfigError, match="partitions: before=4 now=3"):
+        stream.run(task__count=3)
+
+
+def test_a_used_checkpoint_location_beside_an_empty_log_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.run()
+    with pytest.raises(CheckpointLocationError, match="job log has no commit"):
+        stream.run(blob__store__uri=str(stream.root / "elsewhere"))
+
+
+def test_the_checkpoint_location_of_another_query_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    backup = {"blob.store.uri": str(stream.root / "backup")}
+    stream.settings = backup
+    stream.run()
+    shutil.rmtree(stream.location)
+    with pytest.raises(CheckpointLocationError, match="is empty"):
+        stream.run()
+
+
+def test_a_stateful_operator_upstream_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    counted = stream.frame().groupBy("key").count()
+    with pytest.raises(ConfigError, match="an aggregation"):
+        sk.grouped(counted.groupBy("key"))
+
+
+def test_a_processor_that_cannot_be_sent_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    processor = Count()
+    processor.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        stream.stateful(processor)
+
+
+def test_an_unknown_store_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    with pytest.raises(ConfigError, match="unknown store: store=stat "):
+        stream.run(stores__stat__backup__factories="blob")
+
+
+def test_timers_are_refused_by_name(stream: Stream) -> None:
+    stream.add_batches(1)
+    grouped = sk.grouped(stream.frame().groupBy("key"))
+    with pytest.raises(ConfigError, match="timers and TTL"):
+        grouped.transformWithState(Count(), OUTPUT, "Append", "ProcessingTime")
+
+
+def test_a_sink_without_idempotence_is_refused_by_name(stream: Stream) -> None:
+    stream.add_batches(1)
+    writer = stream.stateful().writeStream.option("checkpointLocation", str(stream.location))
+    with pytest.raises(ConfigError, match="format='memory' supported=csv"):
+        writer.format("memory").start()

@@ -1,0 +1,160 @@
+"""A blob backend's settings: typed, with Samza's defaults; mistakes are named."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob.settings import BlobSettings
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.errors import ConfigError
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.faults import Fault, FaultPlan, faulty_blob_factory
+
+
+def test_the_defaults_are_samzas() -> None:
+    retry = BlobSettings.parse("b", {"uri": "file:///x"}).retry
+    assert (retry.max_retries, retry.max_duration_ms) == (-1, 900_000)
+    assert (retry.backoff_delay_ms, retry.backoff_max_delay_ms) == (100, 312_500)
+    assert (retry.backoff_delay_factor, retry.jitter_factor) == (5, 0.1)
+
+
+def test_every_setting_is_read() -> None:
+    settings = BlobSettings.parse(
+        "b",
+        {
+            "uri": "s3://bucket/path",
+            "manager.factory": "m:F",
+            "max.in.flight": "7",
+            "retry.policy.max.retries": "3",
+            "retry.policy.max.retry.duration.millis": "60s",
+            "retry.policy.backoff.delay.millis": "10",
+            "retry.policy.backoff.max.delay.millis": "1000",
+            "retry.policy.backoff.delay.factor": "2",
+            "retry.policy.jitter.factor": "0.5",
+            "storage.options.endpoint_url": "http://localhost",
+        },
+    )
+    assert (settings.uri, settings.manager_factory) == ("s3://bucket/path", "m:F")
+    assert settings.max_in_flight == 7
+    assert settings.retry.max_retries == 3
+    assert settings.retry.max_duration_ms == 60_000
+    assert settings.retry.backoff_delay_ms == 10
+    assert settings.retry.backoff_max_delay_ms == 1000
+    assert settings.retry.backoff_delay_factor == 2
+    assert settings.retry.jitter_factor == 0.5
+    assert settings.storage_options == {"endpoint_url": "http://localhost"}
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"key=ury nearest=uri") as caught:
+        BlobSettings.parse("near", {"ury": "x"})
+    assert caught.value.key == "backends.near.ury"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max.in.flight", "0"), ("retry.policy.jitter.factor", "2"), ("uri", "")],
+)
+def test_a_value_of_the_wrong_type_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be") as caught:
+        BlobSettings.parse("near", {"uri": "file:///x", name: value})
+    assert caught.value.key == f"backends.near.{name}"
+
+
+def test_a_backend_without_a_place_is_refused_with_the_cure() -> None:
+    with pytest.raises(ConfigError, match="no place") as caught:
+        BlobSettings.parse("near", {})
+    assert "backends.near.uri" in caught.value.__notes__[0]
+
+
+def test_secrets_stay_out_of_the_repr() -> None:
+    settings = BlobSettings.parse("b", {"uri": "file:///x", "storage.options.secret": "hush"})
+    assert "hush" not in repr(settings)
+
+
+def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
+    """A client of a user's own, named by dotted path below."""
+    return MemoryBlobStoreManager(settings["storage.options.root"], executor)
+
+
+def make_nothing(settings: Mapping[str, str], executor: BlockingExecutor) -> object:
+    return settings, executor
+
+
+not_callable = 7
+
+
+@pytest.mark.asyncio
+async def test_a_client_of_the_users_own_is_used_and_validated(tmp_path: Path) -> None:
+    settings = {"manager.factory": f"{__name__}:make_manager", "storage.options.root": "own"}
+    factory = BlobBackendFactory(BackendName("b"), settings)
+    admin = factory.admin(SerialExecutor(), FakeClock())
+    await admin.create_resources()
+    await admin.validate_resources()
+    await admin.close()
+    assert await MemoryBlobStoreManager("own", SerialExecutor()).list("") == []
+    forget_root("own")
+
+
+@pytest.mark.parametrize("name", ["make_nothing", "not_callable"])
+def test_a_client_that_is_none_is_refused(name: str) -> None:
+    factory = BlobBackendFactory(BackendName("b"), {"manager.factory": f"{__name__}:{name}"})
+    with pytest.raises(ConfigError, match=name):
+        factory.blob_store_manager(SerialExecutor(), FakeClock())
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("operation", ["put", "get", "list", "delete"])
+async def test_a_place_that_denies_an_operation_fails_validation(
+    tmp_path: Path, operation: str
+) -> None:
+    plan = FaultPlan([Fault(operation, times=-1, make_error=lambda: ConfigError("denied"))])
+    factory = faulty_blob_factory(str(tmp_path), plan)
+    admin = factory.admin(SerialExecutor(), FakeClock())
+    await admin.create_resources()
+    with pytest.raises(ConfigError, match="denied"):
+        await admin.validate_resources()
+    forget_root(str(tmp_path))
+
+
+class ForgetfulManager(MemoryBlobStoreManager):
+    """Loses, alters or hides what it is given."""
+
+    def __init__(self, root: str, executor: BlockingExecutor, fault: str) -> None:
+        super().__init__(root, executor)
+        self._fault = fault
+
+    @override
+    async def get(self, blob_id: str) -> bytes:
+        return b"other" if self._fault == "other bytes" else await super().get(blob_id)
+
+    @override
+    async def list(self, prefix: str) -> list[str]:
+        return [] if self._fault == "does not list" else list(await super().list(prefix))
+
+    @override
+    async def delete(self, blob_id: str) -> None:
+        if self._fault != "does not delete":
+            await super().delete(blob_id)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("fault", ["other bytes", "does not list", "does not delete"])
+async def test_a_place_that_does_not_do_what_it_says_fails_validation(
+    tmp_path: Path, fault: str
+) -> None:
+    factory = BlobBackendFactory(
+        BackendName("b"),
+        {"uri": str(tmp_path)},
+        make_manager=lambda settings, executor: ForgetfulManager(settings["uri"], executor, fault),
+    )
+    admin = factory.admin(SerialExecutor(), FakeClock())
+    with pytest.raises(ConfigError, match=fault):
+        await admin.validate_resources()
+    forget_root(str(tmp_path))

@@ -1,0 +1,73 @@
+import logging
+
+import pytest
+from log_kit import batch_record, commit_record, driver_on, log_on, new_blobs
+
+from statekeep.backends.base import BlobMetadata
+from statekeep.checkpoint.log_reader import LogReader
+from statekeep.checkpoint.records import ReleaseRecord
+from statekeep.errors import CheckpointCorruptError
+
+pytestmark = pytest.mark.asyncio
+
+METADATA = BlobMetadata(task=None, store_name=None, payload_name="test")
+
+
+async def test_each_record_is_returned_once_with_its_position() -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    reader = LogReader(log_on(blobs))
+
+    assert [position for position, _ in await reader.catch_up()] == [0]
+    await writer.append(commit_record(1))
+    assert [position for position, _ in await reader.catch_up()] == [1]
+    assert await reader.catch_up() == []
+    assert reader.view == writer.view
+
+
+async def test_reader_that_was_left_behind_by_a_trim_starts_at_the_floor() -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    reader = LogReader(log_on(blobs))
+    await reader.catch_up()
+    for attempt in (1, 2, 3):
+        await writer.append(commit_record(attempt))
+    await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[1, 2]))
+    await writer.trim(3)
+
+    await reader.catch_up()
+
+    assert list(reader.view.commits) == [3]
+    assert reader.view.epoch == 1
+
+
+async def test_damaged_batch_record_is_loud_and_the_rest_is_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    position = await writer.append(batch_record(7))
+    await writer.append(batch_record(8))
+    blob_id = (await blobs.list("job/log/"))[position]
+    await blobs.put(blob_id, (await blobs.get(blob_id))[:-4], METADATA)
+    reader = LogReader(log_on(blobs))
+
+    with caplog.at_level(logging.ERROR):
+        await reader.catch_up()
+
+    assert "position=1" in caplog.text
+    assert reader.view.unreadable_batches == {1}
+    assert sorted(reader.view.batches) == [8]
+
+
+async def test_any_other_damaged_record_stops_with_a_way_out() -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    position = await writer.append(commit_record(1))
+    blob_id = (await blobs.list("job/log/"))[position]
+    await blobs.put(blob_id, (await blobs.get(blob_id))[:-4], METADATA)
+
+    with pytest.raises(CheckpointCorruptError, match="position=1") as caught:
+        await LogReader(log_on(blobs)).catch_up()
+
+    assert caught.value.__notes__

@@ -1,0 +1,219 @@
+import pytest
+from log_kit import (
+    attempt_record,
+    base_record,
+    batch_record,
+    commit_record,
+    stamped,
+    void_record,
+)
+
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.records import (
+    BadMarkerRecord,
+    EpochRecord,
+    PinRecord,
+    Record,
+    ReleaseRecord,
+    UnpinRecord,
+)
+from statekeep.errors import CheckpointCorruptError
+
+
+def epoch_record(epoch: int) -> EpochRecord:
+    return EpochRecord(epoch=epoch, nonce="", owner="driver")
+
+
+def release(*positions: int) -> ReleaseRecord:
+    return ReleaseRecord(epoch=0, nonce="", positions=list(positions))
+
+
+def pin(name: str, position: int) -> PinRecord:
+    return PinRecord(epoch=0, nonce="", name=name, position=position)
+
+
+def folded(*records: Record) -> LogView:
+    """Fold records; each without an epoch of its own gets that of the last epoch record."""
+    view = LogView()
+    for position, record in enumerate(records):
+        is_epoch = isinstance(record, EpochRecord)
+        view.fold(position, record if is_epoch else stamped(record, view.epoch))
+    return view
+
+
+def test_empty_log_has_no_commit() -> None:
+    view = LogView()
+
+    assert view.last_commit is None
+    assert view.last_commit_position == -1
+    assert view.lowest_needed == 0
+
+
+def test_last_commit_is_the_one_at_the_highest_position() -> None:
+    view = folded(epoch_record(1), commit_record(1, 5), commit_record(2, 3))
+
+    assert view.last_commit_position == 2
+    assert view.last_commit is not None
+    assert view.last_commit.batch == 3
+
+
+def test_attempt_is_open_until_it_is_committed_or_void() -> None:
+    began: list[Record] = [epoch_record(1), attempt_record(1), attempt_record(2), attempt_record(3)]
+
+    view = folded(*began, commit_record(1), void_record(2))
+
+    assert list(view.open_attempts) == [(1, 3)]
+    assert view.closed_attempts == {(1, 2)}
+
+
+def test_base_record_voids_open_attempts_of_older_epochs() -> None:
+    view = folded(epoch_record(1), attempt_record(1), epoch_record(2), base_record(-1))
+
+    assert view.open_attempts == {}
+    assert view.closed_attempts == {(1, 1)}
+
+
+def test_base_record_drops_batches_above_the_head() -> None:
+    batches = [batch_record(b) for b in (5, 6, 7)]
+
+    view = folded(epoch_record(1), *batches, epoch_record(2), base_record(6))
+
+    assert sorted(view.batches) == [5, 6]
+    assert view.batch_positions == {5: 1, 6: 2}
+
+
+def test_later_record_of_a_batch_supersedes_the_earlier() -> None:
+    view = folded(epoch_record(1), batch_record(5), batch_record(5, uid="fedcba9876543210"))
+
+    assert view.batches[5].tasks["Partition 0"].version == "5_fedcba9876543210"
+    assert view.batch_positions == {5: 2}
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [base_record(5, query_id="r"), batch_record(1, query_id="r"), commit_record(1, query_id="r")],
+    ids=["base", "batch", "commit"],
+)
+def test_batches_of_another_query_do_not_count(switch: Record) -> None:
+    view = folded(epoch_record(1), batch_record(5), switch)
+
+    assert 5 not in view.batches
+    assert view.query_id == "r"
+
+
+def test_released_commit_waits_for_its_clean_up() -> None:
+    view = folded(epoch_record(1), commit_record(1), commit_record(2), release(1))
+
+    assert list(view.commits) == [2]
+    assert list(view.released) == [1]
+
+
+def test_current_and_pinned_commits_are_never_released() -> None:
+    commits = [commit_record(attempt) for attempt in (1, 2, 3)]
+
+    view = folded(epoch_record(1), *commits, pin("keep", 1), release(1, 2, 3))
+
+    assert list(view.commits) == [1, 3]
+
+
+def test_unpinned_commit_can_be_released() -> None:
+    unpin = UnpinRecord(epoch=0, nonce="", name="keep")
+
+    view = folded(
+        epoch_record(1), commit_record(1), commit_record(2), pin("keep", 1), unpin, release(1)
+    )
+
+    assert view.pins == {}
+    assert list(view.commits) == [2]
+
+
+def test_pin_of_what_is_no_commit_has_no_effect() -> None:
+    assert folded(epoch_record(1), pin("keep", 0)).pins == {}
+
+
+def test_release_drops_batches_that_no_recovery_runs_again() -> None:
+    view = folded(
+        epoch_record(1),
+        *(batch_record(b) for b in (1, 2, 3)),
+        commit_record(1, 1),
+        commit_record(2, 2),
+        release(4),
+    )
+
+    assert sorted(view.batches) == [2, 3]
+
+
+def test_void_attempt_never_completes() -> None:
+    view = folded(epoch_record(1), attempt_record(1), void_record(1), commit_record(1))
+
+    assert view.commits == {}
+    assert view.closed_attempts == {(1, 1)}
+
+
+def test_committed_attempt_is_never_void() -> None:
+    view = folded(epoch_record(1), attempt_record(1), commit_record(1), void_record(1))
+
+    assert list(view.commits) == [2]
+    assert view.closed_attempts == set()
+
+
+def test_attempt_rolled_forward_by_a_new_driver_is_committed() -> None:
+    view = folded(
+        epoch_record(1),
+        attempt_record(1),
+        epoch_record(2),
+        commit_record(1, attempt_epoch=1),
+        base_record(0),
+    )
+
+    assert view.is_committed(1, 1)
+    assert view.closed_attempts == set()
+
+
+@pytest.mark.parametrize(
+    "late",
+    [stamped(commit_record(1), 1), epoch_record(2), epoch_record(1)],
+    ids=["commit of an older epoch", "same epoch again", "older epoch"],
+)
+def test_record_of_a_fenced_writer_is_corruption(late: Record) -> None:
+    view = folded(epoch_record(1), epoch_record(2))
+
+    with pytest.raises(CheckpointCorruptError, match="position=2"):
+        view.fold(2, late)
+
+
+@pytest.mark.parametrize("position", [0, 2], ids=["again", "ahead"])
+def test_records_are_folded_without_gaps(position: int) -> None:
+    view = folded(epoch_record(1))
+
+    with pytest.raises(ValueError, match="next_position=1"):
+        view.fold(position, stamped(commit_record(1), 1))
+
+
+def test_log_is_needed_from_the_oldest_commit_its_batches_and_open_attempts_on() -> None:
+    records: list[Record] = [
+        epoch_record(1),
+        batch_record(1),  # committed
+        batch_record(2),  # recorded while the commit of batch 1 was under way
+        commit_record(1, 1),
+        attempt_record(2, 2),
+    ]
+
+    assert folded(*records).lowest_needed == 2
+    assert folded(*records, commit_record(2, 2), release(3)).lowest_needed == 5
+    assert folded(*records, commit_record(3, 2), release(3)).lowest_needed == 4
+
+
+def test_epoch_of_a_trimmed_log_is_that_of_its_records() -> None:
+    view = LogView(next_position=9)
+    view.fold(9, stamped(commit_record(1), 4))
+
+    assert view.epoch == 4
+
+
+def test_bad_marker_is_remembered() -> None:
+    bad = BadMarkerRecord(
+        epoch=0, nonce="", backend="blob", task="Partition 3", store="s", marker="m", reason="crc"
+    )
+
+    assert folded(epoch_record(1), bad).bad_markers == {("blob", "Partition 3", "s", "m")}

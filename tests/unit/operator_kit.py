@@ -1,0 +1,111 @@
+"""What the tests of the operator share: a store, a way to run batches, small processors."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.stateful_processor import (
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+from typing_extensions import override
+
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.spark.operator.ddl import parse_schema
+from statekeep.spark.operator.runner import (
+    BatchClock,
+    OperatorOutcome,
+    OperatorSpec,
+    run_operator,
+)
+from statekeep.stores.memory import MemoryStore
+
+ROWS = "key string, v long"
+
+
+def memory_store() -> MemoryStore:
+    """An empty store; nothing is written to its directory but the directory itself."""
+    with tempfile.TemporaryDirectory() as directory:
+        return MemoryStore(StoreName("state"), Path(directory) / "image")
+
+
+def record_batch(rows: Sequence[Sequence[Any]], schema: str = ROWS) -> pa.RecordBatch:
+    arrow_schema = to_arrow_schema(parse_schema(schema), timezone="UTC")
+    columns: list[Any] = list(zip(*rows, strict=True)) or [[] for _ in arrow_schema]
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, arrow_schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+
+
+class ByFunction(StatefulProcessor):
+    """A processor made of two functions."""
+
+    def __init__(
+        self,
+        init: Callable[[StatefulProcessorHandle], Any] = lambda handle: None,
+        handle_rows: Callable[[Any, tuple[Any, ...], Iterator[Any]], Any] = lambda *_: iter(()),
+    ) -> None:
+        self._init = init
+        self._handle_rows = handle_rows
+        self.variable: Any = None
+        self.timer_values: TimerValues | None = None
+        self.calls: list[str] = []
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.calls.append("init")
+        self.variable = self._init(handle)
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Any:
+        self.calls.append(f"rows of {key!r}")
+        self.timer_values = timerValues
+        return self._handle_rows(self.variable, key, rows)
+
+    @override
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def run(
+    processor: StatefulProcessor,
+    rows: Sequence[Sequence[Any]] | Sequence[pa.RecordBatch],
+    *,
+    store: MemoryStore | None = None,
+    schema: str = ROWS,
+    key: str = "key string",
+    output: str = "key string, n long",
+    is_sorted: bool = False,
+    is_pandas: bool = False,
+    grouping_max_bytes: int = 1 << 30,
+    digest_column: str | None = None,
+) -> tuple[OperatorOutcome, pa.Table]:
+    """Run one batch; return its outcome and output."""
+    key_schema = parse_schema(key)
+    output_schema = parse_schema(output)
+    row_schema = parse_schema(schema)
+    spec = OperatorSpec(
+        processor=processor,
+        key_columns=tuple(key_schema.names),
+        key_schema=key_schema,
+        row_schema=row_schema,
+        output_schema=output_schema,
+        is_pandas=is_pandas,
+        grouping_max_bytes=grouping_max_bytes,
+    )
+    is_arrow = bool(rows) and isinstance(rows[0], pa.RecordBatch)
+    batches = list(rows) if is_arrow else [record_batch(rows, schema)]
+    written: list[pa.RecordBatch] = []
+    outcome = run_operator(
+        spec,
+        memory_store() if store is None else store,
+        iter(batches),
+        is_sorted=is_sorted,
+        clock=BatchClock(processing_time_ms=-1, watermark_ms=-1),
+        write_output=written.append,
+        digest_column=digest_column,
+    )
+    return outcome, pa.Table.from_batches(written, to_arrow_schema(output_schema, timezone="UTC"))

@@ -1,0 +1,293 @@
+"""The restore of a task: local, next backend, older commit, error; never a mixture."""
+
+import asyncio
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from statekeep.backends.base import CommitContext, StateBackendFactory, TaskIdentity
+from statekeep.backends.memory import MemoryBackendFactory, MemoryPlace, forget_place, memory_place
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+)
+from statekeep.commit.metrics import CommitMetrics
+from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.config.model import StoreSettings
+from statekeep.errors import RestoreFailedError
+from statekeep.restore.manager import LOCAL, RestoreCandidate, RestoreOutcome, TaskRestorer
+from statekeep.restore.plan import BadMarkers
+from statekeep.restore.progress import RestoreProgress
+from statekeep.stores.factory import open_store
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+TASK = TaskIdentity("job", "main", TaskName("Partition 0"))
+A, B = StoreName("a"), StoreName("b")
+FIRST, SECOND = BackendName("first"), BackendName("second")
+
+
+class Rig:
+    """A task with two stores, two memory backends, and two commits whose content is known."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.directory = TaskDirectory.of(root / "local", TASK)
+        both = (FIRST, SECOND)
+        self.stores: Mapping[StoreName, StoreSettings] = {
+            name: StoreSettings(
+                name, factory="memory", backup_factories=both, restore_factories=both
+            )
+            for name in (A, B)
+        }
+        self.factories: dict[BackendName, StateBackendFactory] = {
+            name: MemoryBackendFactory(name, {"place": f"{root}/{name}"}) for name in both
+        }
+        self.reports: list[RestoreProgress] = []
+        self.versions: list[SealedVersion] = []
+
+    def place(self, backend: BackendName) -> MemoryPlace:
+        return memory_place(f"{self.root}/{backend}")
+
+    async def commit(self, text: bytes) -> RestoreCandidate:
+        """Seal a version whose stores hold ``text`` and back it up in both backends."""
+        number = len(self.versions)
+        uid = f"{number:08x}"
+        parent = self.versions[-1] if self.versions else None
+        with self.directory.begin(uid, parent, (A, B)) as work:
+            for name in (A, B):
+                work.open_store(name, "memory").put(b"text", text + b" of " + name.encode())
+            version = work.seal(number, uid, parent)
+        self.versions.append(version)
+        pipeline = TaskCommitPipeline(
+            TASK,
+            self.stores,
+            self.factories,
+            executor=SerialExecutor(),
+            clock=FakeClock(),
+            metrics=CommitMetrics(),
+        )
+        await pipeline.init(None)
+        checkpoint = await pipeline.commit(
+            CommitContext(CheckpointId(number, 0), 1, number, version, None, None), {}
+        )
+        await pipeline.close()
+        return RestoreCandidate(checkpoint, version.id, frozenset({A, B}))
+
+    def lose_disk(self) -> None:
+        shutil.rmtree(self.root / "local")
+
+    def lose(self, backend: BackendName, candidate: RestoreCandidate, store: StoreName) -> None:
+        assert candidate.checkpoint is not None
+        del self.place(backend).images[candidate.checkpoint.state_markers[backend][store]]
+
+    def damage_local(self, version: SealedVersion) -> None:
+        path = next(version.store_directory(A).iterdir())
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+    async def restore(
+        self, *candidates: RestoreCandidate, bad_markers: BadMarkers = ()
+    ) -> RestoreOutcome:
+        restorer = TaskRestorer(
+            TASK,
+            self.directory,
+            self.stores,
+            self.factories,
+            executor=SerialExecutor(),
+            clock=FakeClock(),
+            on_progress=self.reports.append,
+            bad_markers=bad_markers,
+        )
+        return await restorer.restore(candidates)
+
+    def content(self, outcome: RestoreOutcome) -> list[bytes | None]:
+        assert outcome.version is not None
+        outcome.version.verify()
+        read: list[bytes | None] = []
+        for name in (A, B):
+            store = open_store(name, "memory", outcome.version.store_directory(name))
+            read.append(store.get(b"text"))
+            store.close()
+        return read
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    for name in (FIRST, SECOND):
+        forget_place(f"{tmp_path}/{name}")
+    return Rig(tmp_path)
+
+
+NEW = [b"new of a", b"new of b"]
+OLD = [b"old of a", b"old of b"]
+
+
+@pytest.mark.asyncio
+async def test_an_identical_local_version_costs_no_byte(rig: Rig) -> None:
+    outcome = await rig.restore(await rig.commit(b"new"))
+    assert outcome.sources == {A: LOCAL, B: LOCAL}
+    assert outcome.bytes_fetched == 0
+    assert rig.content(outcome) == NEW
+
+
+@pytest.mark.asyncio
+async def test_without_the_disk_every_store_comes_from_the_first_backend(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.lose_disk()
+    outcome = await rig.restore(candidate)
+    assert outcome.sources == {A: FIRST, B: FIRST}
+    assert outcome.version is not None
+    assert outcome.version.id == candidate.version
+    assert outcome.bytes_fetched > 0
+    assert rig.content(outcome) == NEW
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_local_version_is_moved_aside_and_fetched(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.damage_local(rig.versions[0])
+    outcome = await rig.restore(candidate)
+    assert outcome.sources == {A: FIRST, B: FIRST}
+    assert [failure.backend for failure in outcome.failures] == [LOCAL]
+    assert rig.content(outcome) == NEW
+
+
+@pytest.mark.asyncio
+async def test_only_the_store_that_a_backend_lost_comes_from_the_next_one(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.lose_disk()
+    rig.lose(FIRST, candidate, B)
+    outcome = await rig.restore(candidate)
+    assert outcome.sources == {A: FIRST, B: SECOND}
+    assert [(f.store, f.backend, f.is_marker_bad) for f in outcome.failures] == [(B, FIRST, True)]
+    assert rig.content(outcome) == NEW
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_no_backend_has_takes_all_stores_to_the_older_commit(rig: Rig) -> None:
+    old, new = await rig.commit(b"old"), await rig.commit(b"new")
+    rig.lose_disk()
+    for backend in (FIRST, SECOND):
+        rig.lose(backend, new, B)
+    outcome = await rig.restore(new, old)
+    assert outcome.candidate is old
+    assert rig.content(outcome) == OLD
+    assert rig.directory.versions() == [old.version]
+
+
+@pytest.mark.asyncio
+async def test_nothing_within_reach_is_an_error_that_names_every_failure(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.lose_disk()
+    for backend in (FIRST, SECOND):
+        rig.lose(backend, candidate, A)
+    with pytest.raises(RestoreFailedError, match="stores=a") as caught:
+        await rig.restore(candidate)
+    assert [note.split(" marker")[0] for note in caught.value.__notes__] == [
+        "store=a backend=first",
+        "store=a backend=second",
+    ]
+    assert rig.directory.versions() == []
+
+
+@pytest.mark.asyncio
+async def test_a_listed_store_without_a_marker_is_never_empty(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.lose_disk()
+    assert candidate.checkpoint is not None
+    without_b = {
+        backend: {A: markers[A]} for backend, markers in candidate.checkpoint.state_markers.items()
+    }
+    checkpoint = dataclasses.replace(candidate.checkpoint, state_markers=without_b)
+    with pytest.raises(RestoreFailedError, match="stores=b"):
+        await rig.restore(dataclasses.replace(candidate, checkpoint=checkpoint))
+
+
+@pytest.mark.asyncio
+async def test_a_marker_known_to_be_bad_is_not_tried(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.lose_disk()
+    assert candidate.checkpoint is not None
+    marker = candidate.checkpoint.state_markers[FIRST][A]
+    outcome = await rig.restore(candidate, bad_markers=[(FIRST, TASK.task_name, A, marker)])
+    assert outcome.sources == {A: SECOND, B: FIRST}
+    assert outcome.failures == ()
+
+
+@pytest.mark.asyncio
+async def test_the_empty_candidate_is_always_within_reach(rig: Rig) -> None:
+    outcome = await rig.restore(RestoreCandidate(None, None))
+    assert outcome.version is None
+    assert outcome.sources == {}
+
+
+@pytest.mark.asyncio
+async def test_a_version_that_was_never_backed_up_is_used_only_from_this_disk(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    local_only = RestoreCandidate(None, candidate.version)
+    assert (await rig.restore(local_only)).sources == {A: LOCAL, B: LOCAL}
+    rig.lose_disk()
+    assert (await rig.restore(local_only, candidate)).sources == {A: FIRST, B: FIRST}
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_is_cleaned_on_start_is_fetched_though_it_is_here(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.stores = {
+        name: dataclasses.replace(settings, is_cleaned_on_start=True)
+        for name, settings in rig.stores.items()
+    }
+    outcome = await rig.restore(candidate)
+    assert outcome.sources == {A: FIRST, B: FIRST}
+
+
+@pytest.mark.asyncio
+async def test_progress_goes_from_nothing_to_all_bytes_and_ends_as_done(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.lose_disk()
+    outcome = await rig.restore(candidate)
+    assert rig.reports[0].done_bytes == 0
+    assert rig.reports[-1].is_done
+    assert rig.reports[-1].done_bytes == rig.reports[-1].total_bytes == outcome.bytes_fetched
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_restore_leaves_no_version_and_no_work_directory(rig: Rig) -> None:
+    candidate = await rig.commit(b"new")
+    rig.lose_disk()
+    total_turns = 0
+    restoring = asyncio.create_task(rig.restore(candidate))
+    while not restoring.done():
+        await asyncio.sleep(0)
+        total_turns += 1
+    for turn in range(total_turns):
+        rig.lose_disk()
+        restoring = asyncio.create_task(rig.restore(candidate))
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        restoring.cancel()
+        await asyncio.wait({restoring})
+        assert list(rig.root.rglob("work-*")) == []
+        for version_id in rig.directory.versions():
+            version = rig.directory.find(version_id)
+            assert version is not None
+            version.verify()
+        (rig.root / "local").mkdir(exist_ok=True)
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_without_any_marker_and_version_is_empty_state(rig: Rig) -> None:
+    checkpoint = CheckpointV2(CheckpointId(1, 1), {}, {FIRST: {A: Marker("gone")}})
+    outcome = await rig.restore(RestoreCandidate(checkpoint, None))
+    assert outcome.version is None
