@@ -32,6 +32,9 @@ ROUTER = "spark-murmur3-pmod-1"
 _POLL_S = 0.1
 
 BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+"""From the rows of a partition to what its task yields."""
+TaskFunction = Callable[[], Iterator["pa.RecordBatch"]]
+"""What a task yields that has no rows."""
 
 
 class Anchor:
@@ -44,7 +47,7 @@ class Anchor:
         with fixed_partitioning(spark):
             self._frame = self._cache()
 
-    def place(self, locate: BatchFunction) -> Mapping[int, str]:
+    def place(self, locate: TaskFunction) -> Mapping[int, str]:
         """Cache the anchor, run ``locate`` on it, and return where each partition is.
 
         Args:
@@ -61,14 +64,21 @@ class Anchor:
         with fixed_partitioning(self._spark):
             self._frame = self._cache()
 
-    def run(self, function: BatchFunction) -> list[dict[str, Any]]:
+    def run(self, function: TaskFunction) -> list[dict[str, Any]]:
         """Run ``function`` once per partition, without data, and return its JSON answers."""
         with fixed_partitioning(self._spark):
-            return _answers(self._frame.mapInArrow(function, f"{ANSWER_COLUMN} string"))
+            return _answers(self.frame(function, f"{ANSWER_COLUMN} string"))
 
-    def frame(self, function: BatchFunction, schema: StructType) -> DataFrame:
+    def frame(self, function: TaskFunction, schema: StructType | str) -> DataFrame:
         """Return the frame of what ``function`` yields for each partition; runs when used."""
-        return self._frame.mapInArrow(function, schema)
+
+        def run(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+            # Spark throws a Python worker away whose input was not read to its end.
+            for _ in batches:
+                continue
+            yield from function()
+
+        return self._frame.mapInArrow(run, schema)
 
     def process(
         self,

@@ -13,7 +13,14 @@ logger = logging.getLogger(__name__)
 
 BatchSink = Callable[[DataFrame, int], None]
 
-FILE_FORMATS: Final = ("csv", "json", "orc", "parquet", "text")
+FILE_FORMATS: Final[Mapping[str, tuple[str, str]]] = {
+    "csv": ("csv", "CSVFileFormat"),
+    "json": ("json", "JsonFileFormat"),
+    "orc": ("orc", "OrcFileFormat"),
+    "parquet": ("parquet", "ParquetFileFormat"),
+    "text": ("text", "TextFileFormat"),
+}
+"""Where Spark has the class of each file format."""
 _OTHERS: Final = ("console", "noop")
 
 
@@ -89,20 +96,15 @@ def _file_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> Bat
             hint='give transformWithState outputMode="Append"',
         )
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark's sink is a class of the JVM
-    session: Any = spark._jsparkSession  # noqa: SLF001
-    to_seq = jvm.PythonUtils.toSeq
-    none = jvm.scala.Option.empty()
-    source = jvm.org.apache.spark.sql.execution.datasources.DataSource(
-        session,
-        format_name,
-        to_seq([]),
-        none,
-        to_seq(list(target.partition_columns)),
-        none,
+    execution = jvm.org.apache.spark.sql.execution
+    package, name = FILE_FORMATS[format_name.lower()]
+    sink = execution.streaming.sinks.FileStreamSink(
+        spark._jsparkSession,  # noqa: SLF001
+        target.options["path"],
+        getattr(getattr(execution.datasources, package), name)(),
+        jvm.PythonUtils.toSeq(list(target.partition_columns)),
         jvm.PythonUtils.toScalaMap(dict(target.options)),
-        none,
     )
-    sink = source.createSink(jvm.org.apache.spark.sql.streaming.OutputMode.Append())
 
     def write(frame: DataFrame, batch: int) -> None:
         sink.addBatch(batch, frame._jdf)  # noqa: SLF001

@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 import statekeep.spark as sk
+from statekeep.checkpoint.records import TaskBatch
 from statekeep.errors import (
     CheckpointLocationError,
     ConfigError,
@@ -146,7 +147,7 @@ def _executors(stream: Stream) -> dict[int, int]:
     from statekeep.spark.worker.errands import whereabouts
 
     (job,) = _open_jobs
-    answers = job._jobs.anchor.run(lambda _: whereabouts())
+    answers = job._jobs.anchor.run(lambda: whereabouts())
     return {answer["partition"]: answer["jvm_pid"] for answer in answers}
 
 
@@ -166,12 +167,19 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatefulJob, "open", opened)
 
 
+def _tasks_of_open_batch() -> list[TaskBatch]:
+    """Return what the tasks did in the newest recorded batch, as the log has it."""
+    records = list(_open_jobs[0]._reign.view.batches.values())
+    return [task for record in records[-1:] for task in record.tasks.values()]
+
+
 def test_rows_beyond_the_bound_are_sorted_by_spark(stream: Stream) -> None:
-    stream.add_batches(3)
+    stream.add_batches(2)
+    seen = []
+    stream.on_batch = lambda batch: seen.append(_tasks_of_open_batch())
     stream.run(task__grouping__max__bytes=100)
-    assert stream.received() == stream.expected(3)
-    records = _open_jobs[0]._reign.view.batches.values()
-    assert all(task.is_sorted for record in records for task in record.tasks.values())
+    assert stream.received() == stream.expected(2)
+    assert [task.is_sorted for tasks in seen for task in tasks] == [True] * PARTITIONS
 
 
 def test_a_processor_on_pandas_frames_gives_the_same(stream: Stream) -> None:

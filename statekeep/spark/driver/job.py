@@ -107,7 +107,7 @@ class StatefulJob:
         )
         wait_for_executors(self._spark, expected_executors(self._spark))
         self._jobs = TaskJobs(self._spark, Anchor(self._spark, partitions), spec)
-        self._jobs.anchor.place(lambda _: whereabouts())
+        self._jobs.anchor.place(lambda: whereabouts())
         resumption = self._reign.take_over(spec, self._identity, resumption, self._committed)
         self._batches = BatchLoop(
             frame=self._frame,

@@ -62,7 +62,7 @@ class TaskJobs:
         """
         spec = self._spec
         answers = self.anchor.run(
-            lambda _: errands.locate(spec, candidates, is_thorough=is_thorough)
+            lambda: errands.locate(spec, candidates, is_thorough=is_thorough)
         )
         return {int(a["partition"]): str(a["version"]) for a in answers if a["version"] is not None}
 
@@ -78,7 +78,7 @@ class TaskJobs:
         """
         spec = self._spec
         bad = tuple(bad_markers)
-        answers = self.anchor.run(lambda _: errands.restore(spec, candidates, bad))
+        answers = self.anchor.run(lambda: errands.restore(spec, candidates, bad))
         restored = {int(a["partition"]): errands.Restored(**a) for a in answers}
         for partition, outcome in restored.items():
             if outcome.error:
@@ -92,15 +92,15 @@ class TaskJobs:
     def hand_over(self, plan: HandOverPlan) -> dict[int, str]:
         """Let the tasks hand their versions to their containers; return ``{partition: error}``."""
         spec = self._spec
-        answers = self.anchor.run(lambda _: errands.hand_over(spec, plan))
+        answers = self.anchor.run(lambda: errands.hand_over(spec, plan))
         return {int(a["partition"]): str(a["error"]) for a in answers if a["error"]}
 
     def output(self, plan: OutputPlan) -> DataFrame:
         """Return the output rows of a batch: no row of another attempt can be in it."""
         spec = self._spec
-        return self.anchor.frame(lambda _: errands.read_output(spec, plan), plan.schema)
+        return self.anchor.frame(lambda: errands.read_output(spec, plan), plan.schema)
 
     def stop_containers(self) -> None:
         """Tell the containers of this job to end once they are done."""
         spec = self._spec
-        self.anchor.run(lambda _: errands.stop_container(spec))
+        self.anchor.run(lambda: errands.stop_container(spec))
