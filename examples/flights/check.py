@@ -15,7 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.sql.functions import sum as sum_
 
+import statekeep.spark as sk
 from examples.flights.events import Event
+from examples.flights.job import settings
 from examples.flights.places import Places
 
 SHOWN_ROWS = 5
@@ -86,15 +88,22 @@ class Comparison:
         return not self.missing and not self.surplus
 
 
-def compare_output(spark: SparkSession, places: Places) -> list[Comparison]:
-    """Compare each leg in the sink, and the state that each aircraft ended with."""
+def compare_all(spark: SparkSession, places: Places) -> list[Comparison]:
+    """Compare each leg in the sink, and the state of each aircraft in the backup."""
     spark.read.parquet(str(places.flights)).createOrReplaceTempView("flights")
     expected = spark.sql(HISTORY_SQL).cache()
     delivered = _delivered(spark, places.sink).select(expected.columns)
+    histories = newest(expected)
     return [
         compare("legs in the sink", delivered, expected),
-        compare("histories of aircraft", newest(delivered), newest(expected)),
+        compare("histories in the backup", backed_up(spark, places, histories), histories),
     ]
+
+
+def backed_up(spark: SparkSession, places: Places, shape: DataFrame) -> DataFrame:
+    """Return the state as the newest commit has it, read from the backup alone."""
+    entries = sk.read_state(settings(places), "history")
+    return spark.createDataFrame([(*entry.key, *entry.value) for entry in entries], shape.schema)
 
 
 def newest(legs: DataFrame) -> DataFrame:
@@ -143,7 +152,7 @@ def main(work: str, flights: str) -> None:
         .config("spark.sql.shuffle.partitions", "4")
         .getOrCreate()
     )
-    comparisons = compare_output(spark, Places(Path(work), Path(flights)))
+    comparisons = compare_all(spark, Places(Path(work), Path(flights)))
     spark.stop()
     sys.stdout.write(json.dumps([dataclasses.asdict(one) for one in comparisons]))
 

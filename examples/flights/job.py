@@ -30,6 +30,7 @@ def settings(places: Places) -> dict[str, str]:
         "job.name": "flights",
         "task.commit.ms": "3000",
         "job.logged.store.base.dir": str(places.local),
+        "stores.backup.factories": "blob",
         "blob.store.uri": places.backup.as_uri(),
     }
 

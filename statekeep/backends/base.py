@@ -60,6 +60,8 @@ class TaskIdentity:
     operator: str
     """The stateful operator of the job; ``main`` in plain Python."""
     task_name: TaskName
+    job_uid: str = ""
+    """Drawn when the job log was created: keeps apart the blobs of two logs of one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +308,9 @@ class BlobMetadata:
 class BlobStoreManager(ABC):
     """A client of one object store or filesystem, under one root that it was built with.
 
-    Names are relative to the root, ``/``-separated. A blob is immutable: there whole or not at
-    all, never overwritten. Coroutines on an event loop; blocking SDK calls go through the
+    Names are relative to the root, ``/``-separated. A blob's id, which `put` and `list` return, ends
+    with the blob's name, whatever stands before it: names are read back from ids. A blob is
+    immutable: there whole or not at all, never overwritten. Coroutines on an event loop; blocking SDK calls go through the
     executor that the manager was built with. The backend classifies errors, the retry wrapper
     decides: a method raises `RetriableError` only if repeating the call may help.
     """
@@ -324,7 +327,7 @@ class BlobStoreManager(ABC):
     async def put(
         self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
     ) -> str:
-        """Store a blob and return its id, which `get` and `delete` take.
+        """Store a blob and return its id, which `get` and `delete` take; it ends with ``name``.
 
         Args:
             name: Where; never used before unless ``if_absent``.
@@ -346,9 +349,7 @@ class BlobStoreManager(ABC):
         """
 
     @abstractmethod
-    async def download(
-        self, blob_id: str, target: Path, on_bytes: Callable[[int], None]
-    ) -> str:
+    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
         """Write a blob to the new file ``target`` with bounded memory; return its sha-256 in hex.
 
         Raises:

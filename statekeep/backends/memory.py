@@ -126,7 +126,8 @@ class MemoryBackendFactory(StateBackendFactory):
 
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
-        return BlobJobLog(MemoryBlobStoreManager(self._place.blob_root, executor), scope)
+        blobs = MemoryBlobStoreManager(self._place.blob_root, executor)
+        return BlobJobLog(blobs, scope, root=f"memory:{self._place.name}")
 
     @override
     def checkpoint_store(

@@ -8,6 +8,14 @@ from typing import TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from statekeep.clock import Clock
+from statekeep.config.backend_keys import (
+    BLOB_BACKOFF_FACTOR,
+    BLOB_BACKOFF_MAX_MS,
+    BLOB_BACKOFF_MS,
+    BLOB_JITTER_FACTOR,
+    BLOB_MAX_RETRIES,
+    BLOB_MAX_RETRY_MS,
+)
 from statekeep.errors import RetriableError
 
 T = TypeVar("T")
@@ -17,20 +25,20 @@ T = TypeVar("T")
 class RetryPolicy:
     """Exponential back-off with jitter, bounded in time.
 
-    Source: Samza 1.8 ``blob.store.retry.policy.*``, with its defaults.
+    The defaults are those of the settings ``blob.store.retry.policy.*``, which are Samza's.
     """
 
-    max_retries: int = -1
+    max_retries: int = BLOB_MAX_RETRIES.default
     """Repetitions after the first try; -1: as many as the time allows."""
-    max_duration_ms: int = 900_000
-    """No repetition begins later than this after the first try: fifteen minutes."""
-    backoff_delay_ms: int = 100
+    max_duration_ms: int = BLOB_MAX_RETRY_MS.default
+    """No repetition begins later than this after the first try."""
+    backoff_delay_ms: int = BLOB_BACKOFF_MS.default
     """Before the first repetition."""
-    backoff_max_delay_ms: int = 312_500
+    backoff_max_delay_ms: int = BLOB_BACKOFF_MAX_MS.default
     """The delay grows no further than this."""
-    backoff_delay_factor: float = 5
+    backoff_delay_factor: float = BLOB_BACKOFF_FACTOR.default
     """By which the delay grows from one repetition to the next."""
-    jitter_factor: float = 0.1
+    jitter_factor: float = BLOB_JITTER_FACTOR.default
     """A delay is longer or shorter by up to this part, so that many clients do not march in step."""
 
     def __post_init__(self) -> None:

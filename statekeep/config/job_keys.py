@@ -76,8 +76,11 @@ COMMIT_MAX_DELAY_MS = Key(
     milliseconds(0),
     60_000,
     "How long processing goes on with a commit in flight before it blocks.",
-    "One missed commit: the upload after a compaction was up to 18 times the usual one (45 MB, "
-    "2.5 MB), which is seconds; after a minute it is the backend that is slow.",
+    "The largest upload fits in. A usual one takes 0.2 s: 5,000 keys of 100 bytes are 0.5 MB "
+    "changed, times 7.1 (universal compaction) 3.6 MB, at 20 MB/s. After a full compaction a "
+    "container with 1 GB of state uploads all of it: about 50 s, so that at most one commit is "
+    "skipped and processing does not block. In general: at least the state of a container divided "
+    "by the upload speed.",
     aliases=("max.commit.delay",),
 )
 COMMIT_TIMEOUT_MS = Key(

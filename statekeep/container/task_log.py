@@ -44,6 +44,11 @@ class TaskLog:
         self._unresolved: int | None = None
 
     @property
+    def job_uid(self) -> str:
+        """What was drawn when the log was created; "" before `take_over`."""
+        return "" if self._identity is None else self._identity.job_uid
+
+    @property
     def view(self) -> LogView:
         """What stands in the log, as far as this owner has seen it."""
         return self._writer.view

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate
@@ -32,6 +33,7 @@ class TaskParts:
     """What a task is started with."""
 
     task: TaskIdentity
+    """Without its ``job_uid``, which stands in the log."""
     stores: Mapping[StoreName, StoreSettings]
     config: Config
     factories: Mapping[BackendName, StateBackendFactory]
@@ -51,21 +53,19 @@ async def start_task(parts: TaskParts) -> Task:
     What was begun is undone if a step fails or the caller is cancelled. Errors are those of
     `Container.start_task`.
     """
-    task = parts.task
     async with AsyncExitStack() as undo:
-        scope = f"{task.job_name}/{task.operator}/{task.task_name}"
-        job_log = parts.log_backend.job_log(scope, parts.executor, parts.clock)
-        log = TaskLog(job_log, task, parts.stores)
+        log = _open_log(parts)
         undo.push_async_callback(log.close)
         await log.take_over(parts.owner, _empty_commit_id(parts.clock))
 
-        directory = TaskDirectory.of(parts.config.job.local_dir, task)
+        parts = replace(parts, task=replace(parts.task, job_uid=log.job_uid))
+        directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
         restored = await _restore(parts, log, directory)
 
         metrics = CommitMetrics()
         metrics.gauge("restore-time-ms", restored.elapsed_ms)
         pipeline = TaskCommitPipeline(
-            task,
+            parts.task,
             parts.stores,
             parts.factories,
             executor=parts.executor,
@@ -94,6 +94,13 @@ async def start_task(parts: TaskParts) -> Task:
         metrics=metrics,
         restored=restored,
     )
+
+
+def _open_log(parts: TaskParts) -> TaskLog:
+    names = (parts.task.job_name, parts.task.operator, parts.task.task_name)
+    scope = "/".join(map(escape_name, names))
+    job_log = parts.log_backend.job_log(scope, parts.executor, parts.clock)
+    return TaskLog(job_log, parts.task, parts.stores)
 
 
 async def _restore(parts: TaskParts, log: TaskLog, directory: TaskDirectory) -> RestoreOutcome:

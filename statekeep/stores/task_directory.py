@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, ConfigError, VersionDamagedError
 from statekeep.stores.local_files import explained_errors, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
-from statekeep.stores.names import directory_name
 from statekeep.stores.version import CHECKPOINT_FILE, MANIFEST_FILE, SealedVersion, SealManifest
 from statekeep.stores.work_directory import LOCK_FILE, Identity, WorkDirectory, publish
 
@@ -49,7 +49,7 @@ class TaskDirectory:
             ConfigError: A name is too long for a file system.
         """
         names = (identity.job_name, identity.operator, identity.task_name)
-        return cls(local_dir.joinpath(*map(directory_name, names)), identity)
+        return cls(local_dir.joinpath(*map(escape_name, names)), identity)
 
     def begin(
         self,
@@ -224,7 +224,7 @@ class TaskDirectory:
 
 
 def _check_names(stores: Sequence[StoreName]) -> None:
-    names = {directory_name(store) for store in stores}
+    names = {escape_name(store) for store in stores}
     if names & {MANIFEST_FILE, CHECKPOINT_FILE}:
         raise ConfigError(f"reserved name for a store: stores={','.join(stores)}")
 

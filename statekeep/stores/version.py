@@ -16,11 +16,11 @@ from typing import Final, Self
 import msgspec
 
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.local_files import crc32_of, explained_errors, replace_durably
-from statekeep.stores.names import directory_name
 
 MANIFEST_FILE: Final = "SEAL-MANIFEST"
 CHECKPOINT_FILE: Final = "CHECKPOINT-V2"
@@ -214,9 +214,9 @@ class SealedVersion:
 
 def image_path(store: StoreName) -> str:
     """Return where a store's image lies in a version's directory, or in a work directory."""
-    return f"{directory_name(store)}/db"
+    return f"{escape_name(store)}/db"
 
 
 def changes_path(store: StoreName, version: VersionId) -> str:
     """Return where the delta lies that leads a store to ``version`` from the one before."""
-    return f"{directory_name(store)}/changes/{version}.delta"
+    return f"{escape_name(store)}/changes/{version}.delta"

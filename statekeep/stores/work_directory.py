@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import StateBackupError, VersionDamagedError
@@ -23,7 +24,6 @@ from statekeep.stores.local_files import (
     remove_tree,
 )
 from statekeep.stores.locks import OwnerLock
-from statekeep.stores.names import directory_name
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.version import (
     CHECKPOINT_FILE,
@@ -107,7 +107,7 @@ class WorkDirectory:
         Raises:
             ValueError: The name is a path, reserved or a store's.
         """
-        reserved = {MANIFEST_FILE, CHECKPOINT_FILE, *map(directory_name, self.stores)}
+        reserved = {MANIFEST_FILE, CHECKPOINT_FILE, *map(escape_name, self.stores)}
         if not name or name in reserved or name.startswith(".") or Path(name).name != name:
             raise ValueError(f"not a name for a file of a version: name={name!r}")
         return self.path / name
@@ -127,7 +127,7 @@ class WorkDirectory:
             raise ValueError(f"store is open already or unknown here: store={store}")
         opened = open_store(store, kind, self.store_directory(store), options)
         if store in self._captured:
-            opened = CapturingStore(opened, self.path / directory_name(store) / "changes")
+            opened = CapturingStore(opened, self.path / escape_name(store) / "changes")
         self._open[store] = opened
         return opened
 
@@ -253,7 +253,7 @@ class WorkDirectory:
             raise ExceptionGroup("stores did not close", errors)
 
     def _carry_changes(self, store: StoreName, base: SealedVersion) -> None:
-        target = self.path / directory_name(store) / "changes"
+        target = self.path / escape_name(store) / "changes"
         target.mkdir(parents=True, exist_ok=True)
         held = {entry.path for entry in base.manifest.files}
         for version in (base.id, *base.lineage):
@@ -306,8 +306,8 @@ class WorkDirectory:
             del wanted[wanted.index(committed) :]
         names = {f"{version}.delta" for version in wanted}
         for store in self._captured:
-            source = self.path / directory_name(store) / "changes"
-            target = image / directory_name(store) / "changes"
+            source = self.path / escape_name(store) / "changes"
+            target = image / escape_name(store) / "changes"
             target.mkdir(parents=True)
             for path in list(source.glob("*.delta")):
                 if path.name in names:

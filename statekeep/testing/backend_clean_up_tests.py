@@ -138,6 +138,25 @@ class CleanUpTests(StateBackendHooks):
         self.check_ledger(factory, task)
 
     @pytest.mark.asyncio
+    async def test_a_clean_up_of_a_log_that_was_reset_leaves_the_new_logs_backups_alone(
+        self,
+        task: BackendHarness,
+        factory: StateBackendFactory,
+        executor: BlockingExecutor,
+        clock: FakeClock,
+        tmp_path: Path,
+    ) -> None:
+        zombie = BackendHarness(factory, executor, clock, tmp_path / "old", job_uid="90bc")
+        await zombie.start()
+        old = await zombie.commit(zombie.seal(FIRST))
+        new = await task.commit(task.seal(SECOND))
+        assert old.attempt == new.attempt
+        await zombie.manager.clean_up([], [old.attempt])
+        assert (await task.restore(new.checkpoint)).content == {STORE: SECOND}
+        self.check_ledger(factory, task)
+        await zombie.close()
+
+    @pytest.mark.asyncio
     async def test_tasks_side_by_side_do_not_touch_each_other(
         self,
         task: BackendHarness,

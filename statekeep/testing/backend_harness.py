@@ -81,9 +81,10 @@ class BackendHarness:
         root: Path,
         *,
         task_name: str = "Partition 0",
+        job_uid: str = "77aa",
         stores: Sequence[StoreName] = (STORE,),
     ) -> None:
-        self.task = TaskIdentity("kit-job", "kit-operator", TaskName(task_name))
+        self.task = TaskIdentity("kit-job", "kit-operator", TaskName(task_name), job_uid)
         self.stores = tuple(stores)
         self.commits: list[Commit] = []
         self.closed_attempts: list[tuple[int, int]] = []

@@ -51,6 +51,8 @@ class Stream:
     root: Path
     settings: dict[str, Any] = field(default_factory=dict)
     delivered: list[tuple[int, dict[str, tuple[int, int]]]] = field(default_factory=list)
+    key: Any = "key"
+    """What the stream is grouped by."""
     on_batch: Callable[[int], None] = lambda batch: None
     """Called by the sink before it takes a batch."""
 
@@ -109,7 +111,7 @@ class Stream:
     ) -> Any:
         base = {"job.name": "counts", "job.logged.store.base.dir": str(self.local_dir)}
         merged = base | self.settings | dict(settings or {})
-        grouped = sk.grouped(self.frame().groupBy("key"), merged)
+        grouped = sk.grouped(self.frame().groupBy(self.key), merged)
         return grouped.transformWithState(processor or Count(), OUTPUT, "Append", "None")
 
     def start(
@@ -118,7 +120,8 @@ class Stream:
         """Start the query over all files there are, one a batch."""
         writer = self.stateful(processor, settings).writeStream.foreachBatch(self.sink)
         writer = writer.option("checkpointLocation", str(self.location))
-        return writer.trigger(availableNow=True).start()
+        query: sk.StatefulStreamingQuery = writer.trigger(availableNow=True).start()
+        return query
 
     def run(self, **settings: Any) -> sk.StatefulStreamingQuery:
         query = self.start(settings={k.replace("__", "."): v for k, v in settings.items()})

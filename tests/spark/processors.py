@@ -1,5 +1,6 @@
 """Processors of the tests, in a module that executors can import."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor import TimerValues
+from typing_extensions import override
 
 OUTPUT = "key string, n long, s long"
 
@@ -14,9 +16,11 @@ OUTPUT = "key string, n long, s long"
 class Count(StatefulProcessor):
     """Counts and sums ``v`` of each key; one row a key and batch."""
 
+    @override
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("count", "n long, s long")
 
+    @override
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
         n, s = self._state.get() or (0, 0)
         for row in rows:
@@ -25,6 +29,7 @@ class Count(StatefulProcessor):
         self._state.update((n, s))
         yield Row(key=key[0], n=n, s=s)
 
+    @override
     def close(self) -> None:
         """Nothing is open."""
 
@@ -32,6 +37,7 @@ class Count(StatefulProcessor):
 class CountFrames(Count):
     """The same on pandas frames."""
 
+    @override
     def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Any:
         n, s = self._state.get() or (0, 0)
         for frame in rows:
@@ -44,9 +50,8 @@ class CountFrames(Count):
 class Unsteady(Count):
     """Its output differs from run to run: the pid of the worker is in it."""
 
+    @override
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
-        import time
-
         count = sum(1 for _ in rows)
         self._state.update((count, time.perf_counter_ns()))
         yield Row(key=key[0], n=count, s=time.perf_counter_ns())

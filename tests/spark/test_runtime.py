@@ -1,5 +1,6 @@
 """Whole queries on two executors: state and output equal a plain fold over the input."""
 
+import io
 import os
 import shutil
 import signal
@@ -10,7 +11,8 @@ import pytest
 from conftest import PARTITIONS, Stream, events_of
 from processors import OUTPUT, Count, CountFrames, Unsteady
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
+from rich.console import Console
 
 import statekeep.spark as sk
 from statekeep.checkpoint.records import TaskBatch
@@ -20,7 +22,9 @@ from statekeep.errors import (
     ReplayDivergedError,
     TaskFencedError,
 )
+from statekeep.spark.driver import job_bar
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.worker.errands import whereabouts
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -123,7 +127,7 @@ def test_a_task_whose_disk_is_kept_replays_nothing(stream: Stream) -> None:
 
 def test_an_executor_killed_between_receipts_and_sink_is_healed(stream: Stream) -> None:
     stream.add_batches(4)
-    places = {}
+    places: dict[int, int] = {}
 
     def kill(batch: int) -> None:
         if batch == 2 and not places:
@@ -144,10 +148,8 @@ def test_an_executor_killed_between_receipts_and_sink_is_healed(stream: Stream) 
 
 def _executors(stream: Stream) -> dict[int, int]:
     """Return the JVM of each partition of the running job."""
-    from statekeep.spark.worker.errands import whereabouts
-
     (job,) = _open_jobs
-    answers = job._jobs.anchor.run(lambda: whereabouts())
+    answers = job._jobs.anchor.run(whereabouts)
     return {answer["partition"]: answer["jvm_pid"] for answer in answers}
 
 
@@ -371,3 +373,64 @@ def test_a_sink_without_idempotence_is_refused_by_name(stream: Stream) -> None:
     writer = stream.stateful().writeStream.option("checkpointLocation", str(stream.location))
     with pytest.raises(ConfigError, match="format='memory' supported=csv"):
         writer.format("memory").start()
+
+
+def test_committed_state_is_read_from_the_backup(stream: Stream) -> None:
+    stream.settings = {
+        "stores.backup.factories": "blob",
+        "blob.store.uri": str(stream.root / "backup"),
+    }
+    stream.add_batches(2)
+    stream.run()
+    settings = stream.settings | {"job.name": "counts"}
+    entries = list(sk.read_state(settings, "count"))
+    assert {entry.key[0]: entry.value for entry in entries} == stream.expected(2)
+    with pytest.raises(ConfigError, match="variables=count"):
+        list(sk.read_state(settings, "counts"))
+
+
+def test_a_local_directory_that_cannot_be_written_is_named(stream: Stream) -> None:
+    stream.add_batches(1)
+    (stream.root / "file").write_text("not a directory")
+    with pytest.raises(StreamingQueryException, match=r"job\.logged\.store\.base\.dir|/file"):
+        stream.run(job__logged__store__base__dir=str(stream.root / "file"))
+
+
+def test_a_backup_location_that_cannot_be_written_is_named(stream: Stream) -> None:
+    stream.add_batches(1)
+    (stream.root / "file").write_text("not a directory")
+    with pytest.raises(ConfigError, match="/file"):
+        stream.run(blob__store__uri=str(stream.root / "file" / "backup"))
+
+
+def test_another_type_of_the_key_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.run()
+    stream.key = F.length("key").alias("key_length")
+    with pytest.raises(ConfigError, match="key_schema: before='struct<key:string>'"):
+        stream.run()
+
+
+def test_a_session_without_the_settings_is_refused_by_name(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.add_batches(1)
+    conf = stream.spark.sparkContext.getConf().set("spark.locality.wait", "3s")
+    monkeypatch.setattr(type(stream.spark.sparkContext), "getConf", lambda context: conf)
+    with pytest.raises(ConfigError, match=r"spark\.locality\.wait must be 600s: value='3s'"):
+        sk.grouped(stream.frame().groupBy("key"))
+
+
+def test_a_bar_counts_the_tasks_of_a_long_restore(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=80)
+    monkeypatch.setattr(job_bar, "Console", lambda **options: console)
+    monkeypatch.setattr(job_bar, "_SHOWN_AFTER_S", 0.0)
+    stream.add_batches(2)
+    stream.run()
+    shutil.rmtree(stream.local_dir)
+    stream.add_batches(1)
+    stream.run()
+    assert f"restoring {PARTITIONS} tasks" in drawn.getvalue()

@@ -102,7 +102,8 @@ class BlobBackendFactory(StateBackendFactory):
 
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
-        return BlobJobLog(self.blob_store_manager(executor, clock), scope)
+        manager = self.blob_store_manager(executor, clock)
+        return BlobJobLog(manager, scope, root=self._blob_settings.shown_root)
 
     @override
     def checkpoint_store(

@@ -2,14 +2,16 @@
 
 Below the root of a `BlobStoreManager`::
 
-    <job>/state/<backend>/<operator>/<task>/<store>/<epoch>-<attempt>/<uid>-<number>-<file name>
-    <job>/state/<backend>/<operator>/<task>/<store>/<epoch>-<attempt>/<uid>-snapshot-index-<sha256>.json
+    <place>/<store>/<epoch>-<attempt>/<uid>-<number>-<file name>
+    <place>/<store>/<epoch>-<attempt>/<uid>-snapshot-index-<sha256>.json
 
-The backend's name is part of it because what one backend's markers do not reach is deleted by that
-backend: two backends that are given one place must not see each other's blobs.
+where ``<place>`` is ``<job>/state-<job uid>/<backend>/<operator>/<task>``. What nothing retained
+reaches is deleted below one such place, so it is told apart by all that has markers of its own: the
+backend's name, since two backends may be given one root, and the uid of the job log, since a log
+that was set up anew counts its epochs and attempts from the start again.
 
-A blob's id is what its store calls it; it ends with the blob's name. What a name says is therefore
-read from the end of an id.
+A blob's id is what its store calls it; it ends with the blob's name (`BlobStoreManager`). What a
+name says is therefore read from the end of an id.
 """
 
 import hashlib
@@ -20,15 +22,35 @@ from typing import Final
 from typing_extensions import override
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.remote_names import escape_name
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.errors import CheckpointCorruptError
 
 INDEX_PAYLOAD_NAME: Final = "snapshot-index"
 """`BlobMetadata.payload_name` of an index, as in Samza."""
 
+TEMPORARY_PREFIX: Final = ".tmp-"
+"""With this begin names of files that are not blobs yet; no part of a blob's name may."""
+
 _INDEX: Final = re.compile(r"[0-9a-f]+-snapshot-index-([0-9a-f]{64})\.json")
 _ATTEMPT: Final = re.compile(r"(\d+)-(\d+)")
+
+
+def check_blob_name(name: str) -> None:
+    """Refuse a name that could lead out of the root or mean another blob on some store.
+
+    Raises:
+        ValueError: The name is absolute, has an empty, ``.``, ``..`` or temporary part, a
+            backslash or a control character.
+    """
+    parts = name.split("/")
+    if (
+        any(part in {"", ".", ".."} or part.startswith(TEMPORARY_PREFIX) for part in parts)
+        or "\\" in name
+        or not name.isprintable()
+    ):
+        msg = f"not a blob name: name={name!r}"
+        raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +62,9 @@ class TaskPrefix:
 
     @override
     def __str__(self) -> str:
-        parts = (self.backend, self.task.operator, self.task.task_name)
-        below = "/".join(escape_name(part) for part in parts)
-        return f"{escape_name(self.task.job_name)}/state/{below}/"
+        state = f"state-{self.task.job_uid}" if self.task.job_uid else "state"
+        parts = (self.task.job_name, state, self.backend, self.task.operator, self.task.task_name)
+        return "".join(f"{escape_name(part)}/" for part in parts)
 
     def store(self, store: StoreName) -> str:
         """Return the prefix of one store's blobs."""

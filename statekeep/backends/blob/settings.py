@@ -12,13 +12,13 @@ from statekeep.config.backend_keys import (
     BLOB_BACKOFF_MS,
     BLOB_JITTER_FACTOR,
     BLOB_MANAGER_FACTORY,
+    BLOB_MAX_IN_FLIGHT,
     BLOB_MAX_RETRIES,
     BLOB_MAX_RETRY_MS,
     BLOB_URI,
 )
 from statekeep.config.key import Key
 from statekeep.config.redact import is_secret_name, redact
-from statekeep.config.values import whole_number
 from statekeep.errors import ConfigError
 
 T = TypeVar("T")
@@ -28,18 +28,10 @@ DEFAULTS_PREFIX: Final = "blob.store"
 
 STORAGE_OPTION_PREFIX: Final = "storage.options."
 
-MAX_IN_FLIGHT: Final = Key(
-    "blob.store.max.in.flight",
-    whole_number(1, 1024),
-    64,
-    "Calls to the blob store under way at once, of all tasks of a container.",
-    "As many as the container's pool may have threads.",
-)
-
 _KEYS: Final[tuple[Key[object], ...]] = (
     BLOB_URI,
     BLOB_MANAGER_FACTORY,
-    MAX_IN_FLIGHT,
+    BLOB_MAX_IN_FLIGHT,
     BLOB_MAX_RETRIES,
     BLOB_MAX_RETRY_MS,
     BLOB_BACKOFF_MS,
@@ -58,12 +50,17 @@ class BlobSettings:
     ``manager_factory``, which may know its place otherwise."""
     manager_factory: str | None = None
     """Dotted path of a `ManagerFactory`; None: fsspec's client for the scheme of ``uri``."""
-    max_in_flight: int = MAX_IN_FLIGHT.default
+    max_in_flight: int = BLOB_MAX_IN_FLIGHT.default
     """Calls under way at once, of all tasks of a container: what its pool has threads for."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """For every operation."""
     storage_options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Handed to the client as they are; may hold secrets."""
+
+    @property
+    def shown_root(self) -> str:
+        """The place as messages name it: without what may be secret."""
+        return redact(self.uri or self.manager_factory or "", is_secret=False)
 
     @classmethod
     def parse(cls, backend: str, settings: Mapping[str, str]) -> Self:
@@ -89,7 +86,7 @@ class BlobSettings:
         return cls(
             uri=uri,
             manager_factory=manager_factory,
-            max_in_flight=section.read(MAX_IN_FLIGHT),
+            max_in_flight=section.read(BLOB_MAX_IN_FLIGHT),
             retry=RetryPolicy(
                 max_retries=section.read(BLOB_MAX_RETRIES),
                 max_duration_ms=section.read(BLOB_MAX_RETRY_MS),

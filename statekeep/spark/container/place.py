@@ -16,6 +16,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """What a container is started with; JSON on disk, read by the new process."""
 
     job_name: str
+    job_uid: str
     local_name: str
     """Name of the job's local directory."""
     operator: str

@@ -92,7 +92,8 @@ class ContainerWork:
             on_progress=note,
             bad_markers=set(request.bad_markers),
         )
-        candidates = [_candidate(candidate) for candidate in request.candidates]
+        listed = frozenset(self._stores)
+        candidates = [_candidate(candidate, listed) for candidate in request.candidates]
         return _done(await restorer.restore(candidates), candidates)
 
     async def close(self) -> None:
@@ -147,18 +148,21 @@ class ContainerWork:
         return pipeline
 
     def _task(self, partition: int) -> TaskIdentity:
-        return TaskIdentity(self._spec.job_name, self._spec.operator, task_name(partition))
+        spec = self._spec
+        return TaskIdentity(
+            spec.job_name, spec.operator, task_name(partition), job_uid=spec.job_uid
+        )
 
 
 def _base(request: HandOver) -> CheckpointV2 | None:
     return _decoded(request.base, "base")
 
 
-def _candidate(candidate: Candidate) -> RestoreCandidate:
+def _candidate(candidate: Candidate, listed: frozenset[StoreName]) -> RestoreCandidate:
     if not candidate.version:
         return RestoreCandidate(None, None)
     return RestoreCandidate(
-        _decoded(candidate.checkpoint, "candidate"), VersionId.parse(candidate.version)
+        _decoded(candidate.checkpoint, "candidate"), VersionId.parse(candidate.version), listed
     )
 
 

@@ -10,12 +10,12 @@ from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import ReleaseRecord
-from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release
 from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
+from statekeep.spark.driver.markers import usable
 from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec, task_name
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class CleanUp:
 def _retained(view: LogView, partition: int) -> Sequence[CheckpointV2]:
     name = task_name(partition)
     return [
-        decode_checkpoint_v2(bytes(commit.checkpoints[name]), where=f"commit batch={commit.batch}")
+        usable(name, bytes(commit.checkpoints[name]), view.bad_markers)
         for commit in view.commits.values()
         if name in commit.checkpoints
     ]

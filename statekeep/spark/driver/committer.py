@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -34,6 +34,7 @@ from statekeep.checkpoint.serde import (
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate, Decision
 from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
+from statekeep.spark.driver.markers import usable
 from statekeep.spark.worker.job_spec import HandOverPlan, partition_of, task_name
 
 logger = logging.getLogger(__name__)
@@ -244,7 +245,10 @@ class Committer:
             return {}
         bad = self._writer.view.bad_markers
         return {
-            partition_of(task): (commit.versions[task], _without_bad(task, bytes(raw), bad))
+            partition_of(task): (
+                commit.versions[task],
+                encode_checkpoint_v2(usable(task, bytes(raw), bad)),
+            )
             for task, raw in commit.checkpoints.items()
             if commit.versions.get(task)
         }
@@ -388,22 +392,6 @@ class Committer:
         return encode_checkpoint_v2(
             CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
         )
-
-
-def _without_bad(task: str, raw: bytes, bad: Collection[tuple[str, str, str, str]]) -> bytes:
-    """Return a base without the markers that failed their checks: its increment must be full."""
-    if not any(entry[1] == task for entry in bad):
-        return raw
-    checkpoint = decode_checkpoint_v2(raw, where=f"base task={task}")
-    markers = {
-        backend: {
-            store: marker
-            for store, marker in stores.items()
-            if (backend, task, store, marker) not in bad
-        }
-        for backend, stores in checkpoint.state_markers.items()
-    }
-    return encode_checkpoint_v2(replace(checkpoint, state_markers=markers))
 
 
 def _markers(base: tuple[str, bytes] | None) -> StateMarkers:

@@ -106,8 +106,8 @@ class StatefulJob:
             python_path=tuple(sys.path),
         )
         wait_for_executors(self._spark, expected_executors(self._spark))
-        self._jobs = TaskJobs(self._spark, Anchor(self._spark, partitions), spec)
-        self._jobs.anchor.place(lambda: whereabouts())
+        self._jobs = TaskJobs(self._spark, Anchor(self._spark, partitions), spec, self._reign)
+        self._jobs.anchor.place(whereabouts)
         resumption = self._reign.take_over(spec, self._identity, resumption, self._committed)
         self._batches = BatchLoop(
             frame=self._frame,

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
@@ -220,6 +220,19 @@ class Reign:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a coroutine that runs until `close`."""
         self._background.append(self._thread.submit(work))
+
+    def watch(self, work: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Start a coroutine beside a blocking call; return what ends it."""
+
+        async def run() -> None:
+            await work()
+
+        future = self._thread.submit(run())
+
+        def stop() -> None:
+            future.cancel()
+
+        return stop
 
     async def blocking(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking call on the driver's pool, from the commit thread's loop."""

@@ -1,6 +1,5 @@
 """The anchored jobs that the driver runs, as plain calls: ask the tasks, get their answers."""
 
-import itertools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,6 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from statekeep.errors import RestoreFailedError
 from statekeep.spark.anchor import Anchor
+from statekeep.spark.driver.job_bar import Background, job_bar
 from statekeep.spark.worker import errands
 from statekeep.spark.worker.job_spec import (
     BatchPlan,
@@ -28,11 +28,13 @@ Candidates = Sequence[tuple[str, bytes | None]]
 class TaskJobs:
     """Runs one Spark job per call over the N anchored partitions. Blocking, on the driver."""
 
-    def __init__(self, spark: SparkSession, anchor: Anchor, spec: JobSpec) -> None:
+    def __init__(
+        self, spark: SparkSession, anchor: Anchor, spec: JobSpec, background: Background
+    ) -> None:
         self._spark = spark
+        self._background = background
         self.anchor = anchor
         self._spec = spec
-        self._serial = itertools.count(1)
 
     def process(self, rows: DataFrame, plan: BatchPlan) -> dict[int, Receipt]:
         """Process one batch; every partition asked for answers with a receipt."""
@@ -61,9 +63,7 @@ class TaskJobs:
             ``{partition: VersionId}`` of those that have one.
         """
         spec = self._spec
-        answers = self.anchor.run(
-            lambda: errands.locate(spec, candidates, is_thorough=is_thorough)
-        )
+        answers = self.anchor.run(lambda: errands.locate(spec, candidates, is_thorough=is_thorough))
         return {int(a["partition"]): str(a["version"]) for a in answers if a["version"] is not None}
 
     def restore(
@@ -78,7 +78,8 @@ class TaskJobs:
         """
         spec = self._spec
         bad = tuple(bad_markers)
-        answers = self.anchor.run(lambda: errands.restore(spec, candidates, bad))
+        with job_bar(self._spark, self._background, f"restoring {len(candidates)} tasks"):
+            answers = self.anchor.run(lambda: errands.restore(spec, candidates, bad))
         restored = {int(a["partition"]): errands.Restored(**a) for a in answers}
         for partition, outcome in restored.items():
             if outcome.error:

@@ -84,6 +84,17 @@ class KeyCodec:
         Raises:
             CheckpointCorruptError: They are no key of this schema.
         """
+        key, end = self.decode_front(data)
+        if end != len(data):
+            raise self._unreadable(data)
+        return key
+
+    def decode_front(self, data: bytes) -> tuple[tuple[Any, ...], int]:
+        """Return the key that ``data`` begins with, and where it ends: no key is another's front.
+
+        Raises:
+            CheckpointCorruptError: They begin with no key of this schema.
+        """
         values: list[Any] = []
         at = 0
         try:
@@ -92,9 +103,7 @@ class KeyCodec:
                 values.append(value)
         except (struct.error, ValueError, IndexError) as exc:
             raise self._unreadable(data) from exc
-        if at != len(data):
-            raise self._unreadable(data)
-        return tuple(values)
+        return tuple(values), at
 
     def _unreadable(self, data: bytes) -> CheckpointCorruptError:
         return CheckpointCorruptError(

@@ -1,6 +1,7 @@
 """Which state variables a store holds: written beside them, checked whenever it is opened."""
 
 import json
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -143,3 +144,19 @@ def _changed(what: str, part: str, stored: str, declared: str) -> StateSchemaErr
     )
     error.add_note("hint: deleteIfExists in init() drops a variable, a new name keeps both")
     return error
+
+
+def stored_variables(
+    store: KeyValueStore,
+) -> tuple[StructType, Mapping[str, RegisteredVariable]]:
+    """Return the grouping key's schema and the variables that a store holds, for readers.
+
+    Raises:
+        CheckpointCorruptError: The registry cannot be read.
+        StateSchemaError: It is of another format.
+    """
+    stored = store.get(REGISTRY_KEY)
+    if stored is None:
+        return StructType(), {}
+    content = _read(stored)
+    return StructType.fromJson(json.loads(content.key_schema)), content.variables

@@ -217,6 +217,7 @@ def _container(spec: JobSpec) -> tuple[ContainerPlace, ContainerSpec]:
     place = container_place(job.local_dir, spec.local_name, spec.app_id, executor.executor_id)
     container = ContainerSpec(
         job_name=job.name,
+        job_uid=spec.job_uid,
         local_name=spec.local_name,
         operator=OPERATOR,
         settings=spec.config.as_dict(),

@@ -39,7 +39,9 @@ class JobSpec:
 
     def task(self, partition: int) -> TaskIdentity:
         """Return the identity of the task of a partition."""
-        return TaskIdentity(self.config.job.name, OPERATOR, task_name(partition))
+        return TaskIdentity(
+            self.config.job.name, OPERATOR, task_name(partition), job_uid=self.job_uid
+        )
 
     @property
     def local_name(self) -> str:

@@ -194,7 +194,7 @@ async def test_names_say_whose_and_which_attempt_and_are_never_used_twice(
         await task.upload(context)
     names = plan.called("put")
     assert len(set(names)) == len(names)
-    prefix = f"kit-job/state/blob/kit-operator/Partition_0/s1/1-{context.attempt}/"
+    prefix = f"kit-job/state-77aa/blob/kit-operator/Partition_0/s1/1-{context.attempt}/"
     assert all(name.startswith(prefix) for name in names)
 
 

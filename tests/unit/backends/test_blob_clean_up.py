@@ -194,7 +194,7 @@ async def test_blobs_that_are_not_of_our_form_are_left_alone(tmp_path: Path) -> 
     history = History(tmp_path)
     await history.task.start()
     await history.play(("void", 0))
-    strange = "kit-job/state/blob/kit-operator/Partition_0/README"
+    strange = "kit-job/state-77aa/blob/kit-operator/Partition_0/README"
     await history.blobs.put(strange, b"", BlobMetadata(None, None, "x"))
     await history.task.clean_up()
     assert await history.blobs.list("") == [strange]

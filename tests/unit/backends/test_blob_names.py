@@ -1,5 +1,6 @@
 """Names of blobs: one task's never begin with another's, and they say who made them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +8,7 @@ from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.names import (
     TaskPrefix,
     attempt_of,
+    check_blob_name,
     file_blob_name,
     index_blob_name,
     index_digest,
@@ -14,12 +16,13 @@ from statekeep.backends.blob.names import (
 )
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
 
-NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1)
+NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
 
 
 @st.composite
 def prefixes(draw: st.DrawFn) -> TaskPrefix:
-    task = TaskIdentity(draw(NAMES), draw(NAMES), TaskName(draw(NAMES)))
+    job_uid = draw(st.sampled_from(["", "77aa", "77ab"]))
+    task = TaskIdentity(draw(NAMES), draw(NAMES), TaskName(draw(NAMES)), job_uid)
     return TaskPrefix(BackendName(draw(NAMES)), task)
 
 
@@ -35,6 +38,26 @@ def test_tasks_with_numbers_that_begin_alike_are_kept_apart() -> None:
         for n in (1, 10)
     )
     assert not ten.startswith(one)
+
+
+def test_two_logs_of_one_name_keep_their_blobs_apart() -> None:
+    old, new = (
+        str(TaskPrefix(BackendName("b"), TaskIdentity("j", "o", TaskName("Partition 0"), uid)))
+        for uid in ("77aa", "90bc")
+    )
+    assert old == "j/state-77aa/b/o/Partition_0/"
+    assert new == "j/state-90bc/b/o/Partition_0/"
+
+
+@given(prefixes())
+def test_a_prefix_is_a_blob_name(prefix: TaskPrefix) -> None:
+    check_blob_name(str(prefix).removesuffix("/"))
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a//b", "../a", "a/.", ".tmp-1", "a\\b", "a\nb"])
+def test_a_name_that_leads_elsewhere_is_no_blob_name(name: str) -> None:
+    with pytest.raises(ValueError, match="not a blob name"):
+        check_blob_name(name)
 
 
 @given(prefixes(), NAMES, st.integers(0, 10**6), st.integers(0, 10**6), NAMES)

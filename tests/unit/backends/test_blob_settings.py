@@ -11,7 +11,7 @@ from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.settings import BlobSettings
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.errors import ConfigError
+from statekeep.errors import CheckpointCorruptError, ConfigError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.faults import Fault, FaultPlan, faulty_blob_factory
@@ -158,3 +158,29 @@ async def test_a_place_that_does_not_do_what_it_says_fails_validation(
     with pytest.raises(ConfigError, match=fault):
         await admin.validate_resources()
     forget_root(str(tmp_path))
+
+
+@pytest.mark.asyncio
+async def test_errors_of_the_job_log_name_the_place_without_its_secrets(tmp_path: Path) -> None:
+    factory = BlobBackendFactory(
+        BackendName("b"),
+        {"uri": "s3://me:hush@bucket/path?sig=hush"},
+        make_manager=lambda _, executor: MemoryBlobStoreManager(str(tmp_path), executor),
+    )
+    log = factory.job_log("job", SerialExecutor(), FakeClock())
+    await log.append(1, b"a record whose predecessor is gone")
+    with pytest.raises(
+        CheckpointCorruptError, match=r"root=s3://\S+@bucket/path\S* scope=job"
+    ) as e:
+        await log.read(0)
+    assert "hush" not in str(e.value)
+    forget_root(str(tmp_path))
+
+
+@pytest.mark.asyncio
+async def test_a_place_out_of_reach_is_named_without_its_secrets() -> None:
+    factory = BlobBackendFactory(BackendName("b"), {"uri": "nosuch://me:hush@host/path?sig=hush"})
+    admin = factory.admin(SerialExecutor(), FakeClock())
+    with pytest.raises(ConfigError, match=r"root=nosuch://\S+@host/path") as caught:
+        await admin.create_resources()
+    assert "hush" not in str(caught.value)

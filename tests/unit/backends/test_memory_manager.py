@@ -13,6 +13,11 @@ pytestmark = pytest.mark.asyncio
 METADATA = BlobMetadata(task=None, store_name=None, payload_name="test")
 
 
+@pytest.fixture
+def executor() -> InlineExecutor:
+    return InlineExecutor()
+
+
 async def test_managers_of_one_root_share_blobs_until_it_is_forgotten(
     executor: InlineExecutor,
 ) -> None:

@@ -1,6 +1,10 @@
+"""The samples in docs/formats.md are what the code reads."""
+
+import io
 import re
 from pathlib import Path
 
+from statekeep.backends.blob.index import SCHEMA_VERSION, decode_index, encode_index
 from statekeep.checkpoint.framing import unframe
 from statekeep.checkpoint.records import decode_record
 from statekeep.checkpoint.serde import (
@@ -8,30 +12,68 @@ from statekeep.checkpoint.serde import (
     decode_checkpoint_v1,
     decode_checkpoint_v2,
 )
+from statekeep.stores.delta import DeltaHeader, DeltaReader
+from statekeep.stores.version import SealManifest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
-FRAMES = re.findall(r"```text\n(statekeep 1 .*?)\n```", PAGE, re.DOTALL)
+FRAMES = [text.encode() for text in re.findall(r"```text\n(statekeep 1 .*?)\n```", PAGE, re.DOTALL)]
+RECORDS = {
+    *("epoch", "base", "batch", "attempt", "commit", "void"),
+    *("release", "pin", "unpin", "bad-marker"),
+}
+ENTRIES = {"finished-task", "failed-task"}
 
 
-def sample_below(heading: str) -> bytes:
-    section = PAGE.partition(f"\n## {heading}\n")[2]
-    return section.partition("```json\n")[2].partition("\n```")[0].encode()
+def sample_below(heading: str, language: str = "json") -> bytes:
+    section = PAGE.partition(f"# {heading}\n")[2]
+    return section.partition(f"```{language}\n")[2].partition("\n```")[0].encode()
 
 
-def test_every_framed_sample_can_be_read() -> None:
-    kinds: set[str] = set()
-    for text in FRAMES:
-        framed = unframe(text.encode(), where="formats.md")
-        is_entry = framed.kind in {"finished-task", "failed-task"}
-        (decode_attempt_entry if is_entry else decode_record)(text.encode(), where="formats.md")
-        kinds.add(framed.kind)
+def framed(*kinds: str) -> dict[str, bytes]:
+    """Return the framed samples of some kinds."""
+    samples = {unframe(data, where="formats.md").kind: data for data in FRAMES}
+    return {kind: samples[kind] for kind in kinds}
 
-    assert kinds == {
-        *("epoch", "base", "batch", "attempt", "commit", "void"),
-        *("release", "pin", "unpin", "bad-marker", "finished-task", "failed-task"),
-    }
+
+def test_every_framed_sample_is_of_a_known_kind() -> None:
+    kinds = {unframe(data, where="formats.md").kind for data in FRAMES}
+    assert kinds == RECORDS | ENTRIES | {"seal-manifest", "task-checkpoint"}
+
+
+def test_every_record_of_the_log_can_be_read() -> None:
+    for data in framed(*RECORDS).values():
+        decode_record(data, where="formats.md")
+
+
+def test_every_entry_of_the_checkpoint_store_can_be_read() -> None:
+    for data in framed(*ENTRIES).values():
+        decode_attempt_entry(data, where="formats.md")
 
 
 def test_every_checkpoint_sample_can_be_read() -> None:
     assert decode_checkpoint_v2(sample_below("CheckpointV2"), "formats.md").input_offsets
     assert decode_checkpoint_v1(sample_below("CheckpointV1"), "formats.md").input_offsets
+
+
+def test_the_seal_manifest_and_the_checkpoint_beside_it_can_be_read() -> None:
+    samples = framed("seal-manifest", "task-checkpoint")
+    manifest = SealManifest.decode(samples["seal-manifest"], where="formats.md")
+    assert manifest.encode() == samples["seal-manifest"]
+    assert manifest.parent == manifest.lineage[0]
+    checkpoint = unframe(samples["task-checkpoint"], where="formats.md").payload
+    assert decode_checkpoint_v2(checkpoint, "formats.md").state_markers
+
+
+def test_the_snapshot_index_is_what_the_code_writes() -> None:
+    sample = sample_below("Snapshot index")
+    index = decode_index(sample, where="formats.md")
+    assert index.schema_version == SCHEMA_VERSION
+    assert encode_index(index) == sample
+
+
+def test_the_delta_has_one_put_and_one_delete() -> None:
+    section = PAGE.partition("one delete (`d`), in hexadecimal:\n")[2]
+    data = bytes.fromhex(section.split("```")[1].removeprefix("text"))
+    reader = DeltaReader(io.BytesIO(data), where="formats.md")
+    assert reader.header == DeltaHeader(version="1_00000000")
+    assert list(reader) == [(b"k", b"v"), (b"d", None)]

@@ -301,7 +301,7 @@ async def test_the_log_is_trimmed_and_a_restart_reads_what_is_left(
             await commit(task, number)
             await task.wait()
     factory = MemoryBackendFactory(BackendName("held"), {"place": str(tmp_path)})
-    log = factory.job_log(f"job/main/{TASK}", SerialExecutor(), FakeClock())
+    log = factory.job_log("job/main/Partition_0", SerialExecutor(), FakeClock())
     assert await log.read_floor() > 50
     async with Container(config(tmp_path)) as container:
         task = await container.start_task(TASK, ["s"])

@@ -15,7 +15,8 @@ from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExec
 from statekeep.backends.blob.managers.local_place import LocalPlace
 from statekeep.backends.blob.managers.place import Place, mapped_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
-from statekeep.backends.remote_names import check_blob_name
+from statekeep.backends.blob.names import check_blob_name
+from statekeep.config.redact import redact
 from statekeep.errors import (
     BackendClosedError,
     BlobExistsError,
@@ -55,6 +56,7 @@ class FsspecBlobStoreManager(BlobStoreManager):
             executor: For every call that blocks.
         """
         self._root_uri = root_uri
+        self._shown_root = redact(root_uri, is_secret=False)
         self._storage_options = dict(storage_options)
         self._executor = executor
         self._place: Place | None = None
@@ -63,7 +65,7 @@ class FsspecBlobStoreManager(BlobStoreManager):
     @override
     async def init(self) -> None:
         if self._is_closed:
-            raise BackendClosedError(f"blob store is closed: root={self._root_uri}")
+            raise BackendClosedError(f"blob store is closed: root={self._shown_root}")
         if self._place is None:
             self._place = await self._executor.run(_reach, self._root_uri, self._storage_options)
 
@@ -77,7 +79,7 @@ class FsspecBlobStoreManager(BlobStoreManager):
             await self._run(name, place.put, name, content, if_absent=if_absent)
         except BlobNotFoundError as exc:
             if isinstance(content, bytes):
-                raise ConfigError(f"no such place: root={self._root_uri} name={name}") from exc
+                raise ConfigError(f"no such place: root={self._shown_root} name={name}") from exc
             raise VersionDamagedError(f"the file to store is gone: path={content}") from exc
         return name
 
@@ -122,14 +124,14 @@ class FsspecBlobStoreManager(BlobStoreManager):
 
     def _open_place(self) -> Place:
         if self._is_closed:
-            raise BackendClosedError(f"blob store is closed: root={self._root_uri}")
+            raise BackendClosedError(f"blob store is closed: root={self._shown_root}")
         if self._place is None:
-            msg = f"init comes first: root={self._root_uri}"
+            msg = f"init comes first: root={self._shown_root}"
             raise RuntimeError(msg)
         return self._place
 
     async def _run(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with mapped_errors(self._root_uri, name):
+        with mapped_errors(self._shown_root, name):
             return await self._executor.run(call, *args, **kwargs)
 
     async def _write(
@@ -147,18 +149,19 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
     if not root_uri:
         msg = "the root of a blob store is empty"
         raise ConfigError(msg)
+    shown_root = redact(root_uri, is_secret=False)
     try:
-        with mapped_errors(root_uri, ""):
+        with mapped_errors(shown_root, ""):
             filesystem, path = _url_to_fs(root_uri, **storage_options)
             is_local = isinstance(filesystem, LocalFileSystem)
             place = LocalPlace(Path(path)) if is_local else RemotePlace(filesystem, path)
             place.check()
             return place
     except (ImportError, ValueError, TypeError) as exc:
-        msg = f"no filesystem for this root: root={root_uri}"
+        msg = f"no filesystem for this root: root={shown_root}"
         raise ConfigError(msg, hint=str(exc)) from exc
     except (BlobNotFoundError, BlobExistsError) as exc:
-        msg = f"no such place: root={root_uri}"
+        msg = f"no such place: root={shown_root}"
         raise ConfigError(msg) from exc
 
 

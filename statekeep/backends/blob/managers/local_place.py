@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from statekeep.backends.remote_names import TEMPORARY_PREFIX
+from statekeep.backends.blob.names import TEMPORARY_PREFIX
 from statekeep.checkpoint.log_writer import random_nonce
 
 _COPY_BYTES: Final = 1 << 20

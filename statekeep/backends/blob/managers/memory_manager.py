@@ -9,7 +9,7 @@ from typing import Final
 from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
-from statekeep.backends.remote_names import check_blob_name
+from statekeep.backends.blob.names import check_blob_name
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
 _roots: Final[dict[str, dict[str, bytes]]] = {}

@@ -1,0 +1,46 @@
+"""Names of jobs, tasks, stores and files as one part of a path, local or remote."""
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+from statekeep.errors import ConfigError
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]")
+_SPACE_BEFORE_DIGIT: Final = re.compile(r"_(?=[0-9])")
+_DIGITS: Final = frozenset("0123456789")
+_MAX_LENGTH: Final = 255
+
+
+def escape_name(name: str) -> str:
+    """Return ``name`` as one part of a path; different names give different parts.
+
+    Letters, digits, ``_``, ``.`` and ``-`` stay, a space before a digit becomes ``_`` (so
+    ``Partition 3`` is ``Partition_3``), and every other byte of the UTF-8 form is ``%XX``: also
+    ``_`` before a digit and a dot in front, as such parts are kept for files of our own.
+
+    Raises:
+        ConfigError: The name is empty, too long for a file system, or no valid Unicode.
+    """
+    try:
+        part = "".join(_escape_at(name, index) for index in range(len(name)))
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"name is no valid Unicode: name={name!r}") from exc
+    if not 0 < len(part) <= _MAX_LENGTH:
+        raise ConfigError(f"name is empty or too long for a path: name={name!r}")
+    return part
+
+
+def unescape_name(part: str) -> str:
+    """Return the name of which `escape_name` made ``part``."""
+    return unquote(_SPACE_BEFORE_DIGIT.sub(" ", part), errors="strict")
+
+
+def _escape_at(text: str, index: int) -> str:
+    char = text[index]
+    is_before_digit = text[index + 1 : index + 2] in _DIGITS
+    if char == " " and is_before_digit:
+        return "_"
+    if _PLAIN.fullmatch(char) and not (char == "_" and is_before_digit):
+        return "%2E" if char == "." and index == 0 else char
+    return "".join(f"%{byte:02X}" for byte in char.encode())

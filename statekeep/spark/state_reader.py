@@ -1,0 +1,165 @@
+"""Reads the committed state of a job from its backup, without Spark and without the job."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from statekeep.backends.base import StateBackendFactory, TaskIdentity
+from statekeep.backends.registry import BackendRegistry
+from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.log_reader import LogReader
+from statekeep.checkpoint.records import CommitRecord
+from statekeep.checkpoint.serde import decode_checkpoint_v2
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import SystemClock
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.config.load import load_dict
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.restore.manager import RestoreCandidate, TaskRestorer
+from statekeep.spark.operator.codec import ValueCodec
+from statekeep.spark.operator.key_codec import KeyCodec
+from statekeep.spark.operator.registry import RegisteredVariable, stored_variables
+from statekeep.spark.worker.job_spec import OPERATOR, STATE_STORE
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.rocksdb import RocksDbOptions
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StateEntry:
+    """One value of one state variable."""
+
+    task_name: TaskName
+    key: tuple[Any, ...]
+    """The grouping key."""
+    value: tuple[Any, ...]
+    map_key: tuple[Any, ...] | None = None
+    """The key within the map; None unless the variable is a map."""
+
+
+def read_state(settings: Mapping[str, Any] | Config, variable: str) -> Iterator[StateEntry]:
+    """Yield every entry of a state variable as of the job's newest commit.
+
+    Each task's backup is restored to a temporary directory, verified, and read; nothing of the
+    job's own files is touched, and the job may go on meanwhile. The entries of a list come in its
+    order, one by one.
+
+    Args:
+        settings: Names the job and its backends, as the query has them.
+        variable: The state variable's name.
+
+    Raises:
+        ConfigError: No such job, or no such variable in a task's state.
+        RestoreFailedError: No backend can give the state.
+    """
+    config = settings if isinstance(settings, Config) else load_dict(settings, "settings")
+    with tempfile.TemporaryDirectory(prefix="statekeep-read-") as name:
+        directory = Path(name)
+        versions = asyncio.run(_restore_all(config, directory))
+        for task, version in versions.items():
+            yield from _entries(config, directory, task, version, variable)
+
+
+async def _restore_all(config: Config, directory: Path) -> dict[TaskName, SealedVersion]:
+    clock, executor = SystemClock(), BoundedExecutor(_THREADS, "statekeep-read")
+    factories = BackendRegistry(config).factories()
+    try:
+        commit = await _newest_commit(config, factories, executor)
+        restored: dict[TaskName, SealedVersion] = {}
+        for task in sorted(map(TaskName, commit.versions)):
+            identity = TaskIdentity(
+                config.job.name, OPERATOR, task, job_uid=commit.identity.job_uid
+            )
+            restorer = TaskRestorer(
+                identity,
+                TaskDirectory.of(directory, identity),
+                {STATE_STORE: config.store(STATE_STORE)},
+                factories,
+                executor=executor,
+                clock=clock,
+                on_progress=lambda _: None,
+            )
+            version = (await restorer.restore([_candidate(commit, task)])).version
+            if version is not None:
+                restored[task] = version
+    finally:
+        await executor.close()
+    return restored
+
+
+async def _newest_commit(
+    config: Config, factories: Mapping[BackendName, StateBackendFactory], executor: BoundedExecutor
+) -> CommitRecord:
+    wanted = config.job.log_backend
+    for name, factory in factories.items():
+        if factory.properties.can_hold_job_log and wanted in (None, name):
+            log = factory.job_log(config.job.name, executor, SystemClock())
+            reader = LogReader(log)
+            await reader.catch_up()
+            await log.close()
+            if reader.view.last_commit is not None:
+                return reader.view.last_commit
+    msg = f"no commit of this job: job={config.job.name} backends={','.join(factories)}"
+    raise ConfigError(msg, key="job.name", hint="check job.name and the backend's uri")
+
+
+def _candidate(commit: CommitRecord, task: TaskName) -> RestoreCandidate:
+    version = commit.versions[task]
+    if not version:
+        return RestoreCandidate(None, None)
+    checkpoint = decode_checkpoint_v2(bytes(commit.checkpoints[task]), where=f"task={task}")
+    return RestoreCandidate(checkpoint, VersionId.parse(version))
+
+
+def _entries(
+    config: Config, directory: Path, task: TaskName, version: SealedVersion, variable: str
+) -> Iterator[StateEntry]:
+    settings = config.store(STATE_STORE)
+    place = TaskDirectory.of(directory, _identity(config, task))
+    with place.begin(f"{version.id.uid}", version, [STATE_STORE]) as work:
+        store = work.open_store(STATE_STORE, settings.factory, RocksDbOptions.of(settings))
+        key_schema, variables = stored_variables(store)
+        found = variables.get(variable)
+        if found is None:
+            known = ",".join(sorted(variables))
+            msg = f"no such state variable: variable={variable} task={task} variables={known}"
+            raise ConfigError(msg)
+        yield from _decoded(store, task, key_schema, found)
+
+
+def _decoded(
+    store: KeyValueStore, task: TaskName, key_schema: StructType, variable: RegisteredVariable
+) -> Iterator[StateEntry]:
+    keys, values = KeyCodec(key_schema), ValueCodec(_schema(variable.schema))
+    map_keys = (
+        None if variable.map_key_schema is None else KeyCodec(_schema(variable.map_key_schema))
+    )
+    for stored_key, data in store.scan(variable.prefix):
+        encoded = stored_key[len(variable.prefix) :]
+        if map_keys is not None:
+            key, end = keys.decode_front(encoded)
+            yield StateEntry(task, key, values.decode(data), map_keys.decode(encoded[end:]))
+        elif variable.kind == "list":
+            key = keys.decode(encoded)
+            for value in values.decode_list(data):
+                yield StateEntry(task, key, value)
+        else:
+            yield StateEntry(task, keys.decode(encoded), values.decode(data))
+
+
+def _identity(config: Config, task: TaskName) -> TaskIdentity:
+    return TaskIdentity(config.job.name, OPERATOR, task)
+
+
+def _schema(text: str) -> StructType:
+    return StructType.fromJson(json.loads(text))
