@@ -6,11 +6,18 @@ bucket value of partition p is an integer whose Spark hash falls into p, so buck
 one to one. Partitions without data still call the Python function.
 """
 
+# The JVM's objects and pyarrow have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +132,7 @@ class Anchor:
 
 
 @contextmanager
-def fixed_partitioning(spark: SparkSession) -> Iterator[None]:
+def fixed_partitioning(spark: SparkSession) -> Generator[None]:
     """Keep Spark from re-partitioning the plans that are made and run inside."""
     key = "spark.sql.adaptive.enabled"
     before = spark.conf.get(key)

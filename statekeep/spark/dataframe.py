@@ -1,5 +1,12 @@
 """What a stateful operator gives: a frame to which stateless transformations may be chained."""
 
+# The JVM's objects and pyarrow have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 from collections.abc import Callable
 from typing import Any, Final
 

@@ -1,5 +1,12 @@
 """Sinks: what a stateful stream's output may be written to, each idempotent or refused by name."""
 
+# The JVM's objects and pyarrow have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import decode_checkpoint_v2
@@ -103,7 +104,7 @@ async def _newest_commit(
     wanted = config.job.log_backend
     for name, factory in factories.items():
         if factory.properties.can_hold_job_log and wanted in (None, name):
-            log = factory.job_log(config.job.name, executor, SystemClock())
+            log = factory.job_log(escape_name(config.job.name), executor, SystemClock())
             reader = LogReader(log)
             await reader.catch_up()
             await log.close()

@@ -2,11 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from statekeep.errors import CheckpointCorruptError
 from statekeep.spark.container.protocol import HandOver, decode_request, encode
+
+_ATTEMPT_LENGTH: Final = 26
+"""Of a file name, the part that names epoch and attempt: 12 digits each, and dashes."""
 
 
 class Outbox:
@@ -19,8 +23,11 @@ class Outbox:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def add(self, request: HandOver) -> None:
-        """Make a hand-over durable against the death of the container."""
+    def replace(self, request: HandOver) -> None:
+        """Make a hand-over durable against the death of the container, and drop older ones.
+
+        Older are those of a lower attempt, of any task: their driver has given them up.
+        """
         path = self._path(request)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -28,6 +35,9 @@ class Outbox:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        for older in self._directory.glob("*.json"):
+            if older.name < path.name[:_ATTEMPT_LENGTH]:
+                older.unlink(missing_ok=True)
 
     def remove(self, request: HandOver) -> None:
         """Forget a hand-over. Idempotent."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from statekeep.stores.names import directory_name
+from statekeep.checkpoint.escaping import escape_name
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -74,7 +74,7 @@ class ContainerPlace:
 
 def container_place(local_dir: Path, job_name: str, app_id: str, executor: str) -> ContainerPlace:
     """Return the place of an executor's container."""
-    return ContainerPlace(local_dir / directory_name(job_name) / f"container-{app_id}-{executor}")
+    return ContainerPlace(local_dir / escape_name(job_name) / f"container-{app_id}-{executor}")
 
 
 def _runtime_directory() -> Path:

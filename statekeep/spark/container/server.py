@@ -119,7 +119,7 @@ class ContainerServer:
         self._newest = key
         for old in [old for old in self._uploads if old[:2] < key]:
             self._uploads[old].cancel()
-        await self._work.executor.run(self._outbox.add, request)
+        await self._work.executor.run(self._outbox.replace, request)
         self._start_upload(request)
         return Done()
 

@@ -9,6 +9,7 @@ import msgspec
 from statekeep.backends.base import CommitContext, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import CheckpointV2, StoreName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.serde import (
     AttemptEntry,
@@ -57,7 +58,7 @@ class ContainerWork:
             container.commit_pool_threads(container.commit_pool_max_size), "statekeep-commit"
         )
         self._checkpoints: CheckpointStore = registry.factory(spec.log_backend).checkpoint_store(
-            spec.job_name, self.executor, clock
+            escape_name(spec.job_name), self.executor, clock
         )
         self._pipelines: dict[int, TaskCommitPipeline] = {}
         self.metrics = CommitMetrics()

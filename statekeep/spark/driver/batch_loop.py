@@ -48,7 +48,7 @@ class BatchStatistics:
     rows_in: int = 0
     rows_out: int = 0
     changed_keys: int = 0
-    pauses_ns: list[int] = field(default_factory=list)
+    pauses_ns: list[int] = field(default_factory=list[int])
 
 
 class BatchLoop:
@@ -212,7 +212,7 @@ class BatchLoop:
 
     def _committed_versions(self) -> dict[int, str]:
         commit = self._reign.view.last_commit
-        versions = {} if commit is None else commit.versions
+        versions: Mapping[str, str] = {} if commit is None else commit.versions
         return {partition_of(task): version for task, version in versions.items()}
 
     def _deliver(self, rows: DataFrame, batch: int, offsets: str, result: BatchResult) -> None:

@@ -21,7 +21,7 @@ class QueryEvent:
     """``started``, ``batch``, ``commit``, ``recovery``, ``healed-output`` or ``clean-up``."""
     time_ms: int
     """Wall clock of the driver; a label."""
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class EventList:

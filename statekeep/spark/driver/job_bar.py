@@ -1,7 +1,14 @@
 """A progress bar for a Spark job that keeps people waiting: a restore, a replay."""
 
+# The JVM's objects and pyarrow have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -24,7 +31,7 @@ class Background(Protocol):
 @contextmanager
 def job_bar(
     spark: SparkSession, background: Background, description: str, console: Console | None = None
-) -> Iterator[None]:
+) -> Generator[None]:
     """Show how many tasks of the running Spark job are done, once it has lasted two seconds.
 
     Nothing is shown where stderr is no terminal.

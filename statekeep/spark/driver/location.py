@@ -1,5 +1,12 @@
 """A query's checkpoint location, read and written through Hadoop's FileSystem as Spark does."""
 
+# The JVM's objects and pyarrow have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 import json
 import re
 from dataclasses import dataclass

@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 class BatchResult:
     """What came of processing a batch for some tasks."""
 
-    tasks: dict[int, TaskBatch] = field(default_factory=dict)
+    tasks: dict[int, TaskBatch] = field(default_factory=dict[int, TaskBatch])
     """Of the tasks that are done."""
-    missing: set[int] = field(default_factory=set)
+    missing: set[int] = field(default_factory=set[int])
     """Tasks that do not have their base version on their host."""
-    with_output: set[int] = field(default_factory=set)
+    with_output: set[int] = field(default_factory=set[int])
     """Tasks whose version, sealed in this batch, holds output."""
     changed_keys: int = 0
-    pauses_ns: list[int] = field(default_factory=list)
-    hand_over_errors: dict[int, str] = field(default_factory=dict)
+    pauses_ns: list[int] = field(default_factory=list[int])
+    hand_over_errors: dict[int, str] = field(default_factory=dict[int, str])
 
     def merge(self, other: "BatchResult") -> None:
         """Add what came of another run for other tasks of the same batch."""

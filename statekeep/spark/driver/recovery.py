@@ -30,13 +30,13 @@ class RecoverySummary:
 
     head: int
     tasks: int
-    restored: dict[int, str] = field(default_factory=dict)
+    restored: dict[int, str] = field(default_factory=dict[int, str])
     """``{partition: where from}`` of tasks that were not on their host."""
     bytes_fetched: int = 0
-    replayed: list[int] = field(default_factory=list)
+    replayed: list[int] = field(default_factory=list[int])
     """Batches that ran again."""
     rows_replayed: int = 0
-    failures: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list[str])
     """Backends that could not serve a store, before another one did."""
 
 

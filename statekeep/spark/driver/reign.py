@@ -13,6 +13,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
@@ -73,7 +74,7 @@ class Reign:
         self._executor = BoundedExecutor(
             config.container.commit_pool_threads(1), "statekeep-driver"
         )
-        self._factories: Mapping[BackendName, StateBackendFactory] = {}
+        self._factories: dict[BackendName, StateBackendFactory] = {}
         self._writer: LogWriter | None = None
         self._checkpoints: CheckpointStore | None = None
         self._committer: Committer | None = None
@@ -120,7 +121,10 @@ class Reign:
             ConfigError: A backend is unknown, unreachable, or none can hold the job log.
             CheckpointCorruptError: A record cannot be read.
         """
-        self._factories = BackendRegistry(self._config).factories()
+        registry = BackendRegistry(self._config)
+        self._factories = dict(registry.factories())
+        if (name := self._config.job.log_backend) is not None:
+            self._factories[BackendName(name)] = registry.factory(name)
         self._thread.run(self._open())
         return self._log.view.last_commit
 
@@ -167,7 +171,8 @@ class Reign:
                 "give the checkpoint location that the job has always had",
             )
         head = max([*self.view.batches, commit.batch])
-        if newest > head or newest < commit.batch - 1:
+        # A batch is recorded before Spark writes its commit: at most one is between the two.
+        if not head - 1 <= newest <= head:
             raise self._mismatch(
                 f"the checkpoint location and the job log are not of one time: commits={newest}"
                 f" logged={head} committed={commit.batch}",
@@ -253,7 +258,7 @@ class Reign:
             await admin.create_resources()
             await admin.validate_resources()
             await admin.close()
-        name, scope = self._log_backend(), self._config.job.name
+        name, scope = self._log_backend(), escape_name(self._config.job.name)
         factory = self._factories[name]
         self._checkpoints = factory.checkpoint_store(scope, self._executor, self._clock)
         self._writer = LogWriter(factory.job_log(scope, self._executor, self._clock))
@@ -348,7 +353,7 @@ class Reign:
         """Return the checkpoints of all tasks that had to upload; None while one is lacking."""
         assert self._checkpoints is not None  # noqa: S101 - opened before
         commit = self._log.view.last_commit
-        before = {} if commit is None else commit.versions
+        before: Mapping[str, str] = {} if commit is None else commit.versions
         needed = {
             task: version
             for task, version in attempt.versions.items()

@@ -1,5 +1,12 @@
 """The short jobs of a task besides processing: locate, restore, hand over, read output."""
 
+# The JVM's objects and pyarrow have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 import json
 import logging
 import socket
@@ -46,7 +53,7 @@ class Restored:
     partition: int
     version: str = ""
     candidate: int = 0
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
     bytes_fetched: int = 0
     elapsed_ms: int = 0
     failures: Sequence[Mapping[str, Any]] = ()

@@ -97,10 +97,10 @@ class BatchPlan:
     """The partitions that process; None is all of them."""
     is_sorted: bool = False
     hand_over: HandOverPlan | None = None
-    keep: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    keep: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     """Local versions that must stay, besides those newer than ``settled_batch``."""
     settled_batch: int = -1
-    committed: Mapping[int, str] = field(default_factory=dict)
+    committed: Mapping[int, str] = field(default_factory=dict[int, str])
     """``{partition: VersionId}`` of the newest commit: older changes are carried no further."""
 
 
@@ -124,7 +124,6 @@ class Receipt:
     changes_digest: str = ""
     pause_ns: int = 0
     """Sync pause: from the end of processing to the sealed version."""
-    host: str = ""
     executor: str = ""
     hand_over_error: str = ""
 

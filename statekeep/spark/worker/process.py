@@ -1,5 +1,12 @@
 """One anchored task of a process job: base version in, rows through the processor, version out."""
 
+# The JVM's objects and pyarrow have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 import time
 import uuid
 from collections.abc import Iterator
