@@ -37,6 +37,8 @@ ROUTER = "spark-murmur3-pmod-1"
 """Id of the function from grouping key to task; kept in the commit record."""
 
 _POLL_S = 0.1
+_MAX_TRIES = 5
+"""A cluster that loses executors in each of so many runs of one job is failing."""
 
 BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 """From the rows of a partition to what its task yields."""
@@ -47,9 +49,17 @@ TaskFunction = Callable[[], Iterator["pa.RecordBatch"]]
 class Anchor:
     """The cached anchor of one job; used on the driver, by one thread at a time per Spark job."""
 
-    def __init__(self, spark: SparkSession, partitions: int) -> None:
+    def __init__(self, spark: SparkSession, partitions: int, tag: str) -> None:
+        """Choose the bucket values and cache the anchor.
+
+        Args:
+            spark: The session.
+            partitions: N.
+            tag: Put on every Spark job; one that is cancelled by it runs again.
+        """
         self._spark = spark
         self.partitions = partitions
+        self.tag = tag
         self._buckets = _bucket_values(spark, partitions)
         with fixed_partitioning(spark):
             self._frame = self._cache()
@@ -73,8 +83,7 @@ class Anchor:
 
     def run(self, function: TaskFunction) -> list[dict[str, Any]]:
         """Run ``function`` once per partition, without data, and return its JSON answers."""
-        with fixed_partitioning(self._spark):
-            return _answers(self.frame(function, f"{ANSWER_COLUMN} string"))
+        return self._answers(self._spark, self.frame(function, f"{ANSWER_COLUMN} string"))
 
     def frame(self, function: TaskFunction, schema: StructType | str) -> DataFrame:
         """Return the frame of what ``function`` yields for each partition; runs when used."""
@@ -116,12 +125,29 @@ class Anchor:
         rows = joined.select(*map(column, row_columns), _row_digest(data.schema, row_columns))
         if is_sorted:
             rows = rows.sortWithinPartitions(*map(column, key_columns))
-        with fixed_partitioning(data.sparkSession):
-            return _answers(rows.mapInArrow(function, f"{ANSWER_COLUMN} string"))
+        frame = rows.mapInArrow(function, f"{ANSWER_COLUMN} string")
+        return self._answers(data.sparkSession, frame)
 
     def close(self) -> None:
         """Release the cached anchor. Idempotent."""
         self._frame.unpersist()
+
+    def _answers(self, spark: SparkSession, frame: DataFrame) -> list[dict[str, Any]]:
+        """Run a job and read its answers; once more if it was cancelled as stalled."""
+        self._spark.sparkContext.addJobTag(self.tag)
+        with fixed_partitioning(spark):
+            for _ in range(_MAX_TRIES - 1):
+                try:
+                    return _read(frame)
+                except Exception as exc:
+                    if not self.was_stalled(exc):
+                        raise
+                    logger.warning("a stalled job runs again: tag=%s", self.tag)
+            return _read(frame)
+
+    def was_stalled(self, error: Exception) -> bool:
+        """Tell whether a job failed because `StallGuard` cancelled it."""
+        return self.tag in str(error)
 
     def _cache(self) -> DataFrame:
         rows = [(bucket,) for bucket in self._buckets]
@@ -178,7 +204,7 @@ def column(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _answers(frame: DataFrame) -> list[dict[str, Any]]:
+def _read(frame: DataFrame) -> list[dict[str, Any]]:
     return [json.loads(row[0]) for row in frame.collect()]
 
 

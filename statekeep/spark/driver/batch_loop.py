@@ -223,7 +223,7 @@ class BatchLoop:
             try:
                 self._sink(self._jobs.output(plan), batch)
             except Exception as exc:
-                if MISSING_OUTPUT not in str(exc):
+                if MISSING_OUTPUT not in str(exc) and not self._jobs.anchor.was_stalled(exc):
                     raise
                 self._heal_output(rows, batch, offsets, result)
             else:

@@ -24,6 +24,7 @@ from statekeep.spark.driver.committer import CommitSummary
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.reign import Reign, new_identity
+from statekeep.spark.driver.stall_guard import StallGuard
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.worker.errands import whereabouts
@@ -112,9 +113,11 @@ class StatefulJob:
             operator=self._operator,
             python_path=tuple(sys.path),
         )
+        tag = f"statekeep-{self._identity.job_uid}"
         wait_for_executors(self._spark, expected_executors(self._spark))
-        self._jobs = TaskJobs(self._spark, Anchor(self._spark, partitions), spec, self._reign)
+        self._jobs = TaskJobs(self._spark, Anchor(self._spark, partitions, tag), spec, self._reign)
         self._jobs.anchor.place(whereabouts)
+        self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
         resumption = self._reign.take_over(spec, self._identity, resumption, self._committed)
         self._batches = BatchLoop(
             frame=self._frame,
