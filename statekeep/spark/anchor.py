@@ -18,12 +18,14 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, StructType
+
+from statekeep.errors import ConfigError, StateBackupError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,8 +44,8 @@ _MAX_TRIES = 5
 
 BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 """From the rows of a partition to what its task yields."""
-TaskFunction = Callable[[], Iterator["pa.RecordBatch"]]
-"""What a task yields that has no rows."""
+TaskFunction = Callable[[int], Iterator["pa.RecordBatch"]]
+"""From the number of a partition to what its task yields that has no rows."""
 
 
 class Anchor:
@@ -60,6 +62,7 @@ class Anchor:
         self._spark = spark
         self.partitions = partitions
         self.tag = tag
+        self._is_given_up = False
         self._buckets = _bucket_values(spark, partitions)
         with fixed_partitioning(spark):
             self._frame = self._cache()
@@ -87,12 +90,15 @@ class Anchor:
 
     def frame(self, function: TaskFunction, schema: StructType | str) -> DataFrame:
         """Return the frame of what ``function`` yields for each partition; runs when used."""
+        partition_of = {bucket: number for number, bucket in enumerate(self._buckets)}
 
         def run(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-            # Spark throws a Python worker away whose input was not read to its end.
-            for _ in batches:
-                continue
-            yield from function()
+            # The partition is the anchor row's, not the running task's: a sink may coalesce, and
+            # then one task has several. The input is read to its end before anything else, as
+            # Spark throws a Python worker away that left some of it.
+            rows = [row for batch in batches for row in batch.column(BUCKET_COLUMN).to_pylist()]
+            for bucket in rows:
+                yield from function(partition_of[bucket])
 
         return self._frame.mapInArrow(run, schema)
 
@@ -116,6 +122,9 @@ class Anchor:
             only: Drop the rows of other partitions before the shuffle; None keeps all.
             is_sorted: Let Spark sort each partition by key, spilling to disk where it must.
         """
+        taken = {BUCKET_COLUMN, DIGEST_COLUMN} & set(data.columns)
+        if taken:
+            raise ConfigError(f"column names are reserved: columns={','.join(sorted(taken))}")
         partition = F.pmod(F.hash(*_routed(data, key_columns)), F.lit(self.partitions)).cast("int")
         if only is not None:
             data = data.where(partition.isin(sorted(only)))
@@ -127,6 +136,11 @@ class Anchor:
             rows = rows.sortWithinPartitions(*map(column, key_columns))
         frame = rows.mapInArrow(function, f"{ANSWER_COLUMN} string")
         return self._answers(data.sparkSession, frame)
+
+    def give_up(self) -> None:
+        """Cancel what runs, for good: there is nobody left to run it."""
+        self._is_given_up = True
+        self._spark.sparkContext.cancelJobsWithTag(self.tag)
 
     def close(self) -> None:
         """Release the cached anchor. Idempotent."""
@@ -140,10 +154,22 @@ class Anchor:
                 try:
                     return _read(frame)
                 except Exception as exc:
-                    if not self.was_stalled(exc):
+                    if self._is_given_up or not self.was_stalled(exc):
                         raise
                     logger.warning("a stalled job runs again: tag=%s", self.tag)
             return _read(frame)
+
+    def run_everywhere(self, function: TaskFunction) -> list[dict[str, Any]]:
+        """As `run`, where every partition must answer.
+
+        Raises:
+            StateBackupError: One did not.
+        """
+        answers = self.run(function)
+        if {answer["partition"] for answer in answers} != set(range(self.partitions)):
+            msg = f"tasks did not answer: expected={self.partitions} answers={len(answers)}"
+            raise StateBackupError(msg)
+        return answers
 
     def was_stalled(self, error: Exception) -> bool:
         """Tell whether a job failed because `StallGuard` cancelled it."""
@@ -157,16 +183,40 @@ class Anchor:
         return frame
 
 
-@contextmanager
-def fixed_partitioning(spark: SparkSession) -> Generator[None]:
+class _AdaptiveSwitch:
+    """Switches adaptive execution off in a session while anyone needs that, then back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: dict[str, int] = {}
+        self._before: dict[str, str] = {}
+
+    @contextmanager
+    def off(self, spark: SparkSession) -> Generator[None]:
+        session = str(spark._jsparkSession.sessionUUID())  # noqa: SLF001 - names it; no public id
+        with self._lock:
+            self._users[session] = self._users.get(session, 0) + 1
+            if self._users[session] == 1:
+                self._before[session] = str(spark.conf.get(_ADAPTIVE))
+                spark.conf.set(_ADAPTIVE, "false")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users[session] -= 1
+                if not self._users[session]:
+                    spark.conf.set(_ADAPTIVE, self._before.pop(session))
+                    del self._users[session]
+
+
+_ADAPTIVE = "spark.sql.adaptive.enabled"
+_switch = _AdaptiveSwitch()
+"""One per process, as sessions are shared: two queries may need it off at the same time."""
+
+
+def fixed_partitioning(spark: SparkSession) -> AbstractContextManager[None]:
     """Keep Spark from re-partitioning the plans that are made and run inside."""
-    key = "spark.sql.adaptive.enabled"
-    before = spark.conf.get(key)
-    spark.conf.set(key, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(key, before or "true")
+    return _switch.off(spark)
 
 
 def wait_for_executors(spark: SparkSession, expected: int, *, deadline_s: float = 60) -> int:

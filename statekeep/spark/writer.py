@@ -256,6 +256,12 @@ class StatefulStreamWriter:
         }
         config = self._config.with_defaults(defaults, source="the query")
         config.check()
+        if not config.job.local_dir.is_absolute():
+            raise ConfigError(
+                f"the local directory must be absolute: path={config.job.local_dir}",
+                key="job.logged.store.base.dir",
+                hint="executors and containers have working directories of their own",
+            )
         unknown = [store for store in config.store_names if store != STATE_STORE]
         if unknown:
             raise ConfigError(

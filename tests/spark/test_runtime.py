@@ -434,3 +434,17 @@ def test_a_bar_counts_the_tasks_of_a_long_restore(
     stream.add_batches(1)
     stream.run()
     assert f"restoring {PARTITIONS} tasks" in drawn.getvalue()
+
+
+def test_a_sink_that_coalesces_gets_every_row_once(stream: Stream) -> None:
+    stream.add_batches(2)
+    plain = stream.sink
+
+    def sink(frame: Any, batch: int) -> None:
+        empty = stream.spark.createDataFrame([], OUTPUT)
+        plain(empty.union(frame.coalesce(1)).coalesce(2), batch)
+
+    stream.sink = sink  # type: ignore[method-assign]
+    stream.run()
+    assert stream.received() == stream.expected(2)
+    assert [len(rows) for _, rows in stream.delivered] == [40, 40]

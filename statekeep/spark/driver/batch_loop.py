@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.records import BatchRecord, JobIdentity, TaskBatch
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.errors import RestoreFailedError, StateBackupError
+from statekeep.errors import CommitFailedError, RestoreFailedError, StateBackupError
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.history import VersionHistory
 from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
@@ -166,11 +167,16 @@ class BatchLoop:
         )
 
     def _process_all(
-        self, rows: DataFrame, batch: int, offsets: str, plan: HandOverPlan | None
+        self,
+        rows: DataFrame,
+        batch: int,
+        offsets: str,
+        plan: HandOverPlan | None,
+        *,
+        only: frozenset[int] | None = None,
     ) -> BatchResult:
         """Process a batch in all tasks, healing those that lost their version meanwhile."""
         result = BatchResult()
-        only: frozenset[int] | None = None
         for _ in range(_MAX_ROUNDS):
             result.merge(self._process(rows, batch, offsets, only, plan))
             if plan is not None:
@@ -242,15 +248,8 @@ class BatchLoop:
         if not lost:
             return
         self._heal(lost, batch - 1)
-        for partition in lost:
-            result.with_output.discard(partition)
-        only: frozenset[int] = lost
-        for _ in range(_MAX_ROUNDS):
-            result.merge(self._process(rows, batch, offsets, only, None))
-            if not result.missing:
-                return
-            only = frozenset(result.missing)
-            self._heal(only, batch - 1)
+        result.with_output -= lost
+        result.merge(self._process_all(rows, batch, offsets, None, only=lost))
 
     def _heal(self, partitions: frozenset[int], head: int) -> None:
         """Recover tasks whose versions are lost, inside the waiting batch call (R6)."""
@@ -271,7 +270,7 @@ class BatchLoop:
     def _load_history(self, resumption: Resumption) -> None:
         """Learn from the log which version each task had after each batch that counts."""
         view = self._reign.view
-        for commit in view.commits.values():
+        for commit in list(view.commits.values()):
             if commit.versions:
                 versions = commit.versions.items()
                 self._history.put(
@@ -290,6 +289,12 @@ class BatchLoop:
         if plan is not None:
             self._reign.run(committer.handed_over(plan, self._jobs.hand_over(plan)))
         self._reign.run(committer.settle(self._config.task.commit_timeout_ms / 1000))
+        if committer.committed_batch < batch:
+            # Whatever is tolerated elsewhere: the next batch must not be delivered on top of it.
+            msg = f"the batch could not be committed: batch={batch}"
+            raise CommitFailedError(
+                msg, checkpoint_id=plan.checkpoint_id if plan else "", step="record"
+            )
 
     def _record(self, batch: int, offsets: str, tasks: Mapping[int, TaskBatch]) -> BatchRecord:
         previous = self._location.read(f"commits/{batch - 1}") if batch > 0 else None
@@ -305,8 +310,12 @@ class BatchLoop:
 
     def _record_replayed(self, batch: int) -> None:
         """Append the record of a replayed batch: its new versions take the place of the old."""
-        offsets = self._location.require(f"offsets/{batch}")
-        self._reign.append(self._record(batch, offsets, self._history.of(batch)))
+        tasks = self._history.of(batch)
+        known = self._reign.view.batches.get(batch)
+        if known is None:
+            known = self._record(batch, self._location.require(f"offsets/{batch}"), tasks)
+        named = {str(task_name(partition)): done for partition, done in tasks.items()}
+        self._reign.append(msgspec.structs.replace(known, tasks=named))
 
     def _note(self, batch: int, result: BatchResult) -> None:
         done = result.tasks.values()

@@ -19,6 +19,7 @@ class CommitThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -39,7 +40,11 @@ class CommitThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Cancel what still runs, end the loop and the thread. Idempotent."""
+        """Cancel what still runs, end the loop and the thread. Idempotent, from any thread."""
+        with self._closing:
+            self._close()
+
+    def _close(self) -> None:
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()

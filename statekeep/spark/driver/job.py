@@ -7,12 +7,15 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
+import asyncio
 import logging
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from statekeep.clock import Clock
@@ -87,6 +90,8 @@ class StatefulJob:
         self._commit_made = threading.Condition()
         self._ended = threading.Event()
         self._end_error: Exception | None = None
+        self._closing = threading.Lock()
+        self._is_closed = False
 
     def open(self) -> None:
         """Take over the job and bring every task to the newest batch that counts.
@@ -103,7 +108,7 @@ class StatefulJob:
         )
         expected = new_identity(self._config, partitions, ROUTER, self._key_schema())
         self._identity = self._reign.identity(commit, expected)
-        resumption = self._reign.check_location(commit)
+        self._reign.check_location(commit)
         spec = JobSpec(
             config=self._config,
             job_uid=self._identity.job_uid,
@@ -118,7 +123,7 @@ class StatefulJob:
         self._jobs = TaskJobs(self._spark, Anchor(self._spark, partitions, tag), spec, self._reign)
         self._jobs.anchor.place(whereabouts)
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
-        resumption = self._reign.take_over(spec, self._identity, resumption, self._committed)
+        resumption = self._reign.take_over(spec, self._identity, self._committed)
         self._batches = BatchLoop(
             frame=self._frame,
             operator=self._operator,
@@ -183,9 +188,12 @@ class StatefulJob:
             raise self._end_error
 
     def close(self) -> None:
-        """Release the commit thread. Idempotent."""
+        """Release the commit thread. Idempotent, from any thread."""
         self._ended.set()
-        self._reign.close()
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._reign.close()
 
     def status(self) -> dict[str, Any]:
         """Return how far commits are."""
@@ -230,14 +238,18 @@ class StatefulJob:
 
     async def _commit_if_idle(self) -> None:
         """Commit the newest batch if that is due and no batch comes along to ride on."""
+        committer = self._reign.committer
         idle_s = (self._clock.monotonic_ns() - self._last_batch_ns) / 1e9
-        if idle_s < _IDLE_S or not self._reign.committer.is_due():
+        has_new = self._batches.head > committer.committed_batch
+        if idle_s < _IDLE_S or not has_new or committer.open_batch is not None:
+            return
+        if not committer.is_due():
             return
         if not self._turn.acquire(blocking=False):
             return
         try:
             await self._commit_settled_batch(is_forced=False)
-        except StateBackupError as exc:
+        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
             # The next batch call meets the same error and fails the query with it.
             logger.warning("commit of the idle stream failed: error=%s", exc)
         finally:
@@ -249,10 +261,35 @@ class StatefulJob:
         if not await self._reign.blocking(self._turn.acquire, timeout=timeout_s):
             logger.warning("the running batch does not end: timeout_s=%s", timeout_s)
             return
-        if is_committing:
-            await self._commit_settled_batch(is_forced=True)
-            await self._reign.committer.settle(timeout_s)
-        await self._reign.blocking(self._jobs.stop_containers)
+        try:
+            if is_committing:
+                await self._commit_last_batch(timeout_s)
+        finally:
+            await self._stop_containers(timeout_s)
+
+    async def _commit_last_batch(self, timeout_s: float) -> None:
+        committer = self._reign.committer
+        await committer.settle(timeout_s)
+        await self._commit_settled_batch(is_forced=True)
+        await committer.settle(timeout_s)
+        newest = await self._reign.blocking(self._location.newest, "commits")
+        if committer.committed_batch < min(newest, self._batches.head):
+            msg = (
+                "the last commit did not become durable, a restart will replay from the one before:"
+                f" committed={committer.committed_batch} delivered={self._batches.head}"
+            )
+            raise StateBackupError(msg)
+
+    async def _stop_containers(self, timeout_s: float) -> None:
+        """Let the containers end once their uploads are done, if there still are executors."""
+        stopping = asyncio.ensure_future(self._reign.blocking(self._jobs.stop_containers))
+        await asyncio.wait([stopping], timeout=timeout_s)
+        if not stopping.done():
+            self._jobs.anchor.give_up()
+        try:
+            await stopping
+        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
+            logger.warning("containers end with their executors: error=%s", exc)
 
     async def _commit_settled_batch(self, *, is_forced: bool) -> None:
         """Hand over the newest batch whose ``commits/`` file is there, by a job of its own."""
@@ -263,9 +300,13 @@ class StatefulJob:
         if batch <= committer.committed_batch:
             return
         plan = await committer.prepare(batch, self._batches.versions(batch), is_forced=is_forced)
-        if plan is not None:
+        if plan is None:
+            return
+        try:
             errors = await self._reign.blocking(self._jobs.hand_over, plan)
-            await committer.handed_over(plan, errors)
+        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
+            errors = dict.fromkeys(plan.versions, f"{type(exc).__name__}: {exc}")
+        await committer.handed_over(plan, errors)
 
     def _committed(self, summary: CommitSummary) -> None:
         with self._commit_made:

@@ -5,12 +5,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, TaskBatch
 from statekeep.errors import ReplayDivergedError, RestoreFailedError
-from statekeep.spark.driver.history import VersionHistory
+from statekeep.spark.driver.history import EMPTY, VersionHistory
 from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
 from statekeep.spark.driver.processing import BatchProcessor
 from statekeep.spark.driver.shadow import RecordedBatch, replay
@@ -161,7 +162,9 @@ class Recovery:
             outcome = restored[partition]
             commit = commits[outcome.candidate]
             starts[partition] = commit.batch
-            self._history.put(commit.batch, {partition: TaskBatch(version=outcome.version)})
+            known = self._history.of(commit.batch).get(partition, EMPTY)
+            put = msgspec.structs.replace(known, version=outcome.version)
+            self._history.put(commit.batch, {partition: put})
             summary.restored[partition] = ",".join(sorted(set(outcome.sources.values()))) or "empty"
             summary.bytes_fetched += outcome.bytes_fetched
             self._note_failures(partition, outcome.failures, summary)
@@ -210,7 +213,7 @@ class Recovery:
         summary: RecoverySummary,
     ) -> None:
         time = parse_batch_time(offsets, f"offsets/{batch}")
-        expected = self._history.of(batch)
+        expected = self._history.of(batch) if batch in self._history else {}
         done = self._processor.process_once(
             rows,
             batch,

@@ -31,7 +31,7 @@ from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
-from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.committer import CommitSummary, Committer
@@ -184,15 +184,16 @@ class Reign:
         self,
         spec: JobSpec,
         identity: JobIdentity,
-        resumption: Resumption | None,
         on_commit: Callable[[CommitSummary], None],
     ) -> Resumption | None:
         """Fence older drivers, roll finished uploads forward, and fix where this reign begins.
 
+        Where the job stands is read after the fence: until then an older driver may go on.
+
         Returns:
             Where the job goes on, with the commit that was rolled forward; None for a new job.
         """
-        return self._thread.run(self._take_over(spec, identity, resumption, on_commit))
+        return self._thread.run(self._take_over(spec, identity, on_commit))
 
     def begin(self, identity: JobIdentity, checkpoint_id: str) -> None:
         """Write the empty commit with which a log begins, in the first batch call (R2)."""
@@ -281,11 +282,15 @@ class Reign:
         self,
         spec: JobSpec,
         identity: JobIdentity,
-        resumption: Resumption | None,
         on_commit: Callable[[CommitSummary], None],
     ) -> Resumption | None:
         assert self._checkpoints is not None  # noqa: S101 - opened before
         await self._log.take_over(f"{socket.gethostname()}:{os.getpid()}")
+        commit = self._log.view.last_commit
+        if self.identity(commit, identity).job_uid != identity.job_uid:
+            msg = f"another driver began this job at the same time: job={identity.job_name}"
+            raise StateBackupError(msg)
+        resumption = await self._executor.run(self.check_location, commit)
         clean_up = CleanUp(
             spec=spec,
             partitions=identity.partitions,

@@ -105,7 +105,7 @@ def _step(
     try:
         query.awaitTermination()
     except Exception as exc:
-        if failures and isinstance(failures[0], StateBackupError):
+        if failures:
             raise failures[0] from exc
         msg = f"replay of a batch failed: batch={batch}"
         raise StateBackupError(msg) from exc

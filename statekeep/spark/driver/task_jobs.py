@@ -70,7 +70,9 @@ class TaskJobs:
             ``{partition: VersionId}`` of those that have one.
         """
         spec = self._spec
-        answers = self.anchor.run(lambda: errands.locate(spec, candidates, is_thorough=is_thorough))
+        answers = self.anchor.run_everywhere(
+            lambda partition: errands.locate(partition, spec, candidates, is_thorough=is_thorough)
+        )
         return {int(a["partition"]): str(a["version"]) for a in answers if a["version"] is not None}
 
     def restore(
@@ -86,7 +88,9 @@ class TaskJobs:
         spec = self._spec
         bad = tuple(bad_markers)
         with job_bar(self._spark, self._background, f"restoring {len(candidates)} tasks"):
-            answers = self.anchor.run(lambda: errands.restore(spec, candidates, bad))
+            answers = self.anchor.run(
+                lambda partition: errands.restore(partition, spec, candidates, bad)
+            )
         restored = {int(a["partition"]): errands.Restored(**a) for a in answers}
         for partition, outcome in restored.items():
             if outcome.error:
@@ -100,15 +104,19 @@ class TaskJobs:
     def hand_over(self, plan: HandOverPlan) -> dict[int, str]:
         """Let the tasks hand their versions to their containers; return ``{partition: error}``."""
         spec = self._spec
-        answers = self.anchor.run(lambda: errands.hand_over(spec, plan))
+        answers = self.anchor.run_everywhere(
+            lambda partition: errands.hand_over(partition, spec, plan)
+        )
         return {int(a["partition"]): str(a["error"]) for a in answers if a["error"]}
 
     def output(self, plan: OutputPlan) -> DataFrame:
         """Return the output rows of a batch: no row of another attempt can be in it."""
         spec = self._spec
-        return self.anchor.frame(lambda: errands.read_output(spec, plan), plan.schema)
+        return self.anchor.frame(
+            lambda partition: errands.read_output(partition, spec, plan), plan.schema
+        )
 
     def stop_containers(self) -> None:
         """Tell the containers of this job to end once they are done."""
         spec = self._spec
-        self.anchor.run(lambda: errands.stop_container(spec))
+        self.anchor.run(lambda partition: errands.stop_container(partition, spec))

@@ -74,11 +74,11 @@ def answer(fields: Mapping[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({ANSWER_COLUMN: [json.dumps(fields)]})
 
 
-def whereabouts() -> Iterator[pa.RecordBatch]:
+def whereabouts(partition: int) -> Iterator[pa.RecordBatch]:
     """Answer with the executor and host of this partition."""
     yield answer(
         {
-            "partition": own_partition(),
+            "partition": partition,
             "executor": executor_identity().executor_id,
             "host": socket.gethostname(),
             "jvm_pid": executor_identity().jvm_pid,
@@ -87,10 +87,9 @@ def whereabouts() -> Iterator[pa.RecordBatch]:
 
 
 def locate(
-    spec: JobSpec, candidates: Mapping[int, Sequence[str]], *, is_thorough: bool
+    partition: int, spec: JobSpec, candidates: Mapping[int, Sequence[str]], *, is_thorough: bool
 ) -> Iterator[pa.RecordBatch]:
     """Answer with the first candidate that is here, sound, or None."""
-    partition = own_partition()
     found: str | None = None
     directory = spec.directory(partition)
     for name in candidates.get(partition, ()):
@@ -102,12 +101,12 @@ def locate(
 
 
 def restore(
+    partition: int,
     spec: JobSpec,
     candidates: Mapping[int, Sequence[tuple[str, bytes | None]]],
     bad_markers: Sequence[tuple[str, str, str, str]],
 ) -> Iterator[pa.RecordBatch]:
     """Let the container bring one of the candidates here; answer what came of it."""
-    partition = own_partition()
     if partition not in candidates:
         return
     request = Restore(
@@ -136,9 +135,8 @@ def restore(
     yield answer(asdict(restored))
 
 
-def hand_over(spec: JobSpec, plan: HandOverPlan) -> Iterator[pa.RecordBatch]:
+def hand_over(partition: int, spec: JobSpec, plan: HandOverPlan) -> Iterator[pa.RecordBatch]:
     """Hand this task's version to the container; answer with the error, if any."""
-    partition = own_partition()
     yield answer({"partition": partition, "error": hand_over_version(spec, plan, partition)})
 
 
@@ -167,13 +165,12 @@ def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
     return ""
 
 
-def read_output(spec: JobSpec, plan: OutputPlan) -> Iterator[pa.RecordBatch]:
+def read_output(partition: int, spec: JobSpec, plan: OutputPlan) -> Iterator[pa.RecordBatch]:
     """Yield the output rows of this task in the batch.
 
     Raises:
         MissingOutputError: The version is not on this host; the batch call heals it.
     """
-    partition = own_partition()
     name = plan.versions.get(partition)
     if name is None:
         return
@@ -189,7 +186,7 @@ def read_output(spec: JobSpec, plan: OutputPlan) -> Iterator[pa.RecordBatch]:
             yield reader.get_batch(index)
 
 
-def stop_container(spec: JobSpec) -> Iterator[pa.RecordBatch]:
+def stop_container(partition: int, spec: JobSpec) -> Iterator[pa.RecordBatch]:
     """Tell the container of this executor to end, if there is one."""
     place, container = _container(spec)
     if place.socket.exists():
@@ -197,7 +194,7 @@ def stop_container(spec: JobSpec) -> Iterator[pa.RecordBatch]:
             ask(place, container, Stop())
         except RetriableError:
             logger.info("the container had ended already: directory=%s", place.directory)
-    yield answer({"partition": own_partition()})
+    yield answer({"partition": partition})
 
 
 def find_version(directory: TaskDirectory, name: str) -> SealedVersion | None:
