@@ -1,7 +1,7 @@
 """The contract of the job log and of the checkpoint store: what a backend offers to hold them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from statekeep.checkpoint.checkpoints import TaskName
 
@@ -94,8 +94,10 @@ class CheckpointStore(ABC):
         """
 
     @abstractmethod
-    async def read(self, attempt: str) -> Mapping[TaskName, bytes]:
-        """Return the entries of one attempt that are there by now."""
+    async def read(
+        self, attempt: str, *, known: Collection[TaskName] = ()
+    ) -> Mapping[TaskName, bytes]:
+        """Return the entries of one attempt that are there by now, except of ``known`` tasks."""
 
     @abstractmethod
     async def delete(self, attempt: str) -> None:

@@ -86,6 +86,9 @@ class AttemptRecord(_Record, frozen=True, kw_only=True, tag="attempt"):
     checkpoint_id: str
     versions: Mapping[str, str]
     """``{task: VersionId}``; "" for a task whose state is still empty."""
+    uploads: list[str] = []
+    """The tasks that must upload; the others keep the markers of the commit before. Empty in plain
+    Python, whose one task always uploads."""
 
 
 class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):

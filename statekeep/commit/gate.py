@@ -40,7 +40,7 @@ class CommitGate:
     both numbers back to 0. Once the tolerance is used up, every `request` raises.
 
     Used by one event loop. Reports about a commit come from whoever runs it, exactly one of
-    `succeeded`, `failed` and `timed_out` for each `started`.
+    `succeeded`, `failed`, `timed_out` and `abandoned` for each `started`.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -173,6 +173,15 @@ class CommitGate:
                 checkpoint_id=checkpoint_id,
                 step="timeout",
             )
+
+    def abandoned(self, now_ns: int) -> None:
+        """Take note that the open commit was given up because what it uploads was lost.
+
+        Losing a process is not the backend's failure: nothing is counted, and the commit is due
+        again at once. The caller has made it void first, as for `timed_out`.
+        """
+        self._end(now_ns)
+        self._is_owed = True
 
     def _end(self, now_ns: int) -> None:
         if self._open_since_ns is None:

@@ -95,6 +95,7 @@ class TaskCommitPipeline:
         )
         self._start: CheckpointV2 | None = None
         self._ready: set[BackendName] = set()
+        self._getting_ready = asyncio.Lock()
 
     async def init(self, checkpoint: CheckpointV2 | None) -> None:
         """Get every backend ready, once, with the checkpoint that the task starts from.
@@ -152,22 +153,26 @@ class TaskCommitPipeline:
     ) -> None:
         """Let every backend delete what only released commits and void attempts reach.
 
-        Safe at any time, off the commit's path, idempotent. Every backend is tried.
+        Safe at any time, off the commit's path, idempotent. Needs no `init` before: a backend that
+        is not ready is got ready first. Every backend is tried.
 
         Args:
             retained: The task's checkpoints in every commit that is not released.
             closed_attempts: (epoch, attempt), as `statekeep.commit.retention` finds them.
 
         Raises:
-            ExceptionGroup: What went wrong, of each backend; the next call tries again.
+            ExceptionGroup: What went wrong, of each backend; the next call tries again. An optional
+                backend that does not get ready is left out instead.
         """
         fault_point("clean_up.before_delete")
         began_ns = self._clock.monotonic_ns()
         errors: list[Exception] = []
-        for backend in [backend for backend in self._backends if backend.name in self._ready]:
+        for backend in self._backends:
             markers = [checkpoint.markers_of(backend.name) for checkpoint in retained]
             try:
-                await backend.manager.clean_up(markers, closed_attempts)
+                await self._init_backend(backend)
+                if backend.name in self._ready:
+                    await backend.manager.clean_up(markers, closed_attempts)
             except Exception as exc:  # noqa: BLE001 - the others are still to do; raised below
                 errors.append(exc)
         self._metrics.time("async-cleanup-ns", self._clock.monotonic_ns() - began_ns)
@@ -207,25 +212,27 @@ class TaskCommitPipeline:
         return _Backend(name, factory.backup_manager(context), stores, is_optional)
 
     async def _init_backend(self, backend: _Backend) -> None:
-        """Get one backend ready; an optional one that cannot is tried again at each commit."""
-        try:
-            await backend.manager.init(self._start)
-        except Exception:
-            if not backend.is_optional:
-                raise
-            logger.exception(
-                "optional backend is not ready: task=%s backend=%s",
-                self._task.task_name,
-                backend.name,
-            )
-        else:
-            self._ready.add(backend.name)
+        """Get one backend ready, once; an optional one that cannot is tried again at each commit."""
+        async with self._getting_ready:
+            if backend.name in self._ready:
+                return
+            try:
+                await backend.manager.init(self._start)
+            except Exception:
+                if not backend.is_optional:
+                    raise
+                logger.exception(
+                    "optional backend is not ready: task=%s backend=%s",
+                    self._task.task_name,
+                    backend.name,
+                )
+            else:
+                self._ready.add(backend.name)
 
     async def _find_ready(self) -> tuple[_Backend, ...]:
         """Return the backends that take part in this commit: all but optional ones not ready."""
         for backend in self._backends:
-            if backend.name not in self._ready:
-                await self._init_backend(backend)
+            await self._init_backend(backend)
             if backend.name not in self._ready:
                 self._metrics.count("optional-upload-failures")
         return tuple(backend for backend in self._backends if backend.name in self._ready)

@@ -265,6 +265,16 @@ def test_every_batch_mode_commits_inside_the_batch(stream: Stream) -> None:
     assert stream.received() == stream.expected(3)
 
 
+def test_the_backup_holds_the_retained_commits_and_nothing_else(stream: Stream) -> None:
+    backup = stream.root / "backup"
+    stream.add_batches(5)
+    stream.run(task__commit__every__batch=True, blob__store__uri=str(backup))
+    indexes = [path.parent.name for path in backup.rglob("*snapshot-index-*")]
+    assert set(indexes) == {"1-4", "1-5"}
+    assert len(indexes) == 2 * PARTITIONS
+    assert len(list((backup / "counts" / "log").iterdir())) < 12
+
+
 def test_an_idle_stream_completes_its_commit(stream: Stream) -> None:
     stream.add_batches(2)
     writer = stream.stateful(settings={"task.commit.ms": 200}).writeStream

@@ -1,6 +1,6 @@
 """The checkpoint store on top of any `BlobStoreManager` that creates blobs atomically."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from typing_extensions import override
@@ -48,11 +48,16 @@ class BlobCheckpointStore(CheckpointStore):
             number = _number(newest) + 1
 
     @override
-    async def read(self, attempt: str) -> Mapping[TaskName, bytes]:
+    async def read(
+        self, attempt: str, *, known: Collection[TaskName] = ()
+    ) -> Mapping[TaskName, bytes]:
         await self._blobs.init()
+        skipped = {escape_name(task) for task in known}
         newest: dict[str, str] = {}
         for blob_id in sorted(await self._blobs.list(self._prefix(attempt)), key=_number):
-            newest[blob_id.split("/")[-2]] = blob_id
+            task = blob_id.split("/")[-2]
+            if task not in skipped:
+                newest[task] = blob_id
         contents = await run_bounded([partial(self._get, blob_id) for blob_id in newest.values()])
         return {
             TaskName(unescape_name(task)): data

@@ -1,7 +1,6 @@
 """``python -m statekeep.spark.container DIRECTORY``: start the container that lives there."""
 
 import asyncio
-import fcntl
 import logging
 import logging.handlers
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from statekeep.clock import SystemClock
+from statekeep.spark.container.launch import take_lock
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
 from statekeep.spark.container.server import ContainerServer
 from statekeep.spark.container.work import ContainerWork
@@ -30,9 +30,7 @@ def main(directory: Path) -> None:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     with place.lock.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not take_lock(lock):
             logging.getLogger(__name__).info("a container is here already: directory=%s", directory)
             return
         place.socket.unlink(missing_ok=True)

@@ -14,6 +14,8 @@ import msgspec
 from statekeep.errors import RetriableError, StateBackupError
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
 from statekeep.spark.container.protocol import (
+    STALE_CONTAINER,
+    STOPPING_CONTAINER,
     Done,
     Progress,
     Refused,
@@ -24,6 +26,10 @@ from statekeep.spark.container.protocol import (
 
 _START_TIMEOUT_S = 60.0
 _CONNECT_PAUSE_S = 0.02
+_READ_TIMEOUT_S = 120.0
+"""A restore reports twice a second, a hand-over is answered after one write: silence is a fault."""
+_SUCCESSOR_ROUNDS = 600
+_SUCCESSOR_PAUSE_S = 0.1
 _tick = threading.Event()
 """Never set: there is no event to wait for before the new process has its socket."""
 
@@ -48,22 +54,41 @@ def ask(
 ) -> Done:
     """Send one request to the container, starting it first if need be, and await its answer.
 
-    Runs in a Spark task; blocking, with as much patience as the request itself takes.
+    Runs in a Spark task; blocking, with as much patience as the request itself takes. A container
+    that ends, or that was started with other settings, is given a minute to leave its place.
 
     Raises:
         ContainerError: The container refused.
-        RetriableError: The container cannot be started or died meanwhile.
+        RetriableError: The container cannot be started, does not leave, fell silent or died.
     """
+    request = msgspec.structs.replace(request, spec_digest=spec.digest)
+    last_answer = ""
+    for _ in range(_SUCCESSOR_ROUNDS):
+        answer = _ask_once(place, spec, request, on_progress)
+        if isinstance(answer, Done):
+            return answer
+        if answer.error not in {STALE_CONTAINER, STOPPING_CONTAINER}:
+            raise ContainerError(answer.error, answer.message)
+        last_answer = answer.message
+        _tick.wait(_SUCCESSOR_PAUSE_S)
+    msg = f"the container does not leave: directory={place.directory} answer={last_answer}"
+    raise RetriableError(msg)
+
+
+def _ask_once(
+    place: ContainerPlace,
+    spec: ContainerSpec,
+    request: Request,
+    on_progress: Callable[[Progress], None] | None,
+) -> Done | Refused:
     with _connect(place, spec) as connection, connection.makefile("rwb") as stream:
         try:
             stream.write(encode(request))
             stream.flush()
             for line in stream:
                 answer = decode_answer(line)
-                if isinstance(answer, Done):
+                if isinstance(answer, Done | Refused):
                     return answer
-                if isinstance(answer, Refused):
-                    raise ContainerError(answer.error, answer.message)
                 if on_progress is not None:
                     on_progress(answer)
         except OSError as exc:
@@ -103,6 +128,8 @@ def _try_connect(path: Path) -> socket.socket | None:
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
+    # Not before: a connect with a time-out fails at once where the queue is full.
+    connection.settimeout(_READ_TIMEOUT_S)
     return connection
 
 

@@ -35,20 +35,20 @@ class Outbox:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        for older in self._directory.glob("*.json"):
-            if older.name < path.name[:_ATTEMPT_LENGTH]:
-                older.unlink(missing_ok=True)
+        self._drop_below(path.name[:_ATTEMPT_LENGTH])
 
     def remove(self, request: HandOver) -> None:
         """Forget a hand-over. Idempotent."""
         self._path(request).unlink(missing_ok=True)
 
     def pending(self) -> list[HandOver]:
-        """Return what a container that died left behind, oldest attempt first.
+        """Return what a container that died left behind of the newest attempt; drop the rest.
 
         Raises:
             CheckpointCorruptError: A file is not a hand-over.
         """
+        names = [path.name for path in self._directory.glob("*.json")]
+        self._drop_below(max(names, default="")[:_ATTEMPT_LENGTH])
         found: list[HandOver] = []
         for path in self._directory.glob("*.json"):
             try:
@@ -58,7 +58,12 @@ class Outbox:
                 raise CheckpointCorruptError(msg) from exc
             if isinstance(request, HandOver):
                 found.append(request)
-        return sorted(found, key=lambda request: (request.epoch, request.attempt))
+        return sorted(found, key=lambda request: request.partition)
+
+    def _drop_below(self, attempt: str) -> None:
+        for path in self._directory.glob("*.json"):
+            if path.name[:_ATTEMPT_LENGTH] < attempt:
+                path.unlink(missing_ok=True)
 
     def _path(self, request: HandOver) -> Path:
         name = f"{request.epoch:012d}-{request.attempt:012d}-{request.partition:08d}.json"

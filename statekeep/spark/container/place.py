@@ -31,6 +31,11 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     jvm_pid: int
     python_path: list[str]
 
+    @property
+    def digest(self) -> str:
+        """Tells containers apart that were started with other settings."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlace:

@@ -13,6 +13,11 @@ MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """Longest line either side accepts: a checkpoint with many stores' markers fits many times."""
 
 
+STALE_CONTAINER: Final = "StaleContainer"
+"""`Refused.error` of a container that was started with other settings, and ends for that."""
+STOPPING_CONTAINER: Final = "StoppingContainer"
+"""`Refused.error` of a container that ends as soon as its outbox is empty."""
+
 NOTHING: Final = msgspec.Raw(b"null")
 """Stands where a JSON document may be and none is."""
 
@@ -21,7 +26,12 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", rena
     """Base of everything on the socket."""
 
 
-class HandOver(_Message, frozen=True, kw_only=True, tag="hand-over"):
+class _Request(_Message, frozen=True, kw_only=True):
+    spec_digest: str = ""
+    """`ContainerSpec.digest` of the job as the task knows it; `client.ask` fills it in."""
+
+
+class HandOver(_Request, frozen=True, kw_only=True, tag="hand-over"):
     """Upload a sealed version and write the task's checkpoint (R5)."""
 
     epoch: int
@@ -45,7 +55,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     checkpoint: msgspec.Raw = NOTHING
 
 
-class Restore(_Message, frozen=True, kw_only=True, tag="restore"):
+class Restore(_Request, frozen=True, kw_only=True, tag="restore"):
     """Bring a task's state to this host."""
 
     partition: int
@@ -54,7 +64,7 @@ class Restore(_Message, frozen=True, kw_only=True, tag="restore"):
     bad_markers: Sequence[tuple[str, str, str, str]] = ()
 
 
-class Stop(_Message, frozen=True, kw_only=True, tag="stop"):
+class Stop(_Request, frozen=True, kw_only=True, tag="stop"):
     """End as soon as the outbox is empty."""
 
 
@@ -93,7 +103,7 @@ class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
     """The request was not carried out."""
 
     error: str
-    """Name of the error class."""
+    """Name of the error class; or `STALE_CONTAINER`, `STOPPING_CONTAINER`: ask its successor."""
     message: str
 
 

@@ -14,6 +14,8 @@ from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.spark.container.protocol import (
     MAX_LINE_BYTES,
+    STALE_CONTAINER,
+    STOPPING_CONTAINER,
     Answer,
     Done,
     HandOver,
@@ -49,6 +51,9 @@ class ContainerServer:
         self._outbox = Outbox(place.outbox)
         self._newest = (0, 0)
         self._uploads: dict[tuple[int, int, int], asyncio.Task[None]] = {}
+        self._settled: set[tuple[int, int, int]] = set()
+        """Hand-overs of the newest attempt that have their entry."""
+        self._restores = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._is_stopping = asyncio.Event()
@@ -56,12 +61,13 @@ class ContainerServer:
     async def run(self, jvm_pid: int) -> None:
         """Serve until stopped or until the executor's JVM has ended and the grace time is over."""
         watch = _watch(jvm_pid, self._is_stopping.set)
+        pending = await self._work.executor.run(self._outbox.pending)
         server = await asyncio.start_unix_server(
             self._serve, path=str(self._place.socket), limit=MAX_LINE_BYTES
         )
         try:
             async with server:
-                for request in await self._work.executor.run(self._outbox.pending):
+                for request in pending:
                     self._start_upload(request)
                 await self._is_stopping.wait()
                 await self._drain()
@@ -78,7 +84,11 @@ class ContainerServer:
         try:
             await asyncio.wait_for(self._is_idle.wait(), self._grace_s)
         except TimeoutError:
-            logger.warning("uploads given up, the grace time is over: count=%d", len(self._uploads))
+            logger.warning(
+                "given up, the grace time is over: uploads=%d restores=%d",
+                len(self._uploads),
+                self._restores,
+            )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -93,15 +103,18 @@ class ContainerServer:
             writer.close()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> Answer:
+        if isinstance(request, Stop):
+            self._is_stopping.set()
+            return Done()
+        refused = self._refusal(request)
+        if refused is not None:
+            return refused
         try:
             match request:
                 case HandOver():
                     return await self._take(request)
                 case Restore():
                     return await self._restore(request, writer)
-                case Stop():
-                    self._is_stopping.set()
-                    return Done()
         except StateBackupError as exc:
             notes: list[str] = getattr(exc, "__notes__", [])
             logger.warning("request refused: error=%s", exc)
@@ -110,37 +123,67 @@ class ContainerServer:
             logger.exception("request failed")
             return Refused(error=type(exc).__name__, message=str(exc))
 
+    def _refusal(self, request: Request) -> Refused | None:
+        """Send a task to this container's successor, or return None."""
+        if request.spec_digest != self._work.spec_digest:
+            self._is_stopping.set()
+            return Refused(error=STALE_CONTAINER, message="started with other settings; it ends")
+        if self._is_stopping.is_set():
+            return Refused(error=STOPPING_CONTAINER, message="the container ends")
+        return None
+
     async def _take(self, request: HandOver) -> Done:
-        """Acknowledge a hand-over once it stands on disk; lower attempts end here."""
+        """Acknowledge a hand-over once it stands on disk; lower attempts end here.
+
+        One that is repeated, since the driver cannot know that this container lives, is
+        acknowledged and nothing else.
+        """
         key = (request.epoch, request.attempt)
         if key < self._newest:
             msg = f"a newer attempt was handed over: attempt={key} newest={self._newest}"
             raise StateBackupError(msg)
-        self._newest = key
-        for old in [old for old in self._uploads if old[:2] < key]:
-            self._uploads[old].cancel()
+        if key > self._newest:
+            self._newest = key
+            self._settled.clear()
+            for upload in self._uploads.values():
+                upload.cancel()
+        if self._is_known((*key, request.partition)):
+            return Done()
         await self._work.executor.run(self._outbox.replace, request)
         self._start_upload(request)
         return Done()
 
     def _start_upload(self, request: HandOver) -> None:
         key = (request.epoch, request.attempt, request.partition)
-        if key in self._uploads:
+        if self._is_known(key):
             return
         self._newest = max(self._newest, key[:2])
         self._is_idle.clear()
-        upload = asyncio.create_task(self._upload(request))
+        superseded = [upload for old, upload in self._uploads.items() if old[:2] < key[:2]]
+        upload = asyncio.create_task(self._upload(request, superseded))
         self._uploads[key] = upload
         upload.add_done_callback(lambda task: self._finished(key, task))
 
     def _finished(self, key: tuple[int, int, int], task: asyncio.Task[None]) -> None:
         self._uploads.pop(key, None)
-        if not self._uploads:
-            self._is_idle.set()
-        if not task.cancelled() and task.exception() is not None:
+        self._note_idle()
+        if task.cancelled():
+            return
+        if task.exception() is not None:
             logger.error("upload has no entry: attempt=%s", key, exc_info=task.exception())
+        elif key[:2] == self._newest:
+            self._settled.add(key)
 
-    async def _upload(self, request: HandOver) -> None:
+    def _is_known(self, key: tuple[int, int, int]) -> bool:
+        return key in self._uploads or key in self._settled
+
+    def _note_idle(self) -> None:
+        if not self._uploads and self._restores == 0:
+            self._is_idle.set()
+
+    async def _upload(self, request: HandOver, superseded: list[asyncio.Task[None]]) -> None:
+        # They were cancelled, but a task's backends take one commit at a time.
+        await asyncio.gather(*superseded, return_exceptions=True)
         await self._work.upload(request)
         await self._work.executor.run(self._outbox.remove, request)
 
@@ -151,6 +194,8 @@ class ContainerServer:
             nonlocal latest
             latest = progress
 
+        self._restores += 1
+        self._is_idle.clear()
         restore = asyncio.create_task(self._work.restore(request, note))
         try:
             while not (await asyncio.wait([restore], timeout=_PROGRESS_PERIOD_S))[0]:
@@ -160,6 +205,8 @@ class ContainerServer:
             # The task that asked is gone, or this server ends: stop fetching for nobody.
             restore.cancel()
             await asyncio.gather(restore, return_exceptions=True)
+            self._restores -= 1
+            self._note_idle()
 
 
 async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -24,7 +25,7 @@ from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
-from statekeep.errors import CommitFailedError, TaskFencedError
+from statekeep.errors import CommitFailedError
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
 from statekeep.spark.container.place import ContainerSpec
@@ -48,6 +49,8 @@ class ContainerWork:
     def __init__(self, spec: ContainerSpec, clock: Clock) -> None:
         """Build factories and pool from what the container was started with; no I/O."""
         self._spec = spec
+        self.spec_digest = spec.digest
+        """Requests of tasks that know other settings are refused."""
         self._clock = clock
         self.config = load_dict(dict(spec.settings), "container")
         self._stores = {name: self.config.store(name) for name in map(StoreName, spec.stores)}
@@ -66,7 +69,11 @@ class ContainerWork:
     async def upload(self, request: HandOver) -> None:
         """Back up a version and write the task's entry; a failure is an entry too."""
         attempt = f"{request.epoch}-{request.attempt}"
-        entry = await self._back_up(request)
+        try:
+            entry = await self._back_up(request)
+        except Exception as exc:  # a plug-in may raise anything, and the driver waits for an entry
+            logger.exception("backup failed: task=%s", task_name(request.partition))
+            entry = _failed(exc)
         await self._checkpoints.write(
             attempt, task_name(request.partition), encode_attempt_entry(entry)
         )
@@ -123,14 +130,8 @@ class ContainerWork:
             base=base,
             base_version=VersionId.parse(request.base_version) if base is not None else None,
         )
-        try:
-            pipeline = await self._pipeline(request.partition, base)
-            checkpoint = await pipeline.commit(context, template.input_offsets)
-        except CommitFailedError as exc:
-            logger.exception("backup failed: task=%s", task_name(request.partition))
-            return FailedTask(exc.step, f"{exc}: {exc.__cause__!r}")
-        except TaskFencedError as exc:
-            return FailedTask("upload", str(exc))
+        pipeline = await self._pipeline(request.partition, base)
+        checkpoint = await pipeline.commit(context, template.input_offsets)
         return FinishedTask(checkpoint, version_id)
 
     async def _pipeline(self, partition: int, base: CheckpointV2 | None) -> TaskCommitPipeline:
@@ -144,7 +145,11 @@ class ContainerWork:
                 clock=self._clock,
                 metrics=self.metrics,
             )
-            await pipeline.init(base)
+            try:
+                await pipeline.init(base)
+            except BaseException:
+                await pipeline.close()
+                raise
             self._pipelines[partition] = pipeline
         return pipeline
 
@@ -153,6 +158,17 @@ class ContainerWork:
         return TaskIdentity(
             spec.job_name, spec.operator, task_name(partition), job_uid=spec.job_uid
         )
+
+
+def _failed(exc: Exception) -> FailedTask:
+    if isinstance(exc, CommitFailedError):
+        return FailedTask(exc.step, f"{exc}: {exc.__cause__!r}")
+    notes: list[str] = getattr(exc, "__notes__", [])
+    parts = [f"{type(exc).__name__}: {exc}", *notes]
+    if isinstance(exc, ExceptionGroup):
+        group = cast("ExceptionGroup[Exception]", exc)
+        parts += [repr(inner) for inner in group.exceptions]
+    return FailedTask("upload", "; ".join(parts))
 
 
 def _base(request: HandOver) -> CheckpointV2 | None:

@@ -2,20 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import (
-    BackendName,
-    CheckpointV2,
-    Marker,
-    StoreName,
-    SystemStreamPartition,
-)
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
@@ -25,23 +18,17 @@ from statekeep.checkpoint.records import (
     QueryState,
     VoidRecord,
 )
-from statekeep.checkpoint.serde import (
-    FailedTask,
-    decode_attempt_entry,
-    decode_checkpoint_v2,
-    encode_checkpoint_v2,
-)
+from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate, Decision
-from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
-from statekeep.spark.driver.markers import usable
-from statekeep.spark.worker.job_spec import HandOverPlan, partition_of, task_name
+from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedError
+from statekeep.spark.driver.commit_records import CommitRecords
+from statekeep.spark.driver.gathering import gather
+from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan, partition_of, task_name
 
 logger = logging.getLogger(__name__)
 
-StateMarkers = Mapping[BackendName, Mapping[StoreName, Marker]]
 
-_POLL_S: Final = 0.1
 _NS_PER_S: Final = 1_000_000_000
 
 
@@ -84,6 +71,7 @@ class Committer:
         identity: JobIdentity,
         query_state: Callable[[int], Awaitable[QueryState]],
         on_commit: Callable[[CommitSummary], None],
+        required_backends: Collection[str] = (),
     ) -> None:
         """Wire the committer.
 
@@ -95,13 +83,14 @@ class Committer:
             identity: What the commit record says of the job.
             query_state: Reads the query's files for the record of a batch.
             on_commit: Told of every commit, on the loop.
+            required_backends: Names of the backends that every task must be in: a task that one of
+                them lacks uploads again, though unchanged.
         """
         self._writer = writer
         self._checkpoints = checkpoints
         self._gate = gate
         self._clock = clock
-        self._identity = identity
-        self._query_state = query_state
+        self._records = CommitRecords(writer, identity, query_state, required_backends)
         self._on_commit = on_commit
         self._attempts = 0
         self._open: _Attempt | None = None
@@ -118,6 +107,15 @@ class Committer:
     def open_batch(self) -> int | None:
         """The batch of the open attempt, None if none is open."""
         return None if self._open is None else self._open.plan.batch
+
+    @property
+    def open_plan(self) -> HandOverPlan | None:
+        """The plan of the open attempt once its tasks have handed over, else None.
+
+        Handing it over again is safe: it makes up for containers that died meanwhile.
+        """
+        attempt = self._open
+        return None if attempt is None or attempt.follower is None else attempt.plan
 
     def is_due(self) -> bool:
         """Whether a commit should be asked for now."""
@@ -160,16 +158,21 @@ class Committer:
 
         Args:
             plan: What `prepare` returned.
-            errors: ``{partition: why}`` of tasks that could not hand over: the attempt is void.
+            errors: ``{partition: why}`` of tasks that could not hand over: the attempt is void. It
+                counts as failed unless every reason is `VERSION_NOT_HERE`.
         """
         attempt = self._open
         if attempt is None or attempt.plan is not plan:
             return
         if errors:
-            partition, error = next(iter(errors.items()))
-            await self._fail(attempt, f"hand-over failed: task={task_name(partition)} {error}")
+            is_lost = {p: error.startswith(VERSION_NOT_HERE) for p, error in errors.items()}
+            partition = min(errors, key=lambda p: (is_lost[p], p))
+            reason = f"hand-over failed: task={task_name(partition)} {errors[partition]}"
+            end = self._abandon if is_lost[partition] else self._fail
+            await end(attempt, reason)
             return
         attempt.follower = asyncio.create_task(self._follow(attempt))
+        attempt.follower.add_done_callback(_log_unexpected)
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for the open attempt to end, for at most ``timeout_s``; then make it void."""
@@ -178,13 +181,16 @@ class Committer:
         self._raise_if_fenced()
 
     async def void_if_lost(self, lost: Mapping[int, str]) -> None:
-        """Make the open attempt void if it still has to upload a version that is lost."""
+        """Make the open attempt void if it still has to upload a version that is lost.
+
+        The commit stays due and is not counted as failed.
+        """
         attempt = self._open
         if attempt is None:
             return
         for partition, version in lost.items():
             if version and attempt.plan.versions.get(partition) == version:
-                await self._fail(attempt, f"a version was lost: task={task_name(partition)}")
+                await self._abandon(attempt, f"a version was lost: task={task_name(partition)}")
                 return
 
     async def record_now(
@@ -192,7 +198,7 @@ class Committer:
     ) -> CommitSummary:
         """Append the commit record of an attempt of an earlier driver: roll it forward (R5)."""
         versions = {partition_of(task): version for task, version in attempt.versions.items()}
-        record = await self._record(
+        record = await self._records.build(
             attempt_key, attempt.batch, attempt.checkpoint_id, versions, entries
         )
         position = await self._writer.append(record)
@@ -204,11 +210,11 @@ class Committer:
         now_ns = self._clock.monotonic_ns()
         self._attempts += 1
         checkpoint_id = self._new_checkpoint_id()
-        bases = self._bases()
+        bases = self._records.bases()
         changed = {
             partition: version
             for partition, version in versions.items()
-            if version and bases.get(partition, ("", b""))[0] != version
+            if self._records.must_upload(version, bases.get(partition))
         }
         plan = HandOverPlan(
             epoch=self._writer.epoch,
@@ -216,8 +222,11 @@ class Committer:
             checkpoint_id=checkpoint_id,
             batch=batch,
             versions=changed,
-            bases=bases,
-            checkpoint=self._checkpoint(checkpoint_id, batch, {}),
+            bases={
+                partition: (base.version, encode_checkpoint_v2(base.checkpoint))
+                for partition, base in bases.items()
+            },
+            checkpoint=self._records.checkpoint(checkpoint_id, batch, {}),
         )
         record = AttemptRecord(
             epoch=0,
@@ -226,6 +235,7 @@ class Committer:
             batch=batch,
             checkpoint_id=checkpoint_id,
             versions={task_name(partition): version for partition, version in versions.items()},
+            uploads=[task_name(partition) for partition in changed],
         )
         await self._append(record)
         self._gate.started(now_ns, checkpoint_id)
@@ -239,61 +249,26 @@ class Committer:
             self._fenced = exc
             raise
 
-    def _bases(self) -> dict[int, tuple[str, bytes]]:
-        commit = self._writer.view.last_commit
-        if commit is None:
-            return {}
-        bad = self._writer.view.bad_markers
-        return {
-            partition_of(task): (
-                commit.versions[task],
-                encode_checkpoint_v2(usable(task, bytes(raw), bad)),
-            )
-            for task, raw in commit.checkpoints.items()
-            if commit.versions.get(task)
-        }
-
     async def _follow(self, attempt: _Attempt) -> None:
-        """Poll the tasks' entries until all are there, then append the commit record."""
-        plan = attempt.plan
-        name = f"{plan.epoch}-{plan.attempt}"
+        """Wait for the tasks' entries, then append the commit record."""
         try:
-            gathered: dict[int, bytes] = {}
-            while len(gathered) < len(plan.versions):
-                gathered = await self._gather(plan, name)
-                if len(gathered) < len(plan.versions):
-                    await self._clock.sleep(_POLL_S)
+            gathered = await gather(attempt.plan, self._checkpoints, self._clock)
             await self._complete(attempt, gathered)
         except TaskFencedError as exc:
             self._fenced = exc
             self._open = None
-        except (CommitFailedError, RetriableError) as exc:
+        except StateBackupError as exc:
             await self._fail(attempt, str(exc))
-
-    async def _gather(self, plan: HandOverPlan, name: str) -> dict[int, bytes]:
-        """Return the checkpoints that are there by now.
-
-        Raises:
-            CommitFailedError: A task reports a failure.
-        """
-        found: dict[int, bytes] = {}
-        for task, data in (await self._checkpoints.read(name)).items():
-            entry = decode_attempt_entry(data, where=f"attempt={name} task={task}")
-            if isinstance(entry, FailedTask):
-                raise CommitFailedError(
-                    f"a task could not back up its state: task={task} error={entry.error}",
-                    checkpoint_id=plan.checkpoint_id,
-                    step=entry.step,
-                )
-            partition = partition_of(task)
-            if str(entry.version_id) == plan.versions.get(partition):
-                found[partition] = encode_checkpoint_v2(entry.checkpoint)
-        return found
+        except (OSError, Py4JError) as exc:  # pyright: ignore[reportUnknownVariableType] # untyped
+            await self._fail(attempt, _described(exc))
+        except Exception as exc:
+            await self._fail(attempt, _described(exc))
+            raise
 
     async def _complete(self, attempt: _Attempt, gathered: Mapping[int, bytes]) -> None:
         plan = attempt.plan
         key = (plan.epoch, plan.attempt)
-        record = await self._record(
+        record = await self._records.build(
             key, plan.batch, plan.checkpoint_id, attempt.all_versions, gathered
         )
         async with self._ending:
@@ -316,36 +291,6 @@ class Committer:
             CommitSummary(plan.checkpoint_id, plan.batch, position, elapsed_ms, len(gathered))
         )
 
-    async def _record(
-        self,
-        key: tuple[int, int],
-        batch: int,
-        checkpoint_id: str,
-        versions: Mapping[int, str],
-        uploaded: Mapping[int, bytes],
-    ) -> CommitRecord:
-        bases = self._bases()
-        checkpoints = {
-            str(task_name(partition)): msgspec.Raw(
-                uploaded[partition]
-                if partition in uploaded
-                else self._checkpoint(checkpoint_id, batch, _markers(bases.get(partition)))
-            )
-            for partition in versions
-        }
-        return CommitRecord(
-            epoch=0,
-            nonce="",
-            attempt_epoch=key[0],
-            attempt=key[1],
-            batch=batch,
-            checkpoint_id=checkpoint_id,
-            identity=self._identity,
-            checkpoints=checkpoints,
-            versions={task_name(partition): version for partition, version in versions.items()},
-            query=await self._query_state(batch),
-        )
-
     async def _wait_for_open(self, timeout_s: float) -> None:
         """Wait until no attempt is open; make it void when the time is over."""
         attempt = self._open
@@ -361,6 +306,10 @@ class Committer:
             checkpoint_id = attempt.plan.checkpoint_id
             error = CommitFailedError(reason, checkpoint_id=checkpoint_id, step="upload")
             self._gate.failed(self._clock.monotonic_ns(), error)
+
+    async def _abandon(self, attempt: _Attempt, reason: str) -> None:
+        if await self._make_void(attempt, reason):
+            self._gate.abandoned(self._clock.monotonic_ns())
 
     async def _make_void(self, attempt: _Attempt, reason: str) -> bool:
         """End an attempt without a commit; False if it has ended already."""
@@ -387,13 +336,11 @@ class Committer:
         now_ns = self._clock.time_ns()
         return CheckpointId(now_ns // 1_000_000, self._clock.monotonic_ns() % 1_000_000).serialize()
 
-    def _checkpoint(self, checkpoint_id: str, batch: int, markers: StateMarkers) -> bytes:
-        inputs = {SystemStreamPartition("spark", self._identity.job_name, 0): str(batch)}
-        return encode_checkpoint_v2(
-            CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
-        )
+
+def _described(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"
 
 
-def _markers(base: tuple[str, bytes] | None) -> StateMarkers:
-    """Return the markers of a task that had nothing to upload: those of the commit before."""
-    return {} if base is None else decode_checkpoint_v2(base[1], where="base").state_markers
+def _log_unexpected(follower: asyncio.Task[None]) -> None:
+    if not follower.cancelled() and follower.exception() is not None:
+        logger.error("the follower of a commit failed", exc_info=follower.exception())

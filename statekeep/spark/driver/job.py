@@ -31,9 +31,7 @@ from statekeep.spark.driver.stall_guard import StallGuard
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.worker.errands import whereabouts
-from statekeep.spark.worker.job_spec import (
-    JobSpec,
-)
+from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan, JobSpec
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +88,8 @@ class StatefulJob:
         self._commit_made = threading.Condition()
         self._ended = threading.Event()
         self._end_error: Exception | None = None
+        self._awaited_plan: HandOverPlan | None = None
+        self._repeat_at_ns = 0
         self._closing = threading.Lock()
         self._is_closed = False
 
@@ -228,6 +228,7 @@ class StatefulJob:
             while await self._reign.blocking(is_active):
                 await self._clock.sleep(_POLL_S)
                 await self._commit_if_idle()
+                await self._repeat_hand_over()
             await self._end(is_committing=await self._reign.blocking(is_sound))
         except Exception as exc:
             logger.exception("the job did not end well")
@@ -254,6 +255,28 @@ class StatefulJob:
             logger.warning("commit of the idle stream failed: error=%s", exc)
         finally:
             self._turn.release()
+
+    async def _repeat_hand_over(self) -> None:
+        """Hand an attempt over once more if it takes long: its container may have died.
+
+        A container ignores what it works on already or has finished; a new one begins.
+        """
+        committer = self._reign.committer
+        plan, now_ns = committer.open_plan, self._clock.monotonic_ns()
+        patience_ns = self._config.task.commit_max_delay_ms * 500_000
+        if plan is not self._awaited_plan:
+            self._awaited_plan, self._repeat_at_ns = plan, now_ns + patience_ns
+        if plan is None or now_ns < self._repeat_at_ns:
+            return
+        self._repeat_at_ns = now_ns + patience_ns
+        logger.warning("commit takes long, its hand-over is repeated: batch=%d", plan.batch)
+        try:
+            errors = await self._reign.blocking(self._jobs.hand_over, plan)
+        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
+            logger.warning("hand-over could not be repeated: error=%s", exc)
+            return
+        lost = [p for p, error in errors.items() if error.startswith(VERSION_NOT_HERE)]
+        await committer.void_if_lost({p: plan.versions[p] for p in lost})
 
     async def _end(self, *, is_committing: bool) -> None:
         """Commit what was delivered, within ``task.shutdown.ms``; then let the containers end."""

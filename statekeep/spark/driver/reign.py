@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
@@ -314,6 +314,7 @@ class Reign:
             identity=identity,
             query_state=self._query_state,
             on_commit=committed,
+            required_backends=self._config.store(STATE_STORE).required_factories,
         )
         if resumption is None:
             return None
@@ -357,13 +358,7 @@ class Reign:
     ) -> dict[int, bytes] | None:
         """Return the checkpoints of all tasks that had to upload; None while one is lacking."""
         assert self._checkpoints is not None  # noqa: S101 - opened before
-        commit = self._log.view.last_commit
-        before: Mapping[str, str] = {} if commit is None else commit.versions
-        needed = {
-            task: version
-            for task, version in attempt.versions.items()
-            if version and before.get(task) != version
-        }
+        needed = {task: attempt.versions[task] for task in attempt.uploads}
         name = f"{key[0]}-{key[1]}"
         found: dict[int, bytes] = {}
         for task, data in (await self._checkpoints.read(name)).items():

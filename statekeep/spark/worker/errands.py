@@ -29,6 +29,7 @@ from statekeep.spark.worker.job_spec import (
     OPERATOR,
     OUTPUT_FILE,
     STATE_STORE,
+    VERSION_NOT_HERE,
     HandOverPlan,
     JobSpec,
     OutputPlan,
@@ -146,7 +147,7 @@ def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
     if version is None:
         return ""
     if find_version(spec.directory(partition), version) is None:
-        return f"the version is not here: version={version}"
+        return f"{VERSION_NOT_HERE}: version={version}"
     base = plan.bases.get(partition)
     request = HandOver(
         epoch=plan.epoch,

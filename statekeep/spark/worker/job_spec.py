@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
@@ -17,6 +17,8 @@ STATE_STORE = StoreName("state")
 """The one store of a stateful operator on Spark: it holds all state variables of a task."""
 OPERATOR = "main"
 """Name of the job's stateful operator."""
+VERSION_NOT_HERE: Final = "the version is not here"
+"""Begins a task's answer to a hand-over whose version is not on its host: no backend failed."""
 OUTPUT_FILE = "output.arrow"
 """The batch's output rows, in a version sealed in that batch."""
 

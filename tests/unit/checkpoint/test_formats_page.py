@@ -6,7 +6,7 @@ from pathlib import Path
 
 from statekeep.backends.blob.index import SCHEMA_VERSION, decode_index, encode_index
 from statekeep.checkpoint.framing import unframe
-from statekeep.checkpoint.records import decode_record
+from statekeep.checkpoint.records import AttemptRecord, decode_record
 from statekeep.checkpoint.serde import (
     decode_attempt_entry,
     decode_checkpoint_v1,
@@ -77,3 +77,9 @@ def test_the_delta_has_one_put_and_one_delete() -> None:
     reader = DeltaReader(io.BytesIO(data), where="formats.md")
     assert reader.header == DeltaHeader(version="1_00000000")
     assert list(reader) == [(b"k", b"v"), (b"d", None)]
+
+
+def test_the_attempt_names_what_must_be_uploaded() -> None:
+    record = decode_record(framed("attempt")["attempt"], where="formats.md")
+    assert isinstance(record, AttemptRecord)
+    assert record.uploads == ["Partition 3"]

@@ -30,6 +30,8 @@ def finish(gate: CommitGate, how: str, now_ns: int) -> None:
             gate.succeeded(now_ns)
         case "fail":
             gate.failed(now_ns, error())
+        case "abandon":
+            gate.abandoned(now_ns)
         case _:
             gate.timed_out(now_ns)
 
@@ -174,6 +176,24 @@ def test_a_commit_that_lasts_longer_than_max_delay_is_due_so_that_processing_blo
     assert gate.is_due(5_000 * MS)
 
 
+def test_an_abandoned_commit_stays_owed_and_counts_for_nothing() -> None:
+    gate = gate_with_open_commit()
+    gate.abandoned(1)
+    assert not gate.is_open
+    assert gate.is_due(2)
+    assert gate.request(2) is Decision.START
+    assert (gate.consecutive_failures, gate.consecutive_timeouts) == (0, 0)
+
+
+def test_an_abandoned_commit_does_not_forgive_earlier_failures() -> None:
+    gate = CommitGate(TOLERANT)
+    for end in ("fail", "fail", "abandon", "fail"):
+        gate.request(0)
+        gate.started(0, "1-1")
+        finish(gate, end, 0)
+    assert gate.final_error is not None
+
+
 def test_a_commit_that_used_up_the_tolerance_is_due_so_that_it_surfaces() -> None:
     gate = gate_with_open_commit()
     gate.failed(1, error())
@@ -183,7 +203,7 @@ def test_a_commit_that_used_up_the_tolerance_is_due_so_that_it_surfaces() -> Non
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["request", "force", "succeed", "fail", "time out"]),
+            st.sampled_from(["request", "force", "succeed", "fail", "time out", "abandon"]),
             st.integers(0, 8_000),
         ),
         max_size=60,
@@ -191,7 +211,7 @@ def test_a_commit_that_used_up_the_tolerance_is_due_so_that_it_surfaces() -> Non
 )
 def test_at_most_one_commit_is_open_whatever_happens(steps: list[tuple[str, int]]) -> None:
     gate = CommitGate(dataclasses.replace(TOLERANT, exception_max_limit=100))
-    now, is_open = 0, False
+    now, is_open, abandoned = 0, False, 0
     for step, passed_ms in steps:
         now += passed_ms * MS
         if gate.final_error is not None:
@@ -205,5 +225,7 @@ def test_at_most_one_commit_is_open_whatever_happens(steps: list[tuple[str, int]
         elif is_open:
             finish(gate, step, now)
             is_open = False
+            abandoned += step == "abandon"
         assert gate.is_open == is_open
-    assert gate.starts == gate.successes + gate.failures + gate.timeouts + is_open
+    ended = gate.successes + gate.failures + gate.timeouts + abandoned
+    assert gate.starts == ended + is_open

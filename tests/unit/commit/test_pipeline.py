@@ -352,3 +352,32 @@ async def test_a_required_backend_that_is_not_ready_fails_the_start(rig: Rig) ->
     rig.backup(F0).fail["init"] = ConfigError("no such place")
     with pytest.raises(ConfigError):
         await rig.pipeline.init(None)
+
+
+@pytest.mark.asyncio
+async def test_clean_up_gets_the_backends_ready_that_are_not(rig: Rig) -> None:
+    await rig.pipeline.clean_up([], [(1, 0)])
+    assert rig.backup(F0).clean_up_args == ([], [(1, 0)])
+    assert rig.backup(F1).clean_up_args == ([], [(1, 0)])
+    await rig.pipeline.clean_up([], [(1, 1)])
+    assert rig.calls.count("f0.init") == 1
+
+
+@pytest.mark.asyncio
+async def test_clean_up_fails_if_a_required_backend_does_not_get_ready(rig: Rig) -> None:
+    rig.backup(F0).fail["init"] = RetriableError("down")
+    with pytest.raises(ExceptionGroup) as caught:
+        await rig.pipeline.clean_up([], [(1, 0)])
+    assert caught.value.exceptions == (rig.backup(F0).fail["init"],)
+    assert rig.backup(F0).clean_up_args is None
+    assert rig.backup(F1).clean_up_args == ([], [(1, 0)])
+
+
+@pytest.mark.asyncio
+async def test_clean_up_leaves_out_an_optional_backend_that_does_not_get_ready(
+    lenient: Rig,
+) -> None:
+    lenient.backup(F1).fail["init"] = RetriableError("down")
+    await lenient.pipeline.clean_up([], [(1, 0)])
+    assert lenient.backup(F0).clean_up_args == ([], [(1, 0)])
+    assert lenient.backup(F1).clean_up_args is None

@@ -1,0 +1,119 @@
+"""What the commit record of a job says of each task, and which tasks must upload for it."""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    SystemStreamPartition,
+)
+from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
+from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.spark.driver.markers import usable
+from statekeep.spark.worker.job_spec import STATE_STORE, partition_of, task_name
+
+StateMarkers = Mapping[BackendName, Mapping[StoreName, Marker]]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the newest commit holds of a task, without bad markers."""
+
+    version: str
+    checkpoint: CheckpointV2
+
+
+class CommitRecords:
+    """Builds commit records from the newest commit and from what was uploaded since."""
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        identity: JobIdentity,
+        query_state: Callable[[int], Awaitable[QueryState]],
+        required_backends: Collection[str],
+    ) -> None:
+        """Wire it; the arguments are those of `Committer`."""
+        self._writer = writer
+        self._identity = identity
+        self._query_state = query_state
+        self._required_backends = tuple(map(BackendName, required_backends))
+
+    def bases(self) -> dict[int, Base]:
+        """Return what the newest commit holds, by partition; nothing for empty state."""
+        commit = self._writer.view.last_commit
+        if commit is None:
+            return {}
+        bad = self._writer.view.bad_markers
+        return {
+            partition_of(task): Base(commit.versions[task], usable(task, bytes(raw), bad))
+            for task, raw in commit.checkpoints.items()
+            if commit.versions.get(task)
+        }
+
+    def must_upload(self, version: str, base: Base | None) -> bool:
+        """Whether a task changed, or a backend lacks what it has."""
+        if not version or base is None:
+            return bool(version)
+        if base.version != version:
+            return True
+        markers = base.checkpoint.state_markers
+        return any(STATE_STORE not in markers.get(name, {}) for name in self._required_backends)
+
+    async def build(
+        self,
+        key: tuple[int, int],
+        batch: int,
+        checkpoint_id: str,
+        versions: Mapping[int, str],
+        uploaded: Mapping[int, bytes],
+    ) -> CommitRecord:
+        """Return the record of an attempt.
+
+        Args:
+            key: (epoch, attempt).
+            batch: The batch that is committed.
+            checkpoint_id: Of the attempt.
+            versions: ``{partition: VersionId}`` of all tasks.
+            uploaded: ``{partition: CheckpointV2 in JSON}`` of those that uploaded.
+        """
+        bases = self.bases()
+        checkpoints = {
+            str(task_name(partition)): msgspec.Raw(
+                uploaded[partition]
+                if partition in uploaded
+                else self.checkpoint(checkpoint_id, batch, _markers(bases.get(partition)))
+            )
+            for partition in versions
+        }
+        return CommitRecord(
+            epoch=0,
+            nonce="",
+            attempt_epoch=key[0],
+            attempt=key[1],
+            batch=batch,
+            checkpoint_id=checkpoint_id,
+            identity=self._identity,
+            checkpoints=checkpoints,
+            versions={task_name(partition): version for partition, version in versions.items()},
+            query=await self._query_state(batch),
+        )
+
+    def checkpoint(self, checkpoint_id: str, batch: int, markers: StateMarkers) -> bytes:
+        """Return a task's checkpoint in JSON."""
+        inputs = {SystemStreamPartition("spark", self._identity.job_name, 0): str(batch)}
+        return encode_checkpoint_v2(
+            CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
+        )
+
+
+def _markers(base: Base | None) -> StateMarkers:
+    """Return the markers of a task that had nothing to upload: those of the commit before."""
+    return {} if base is None else base.checkpoint.state_markers

@@ -1,0 +1,60 @@
+"""A container's parts on a scratch directory, and requests for them."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.spark.container.place import ContainerPlace, ContainerSpec
+from statekeep.spark.container.protocol import HandOver
+
+VERSION = "0_0123456789abcdef"
+
+
+def spec_in(root: Path, **settings: str) -> ContainerSpec:
+    return ContainerSpec(
+        job_name="j",
+        job_uid="u",
+        local_name="j-u",
+        operator="main",
+        settings={
+            "job.name": "j",
+            "stores.backup.factories": "blob",
+            "blob.store.uri": f"file://{root}/blobs",
+            **settings,
+        },
+        stores=["state"],
+        log_backend="blob",
+        local_dir=str(root / "local"),
+        app_id="app",
+        executor_id="1",
+        jvm_pid=1,
+        python_path=[],
+    )
+
+
+def place_in(root: Path) -> ContainerPlace:
+    place = ContainerPlace(root / "container")
+    place.prepare()
+    return place
+
+
+def hand_over(attempt: int = 1, partition: int = 0, version: str = VERSION) -> HandOver:
+    checkpoint = encode_checkpoint_v2(CheckpointV2(CheckpointId(7, attempt), {}, {}))
+    return HandOver(
+        epoch=1,
+        attempt=attempt,
+        partition=partition,
+        version=version,
+        checkpoint=msgspec.Raw(checkpoint),
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others run until the condition holds."""
+    while not condition():
+        await asyncio.sleep(0)

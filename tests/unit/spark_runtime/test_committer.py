@@ -1,0 +1,316 @@
+"""The driver's committer: how attempts end, what is uploaded, what counts against the tolerance."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from log_kit import driver_on, new_blobs
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+
+from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
+from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.records import (
+    AttemptRecord,
+    BadMarkerRecord,
+    CommitRecord,
+    JobIdentity,
+    QueryState,
+)
+from statekeep.checkpoint.serde import (
+    FailedTask,
+    FinishedTask,
+    encode_attempt_entry,
+    encode_checkpoint_v2,
+)
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.commit.gate import CommitGate
+from statekeep.config.load import load_dict
+from statekeep.errors import CheckpointCorruptError, CommitFailedError, ConfigError
+from statekeep.spark.worker.job_spec import (
+    STATE_STORE,
+    VERSION_NOT_HERE,
+    CommitSummary,
+    Committer,
+    HandOverPlan,
+    task_name,
+)
+from statekeep.testing.clock import FakeClock
+
+V0, V1, V2 = "0_0123456789abcdef", "1_0123456789abcdef", "2_0123456789abcdef"
+IDENTITY = JobIdentity(job_uid="u", job_name="j", partitions=2)
+BLOB, KAFKA = BackendName("blob"), BackendName("kafka")
+
+
+class Rig:
+    """A committer over blobs in memory."""
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        checkpoints: BlobCheckpointStore,
+        required_backends: tuple[str, ...] = (),
+    ) -> None:
+        self.writer = writer
+        self.checkpoints = checkpoints
+        self.state_error: Exception | None = None
+        self.summaries: list[CommitSummary] = []
+        self.clock = FakeClock()
+        settings = load_dict({"job.name": "j", "stores.backup.factories": "blob"})
+        self.gate = CommitGate(settings.task)
+        self.committer = Committer(
+            writer=writer,
+            checkpoints=checkpoints,
+            gate=self.gate,
+            clock=self.clock,
+            identity=IDENTITY,
+            query_state=self._query_state,
+            on_commit=self.summaries.append,
+            required_backends=required_backends,
+        )
+
+    async def _query_state(self, batch: int) -> QueryState:
+        if self.state_error is not None:
+            raise self.state_error
+        return QueryState(query_id="q", metadata="{}", offsets="o")
+
+    async def begin(self, batch: int, versions: Mapping[int, str]) -> HandOverPlan:
+        plan = await self.committer.prepare(batch, versions, is_forced=True)
+        assert plan is not None
+        return plan
+
+    async def finish(self, plan: HandOverPlan, partition: int) -> None:
+        checkpoint = CheckpointV2(
+            CheckpointId.parse(plan.checkpoint_id), {}, {BLOB: {STATE_STORE: Marker("m")}}
+        )
+        entry = FinishedTask(checkpoint, VersionId.parse(plan.versions[partition]))
+        await self.enter(plan, partition, encode_attempt_entry(entry))
+
+    async def enter(self, plan: HandOverPlan, partition: int, entry: bytes) -> None:
+        name = f"{plan.epoch}-{plan.attempt}"
+        await self.checkpoints.write(name, task_name(partition), entry)
+
+
+async def new_rig(required_backends: tuple[str, ...] = ()) -> Rig:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    return Rig(writer, BlobCheckpointStore(blobs, "job"), required_backends)
+
+
+async def committed(rig: Rig, versions: Mapping[int, str]) -> None:
+    plan = await rig.begin(rig.committer.committed_batch + 1, versions)
+    for partition in plan.versions:
+        await rig.finish(plan, partition)
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+
+
+@pytest.mark.asyncio
+async def test_a_commit_is_durable_once_every_task_has_its_entry() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0, 1: V0})
+    await rig.finish(plan, 0)
+    await rig.committer.handed_over(plan, {})
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert rig.committer.open_batch == 0
+    await rig.finish(plan, 1)
+    await rig.committer.settle(60)
+    assert rig.committer.committed_batch == 0
+    assert [summary.tasks_uploaded for summary in rig.summaries] == [2]
+
+
+@pytest.mark.asyncio
+async def test_a_lost_version_in_flight_leaves_the_commit_owed_and_uncounted() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0, 1: V1})
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.void_if_lost({0: V0})
+    assert rig.committer.open_batch is None
+    assert rig.gate.failures == 0
+    assert rig.committer.is_due()
+    assert (await rig.begin(1, {0: V0, 1: V1})).attempt == 2
+
+
+@pytest.mark.asyncio
+async def test_a_hand_over_that_finds_no_version_leaves_the_commit_uncounted() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0, 1: V1})
+    await rig.committer.handed_over(plan, {0: f"{VERSION_NOT_HERE}: version={V0}"})
+    assert rig.gate.failures == 0
+    assert (await rig.begin(1, {0: V0, 1: V1})).attempt == 2
+
+
+@pytest.mark.asyncio
+async def test_a_hand_over_that_fails_otherwise_counts() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0, 1: V1})
+    errors = {0: f"{VERSION_NOT_HERE}: version={V0}", 1: "RetriableError: it does not start"}
+    await rig.committer.handed_over(plan, errors)
+    with pytest.raises(CommitFailedError, match="it does not start"):
+        await rig.begin(1, {0: V0, 1: V1})
+
+
+@pytest.mark.asyncio
+async def test_only_an_attempt_that_is_followed_has_an_open_plan() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0})
+    assert open_plan_of(rig) is None
+    await rig.committer.handed_over(plan, {})
+    assert open_plan_of(rig) is plan
+    await rig.finish(plan, 0)
+    await rig.committer.settle(60)
+    assert open_plan_of(rig) is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("namenode hiccup"),
+        CheckpointCorruptError("namenode hiccup"),
+        ConfigError("namenode hiccup"),
+        Py4JError("namenode hiccup"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_error_of_the_follower_fails_the_attempt_with_its_text(error: Exception) -> None:
+    rig = await new_rig()
+    rig.state_error = error
+    plan = await rig.begin(0, {0: ""})
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    with pytest.raises(CommitFailedError, match="namenode hiccup"):
+        await rig.begin(1, {0: ""})
+
+
+@pytest.mark.asyncio
+async def test_an_error_that_nobody_foresaw_fails_the_attempt_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = await new_rig()
+    rig.state_error = LookupError("a bug")
+    plan = await rig.begin(0, {0: ""})
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    assert [r.levelno for r in caplog.records if "follower" in r.message] == [logging.ERROR]
+    with pytest.raises(CommitFailedError, match="LookupError: a bug"):
+        await rig.begin(1, {0: ""})
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_entry_fails_the_attempt() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0})
+    await rig.enter(plan, 0, b"nonsense")
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    assert rig.gate.failures == 1
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_failed_fails_the_attempt_with_its_text() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0})
+    await rig.enter(plan, 0, encode_attempt_entry(FailedTask("upload", "backend is down")))
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    with pytest.raises(CommitFailedError, match="backend is down"):
+        await rig.begin(1, {0: V0})
+
+
+@pytest.mark.asyncio
+async def test_polling_backs_off_and_reads_no_entry_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0, 1: V0})
+    await rig.finish(plan, 0)
+    reads: list[str] = []
+    get = rig.checkpoints._blobs.get
+
+    async def counted(blob_id: str) -> bytes:
+        reads.append(blob_id)
+        return await get(blob_id)
+
+    monkeypatch.setattr(rig.checkpoints._blobs, "get", counted)
+    await rig.committer.handed_over(plan, {})
+    while len(rig.clock.slept) < 6:
+        await asyncio.sleep(0)
+    await rig.finish(plan, 1)
+    await rig.committer.settle(60)
+    assert rig.clock.slept[:6] == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
+    assert len(reads) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_task_without_change_has_nothing_to_upload() -> None:
+    rig = await new_rig((BLOB,))
+    await committed(rig, {0: V0, 1: V0})
+    plan = await rig.begin(1, {0: V0, 1: V1})
+    assert plan.versions == {1: V1}
+    assert attempt_of(rig, plan).uploads == ["Partition 1"]
+
+
+@pytest.mark.asyncio
+async def test_a_task_without_change_is_uploaded_to_a_backend_that_lacks_it() -> None:
+    rig = await new_rig((BLOB,))
+    await committed(rig, {0: V0, 1: ""})
+    moved = Rig(rig.writer, rig.checkpoints, (BLOB, KAFKA))
+    plan = await moved.begin(1, {0: V0, 1: ""})
+    assert plan.versions == {0: V0}
+    assert attempt_of(rig, plan).uploads == ["Partition 0"]
+
+
+@pytest.mark.asyncio
+async def test_a_task_whose_marker_is_bad_is_uploaded_again() -> None:
+    rig = await new_rig((BLOB,))
+    await committed(rig, {0: V0})
+    bad = BadMarkerRecord(
+        epoch=0,
+        nonce="",
+        backend=BLOB,
+        task=task_name(0),
+        store=STATE_STORE,
+        marker="m",
+        reason="test",
+    )
+    await rig.writer.append(bad)
+    assert (await rig.begin(1, {0: V0})).versions == {0: V0}
+
+
+@pytest.mark.asyncio
+async def test_the_commit_record_keeps_the_checkpoints_of_tasks_without_change() -> None:
+    rig = await new_rig((BLOB,))
+    await committed(rig, {0: V0, 1: V0})
+    await committed(rig, {0: V0, 1: V2})
+    commit = rig.writer.view.last_commit
+    assert isinstance(commit, CommitRecord)
+    assert commit.batch == 1
+    assert commit.versions == {"Partition 0": V0, "Partition 1": V2}
+    for raw in commit.checkpoints.values():
+        markers = msgspec.json.decode(bytes(raw))["state-checkpoint-markers"]
+        assert markers == {"blob": {"state": "m"}}
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_of_an_earlier_driver_is_recorded_with_its_versions() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0})
+    attempt = attempt_of(rig, plan)
+    checkpoint = CheckpointV2(CheckpointId(7, 1), {}, {BLOB: {STATE_STORE: Marker("m")}})
+    key = (plan.epoch, plan.attempt)
+    summary = await rig.committer.record_now(key, attempt, {0: encode_checkpoint_v2(checkpoint)})
+    assert summary.was_rolled_forward
+    assert rig.committer.committed_batch == 0
+
+
+def open_plan_of(rig: Rig) -> HandOverPlan | None:
+    return rig.committer.open_plan
+
+
+def attempt_of(rig: Rig, plan: HandOverPlan) -> AttemptRecord:
+    return rig.writer.view.open_attempts[plan.epoch, plan.attempt]

@@ -1,0 +1,23 @@
+"""What a container that died left behind."""
+
+from pathlib import Path
+
+from container_process_kit import hand_over
+
+from statekeep.spark.container.outbox import Outbox
+
+
+def test_a_hand_over_is_pending_until_it_is_removed(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.replace(hand_over())
+    assert outbox.pending() == [hand_over()]
+    outbox.remove(hand_over())
+    assert outbox.pending() == []
+
+
+def test_leftovers_of_lower_attempts_are_dropped(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.replace(hand_over(attempt=2, partition=1))
+    outbox.replace(hand_over(attempt=1, partition=0))
+    assert outbox.pending() == [hand_over(attempt=2, partition=1)]
+    assert len(list(tmp_path.iterdir())) == 1

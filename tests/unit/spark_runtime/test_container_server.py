@@ -1,0 +1,175 @@
+"""The container's server: repeated and superseded hand-overs, stopping, stale settings."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+from container_process_kit import hand_over, place_in, spec_in, until
+
+from statekeep.spark.container.outbox import Outbox
+from statekeep.spark.container.protocol import (
+    STALE_CONTAINER,
+    STOPPING_CONTAINER,
+    Answer,
+    Done,
+    HandOver,
+    Progress,
+    Refused,
+    Request,
+    Restore,
+    Stop,
+)
+from statekeep.spark.container.server import ContainerServer
+from statekeep.spark.container.work import ContainerWork
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+
+class FakeWork:
+    """Takes as long as it is told, and notes what runs."""
+
+    def __init__(self) -> None:
+        self.executor = SerialExecutor()
+        self.spec_digest = "digest"
+        self.may_end = asyncio.Event()
+        self.began: list[int] = []
+        self.ended: list[int] = []
+        self.error: Exception | None = None
+        self.is_closed = False
+
+    async def upload(self, request: HandOver) -> None:
+        self.began.append(request.attempt)
+        try:
+            if self.error is not None:
+                raise self.error
+            await self.may_end.wait()
+        finally:
+            for _ in range(9):  # a cancelled upload takes a while to wind up
+                await asyncio.sleep(0)
+            self.ended.append(request.attempt)
+
+    async def restore(self, request: Restore, on_progress: Callable[[Progress], None]) -> Done:
+        await self.may_end.wait()
+        return Done(version="restored")
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Rig:
+    def __init__(self, root: Path) -> None:
+        self.place = place_in(root)
+        self.work = FakeWork()
+        self.server = ContainerServer(
+            self.place, cast("ContainerWork", self.work), FakeClock(), grace_ms=60_000
+        )
+
+    async def ask(self, request: Request, digest: str = "digest") -> Answer:
+        request = msgspec.structs.replace(request, spec_digest=digest)
+        return await self.server._answer(request, cast("asyncio.StreamWriter", None))
+
+    async def run(self) -> "asyncio.Task[None]":
+        running = asyncio.create_task(self.server.run(0))
+        await until(self.place.socket.exists)
+        return running
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+@pytest.mark.asyncio
+async def test_a_hand_over_that_is_repeated_is_worked_on_once(rig: Rig) -> None:
+    await rig.ask(hand_over())
+    await until(lambda: rig.work.began == [1])
+    assert await rig.ask(hand_over()) == Done()
+    rig.work.may_end.set()
+    await until(lambda: not rig.server._uploads)
+    assert await rig.ask(hand_over()) == Done()
+    assert not rig.server._uploads
+    assert rig.work.began == [1]
+    assert Outbox(rig.place.outbox).pending() == []
+
+
+@pytest.mark.asyncio
+async def test_a_hand_over_without_an_entry_is_worked_on_again_when_repeated(rig: Rig) -> None:
+    rig.work.error = OSError("the checkpoint store is down")
+    await rig.ask(hand_over())
+    await until(lambda: rig.work.ended == [1])
+    await until(lambda: not rig.server._uploads)
+    rig.work.error = None
+    await rig.ask(hand_over())
+    await until(lambda: rig.work.began == [1, 1])
+    rig.work.may_end.set()
+    await until(lambda: not rig.server._uploads)
+
+
+@pytest.mark.asyncio
+async def test_an_upload_begins_only_after_those_that_it_supersedes_have_ended(rig: Rig) -> None:
+    await rig.ask(hand_over(attempt=1))
+    await until(lambda: rig.work.began == [1])
+    await rig.ask(hand_over(attempt=2))
+    await until(lambda: 2 in rig.work.began)
+    assert rig.work.ended == [1]
+    rig.work.may_end.set()
+    await until(lambda: not rig.server._uploads)
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_stops_finishes_its_uploads_and_refuses_new_requests(rig: Rig) -> None:
+    running = await rig.run()
+    await rig.ask(hand_over())
+    assert await rig.ask(Stop()) == Done()
+    answer = await rig.ask(hand_over(partition=1))
+    assert isinstance(answer, Refused)
+    assert answer.error == STOPPING_CONTAINER
+    assert not running.done()
+    rig.work.may_end.set()
+    await running
+    assert rig.work.is_closed
+    assert not rig.place.socket.exists()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_stops_finishes_its_restores(rig: Rig) -> None:
+    running = await rig.run()
+    restore = asyncio.create_task(rig.ask(Restore(partition=0, candidates=[])))
+    await until(lambda: rig.server._restores > 0)
+    await rig.ask(Stop())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not running.done()
+    rig.work.may_end.set()
+    assert await restore == Done(version="restored")
+    await running
+
+
+@pytest.mark.asyncio
+async def test_a_request_under_other_settings_is_refused_and_ends_the_container(rig: Rig) -> None:
+    running = await rig.run()
+    answer = await rig.ask(hand_over(), digest="another")
+    assert isinstance(answer, Refused)
+    assert answer.error == STALE_CONTAINER
+    await running
+    assert rig.work.began == []
+
+
+@pytest.mark.asyncio
+async def test_what_an_earlier_container_left_is_taken_up(rig: Rig) -> None:
+    Outbox(rig.place.outbox).replace(hand_over())
+    running = await rig.run()
+    await until(lambda: rig.work.began == [1])
+    await rig.ask(Stop())
+    rig.work.may_end.set()
+    await running
+
+
+def test_the_digest_tells_settings_apart_but_not_their_order(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path)
+    turned = msgspec.structs.replace(spec, settings=dict(reversed(list(spec.settings.items()))))
+    assert turned.digest == spec.digest
+    assert spec_in(tmp_path, **{"task.commit.ms": "5"}).digest != spec.digest

@@ -1,0 +1,82 @@
+"""Whatever goes wrong in a backup, the driver finds an entry."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from container_process_kit import VERSION, hand_over, spec_in
+
+from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.serde import FailedTask, FinishedTask, decode_attempt_entry
+from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.errors import ConfigError, RetriableError
+from statekeep.spark.container.work import ContainerWork
+from statekeep.spark.worker.job_spec import local_directory, task_name
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.versions import seal_version
+
+
+@pytest_asyncio.fixture
+async def work(tmp_path: Path) -> AsyncIterator[ContainerWork]:
+    work = ContainerWork(spec_in(tmp_path), FakeClock())
+    yield work
+    await work.close()
+
+
+async def entry_of(work: ContainerWork) -> FinishedTask | FailedTask:
+    data = (await work._checkpoints.read("1-1"))[task_name(0)]
+    return decode_attempt_entry(data, where="test")
+
+
+def seal(root: Path) -> None:
+    seal_version(local_directory(root / "local", "j-u", 0), VERSION, None, {b"k": b"v"})
+
+
+@pytest.mark.asyncio
+async def test_a_sound_version_is_backed_up(work: ContainerWork, tmp_path: Path) -> None:
+    seal(tmp_path)
+    await work.upload(hand_over())
+    assert isinstance(await entry_of(work), FinishedTask)
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_version_is_a_failure_with_an_entry(
+    work: ContainerWork, tmp_path: Path
+) -> None:
+    (local_directory(tmp_path / "local", "j-u", 0).root / VERSION).mkdir(parents=True)
+    await work.upload(hand_over())
+    entry = await entry_of(work)
+    assert isinstance(entry, FailedTask)
+    assert "VersionDamagedError" in entry.error
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("no such place"),
+        RetriableError("no such place"),
+        OSError("no such place"),
+        ExceptionGroup("both", [OSError("no such place")]),
+        KeyError("no such place"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_backend_that_does_not_get_ready_is_a_failure_with_an_entry(
+    work: ContainerWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    seal(tmp_path)
+
+    async def refuse(pipeline: TaskCommitPipeline, checkpoint: CheckpointV2 | None) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskCommitPipeline, "init", refuse)
+        await work.upload(hand_over())
+    entry = await entry_of(work)
+    assert isinstance(entry, FailedTask)
+    assert type(error).__name__ in entry.error
+    assert "no such place" in entry.error
+    await work.upload(hand_over())
+    assert isinstance(await entry_of(work), FinishedTask)

@@ -1,0 +1,132 @@
+"""The driver's clean-up really deletes, and trims the log only after that."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from statekeep.backends.base import CommitContext
+from statekeep.backends.registry import BackendRegistry
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.records import AttemptRecord, VoidRecord
+from statekeep.commit.metrics import CommitMetrics
+from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.config.load import load_dict
+from statekeep.spark.driver.clean_up import CleanUp
+from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.versions import seal_version
+
+BLOB = BackendName("blob")
+
+
+class Rig:
+    """A log whose one attempt is void, and the blobs that the attempt had uploaded."""
+
+    def __init__(self, root: Path) -> None:
+        self.blobs = root / "blobs"
+        config = load_dict(
+            {
+                "job.name": "j",
+                "job.logged.store.base.dir": str(root / "local"),
+                "stores.backup.factories": "blob",
+                "blob.store.uri": f"file://{self.blobs}",
+            }
+        )
+        self.spec = JobSpec(
+            config=config,
+            job_uid="u",
+            log_backend="blob",
+            app_id="app",
+            operator=cast("OperatorSpec", None),
+            captured_stores=(),
+            python_path=(),
+        )
+        self.factories = BackendRegistry(config).factories()
+        self.executor = SerialExecutor()
+        self.clock = FakeClock()
+        factory = self.factories[BLOB]
+        self.writer = LogWriter(factory.job_log("j", self.executor, self.clock))
+        self.checkpoints = factory.checkpoint_store("j", self.executor, self.clock)
+
+    async def leave_void_attempt(self) -> None:
+        await self.writer.open()
+        await self.writer.take_over("driver")
+        attempt = AttemptRecord(
+            epoch=0, nonce="", attempt=1, batch=0, checkpoint_id="7-1", versions={}
+        )
+        await self.writer.append(attempt)
+        await self._upload()
+        void = VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=1, reason="test")
+        await self.writer.append(void)
+
+    def clean_up(self) -> CleanUp:
+        return CleanUp(
+            spec=self.spec,
+            partitions=1,
+            factories=self.factories,
+            writer=self.writer,
+            checkpoints=self.checkpoints,
+            executor=self.executor,
+            clock=self.clock,
+        )
+
+    def state_blobs(self) -> Sequence[str]:
+        names = [str(path.relative_to(self.blobs)) for path in self.blobs.rglob("*")]
+        return [n for n in names if "/state" in n and (self.blobs / n).is_file()]
+
+    async def _upload(self) -> None:
+        pipeline = TaskCommitPipeline(
+            self.spec.task(0),
+            {STATE_STORE: self.spec.config.store(STATE_STORE)},
+            self.factories,
+            executor=self.executor,
+            clock=self.clock,
+            metrics=CommitMetrics(),
+        )
+        version = seal_version(self.spec.directory(0), "0_00000000", None, {b"k": b"v"})
+        await pipeline.init(None)
+        await pipeline.commit(CommitContext(CheckpointId(7, 1), 1, 1, version, None, None), {})
+        await pipeline.close()
+
+
+@pytest.mark.asyncio
+async def test_the_blobs_of_a_void_attempt_disappear(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_void_attempt()
+    assert rig.state_blobs()
+    clean_up = rig.clean_up()
+    await clean_up.run()
+    assert rig.state_blobs() == []
+    await clean_up.close()
+
+
+@pytest.mark.asyncio
+async def test_the_log_is_not_trimmed_while_blobs_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_void_attempt()
+    trimmed: list[int] = []
+
+    async def note(floor: int) -> None:
+        trimmed.append(floor)
+
+    monkeypatch.setattr(rig.writer, "trim", note)
+    clean_up = rig.clean_up()
+
+    async def refuse(*_: object) -> None:
+        raise OSError("no such place")
+
+    for pipeline in clean_up._pipelines.values():
+        for backend in pipeline._backends:
+            monkeypatch.setattr(backend.manager, "init", refuse)
+    await clean_up.run()
+    assert not trimmed
+    assert rig.state_blobs()
+    await clean_up.close()
