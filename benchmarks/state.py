@@ -4,7 +4,7 @@ import random
 
 from statekeep.stores.base import KeyValueStore
 
-VALUE_BYTES = 200
+VALUE_BYTES = 100
 _CHUNK = 10_000
 
 

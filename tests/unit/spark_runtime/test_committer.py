@@ -30,11 +30,10 @@ from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointCorruptError, CommitFailedError, ConfigError
+from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.worker.job_spec import (
     STATE_STORE,
     VERSION_NOT_HERE,
-    CommitSummary,
-    Committer,
     HandOverPlan,
     task_name,
 )
