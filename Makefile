@@ -24,7 +24,7 @@ lint: setup  ## ruff, and the direction of imports
 
 types: setup  ## mypy and pyright, both strict
 	$(VENV)/mypy $(CHECKED)
-	$(VENV)/pyright
+	$(VENV)/pyright --pythonpath $(VENV)/python
 
 test: setup  ## All tests but those that need a server: unit, conformance, faults, Spark
 	$(VENV)/python -m pytest -m "not integration"
