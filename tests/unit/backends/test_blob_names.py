@@ -68,7 +68,7 @@ def test_an_id_tells_its_attempt_whatever_stands_before_it(
     file = file_blob_name(below, "00ff", 3, file_name)
     index = index_blob_name(below, "00ff", b"{}")
     for name in (file, index):
-        assert attempt_of(f"s3://bucket/root/{name}") == (epoch, attempt)
+        assert attempt_of(f"s3://bucket/absolute/{name}") == (epoch, attempt)
         assert name.startswith(str(prefix))
     assert is_index(index)
     assert not is_index(file)
