@@ -78,12 +78,6 @@ class Anchor:
         logger.info("anchor placed: partitions=%d executors=%s", self.partitions, dict(load))
         return places
 
-    def replace(self) -> None:
-        """Throw the cached anchor away and cache it anew, on the executors there are now."""
-        self._frame.unpersist(blocking=True)
-        with fixed_partitioning(self._spark):
-            self._frame = self._cache()
-
     def run(self, function: TaskFunction) -> list[dict[str, Any]]:
         """Run ``function`` once per partition, without data, and return its JSON answers."""
         return self._answers(self._spark, self.frame(function, f"{ANSWER_COLUMN} string"))

@@ -68,14 +68,6 @@ class CheckpointLocation:
         """Return the newest batch in ``offsets`` or ``commits``; -1 if there is none."""
         return max(self.batches(log), default=-1)
 
-    def batch_time(self, batch: int) -> BatchTime:
-        """Return the clock of ``batch`` from its offsets.
-
-        Raises:
-            CheckpointLocationError: ``offsets/<batch>`` is missing or damaged.
-        """
-        return parse_batch_time(self.require(f"offsets/{batch}"), f"{self.uri}/offsets/{batch}")
-
     def require(self, name: str) -> str:
         """Return the text of a file that must be there.
 
