@@ -18,9 +18,14 @@ _INTRODUCTION = """\
 
 <!-- Written by `python -m statekeep.config.document`; change `statekeep/config/` instead. -->
 
-Settings come from a dict, from a Java `.properties` file, or from a Spark conf, where each key
-begins with `spark.statekeep.`. A key that is not listed here is an error that names the nearest
-one. Most keys are Apache Samza's.
+Settings come from a dict, a Java `.properties` file, a TOML file, the environment, or a Spark conf
+(`statekeep.config.load`). A key that is not listed here is an error that names the nearest one.
+Most keys are Apache Samza's.
+
+In TOML, tables and dotted keys are one and the same, and a list may be an array; a name that is both
+a setting and the beginning of another one is written in quotes. In the environment a key begins with
+`STATEKEEP__`, and two underscores stand for a dot: `STATEKEEP__TASK__COMMIT__MS=30s`. In a Spark conf
+it begins with `spark.statekeep.`.
 
 A duration is a whole number of milliseconds, or a number with a unit: `500ms`, `60s`, `5m`, `2h`,
 `1d`. A size is a whole number of bytes, or a number with a unit: `64KiB`, `128MiB`, `1GiB`, `1GB`.

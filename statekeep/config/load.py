@@ -1,9 +1,10 @@
-"""Builds a `Config` from what somebody wrote: a dict, a ``.properties`` file, a Spark conf."""
+"""Builds a `Config` from what somebody wrote: a dict, a file, the environment, a Spark conf."""
 
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from statekeep.config.model import Config
 from statekeep.config.properties import parse_properties
@@ -12,6 +13,9 @@ from statekeep.errors import ConfigError
 
 SPARK_PREFIX: Final = "spark.statekeep."
 """What our settings begin with in a Spark conf."""
+ENVIRONMENT_PREFIX: Final = "STATEKEEP__"
+"""What our settings begin with in the environment."""
+_ENVIRONMENT_DOT: Final = "__"
 
 
 def load_dict(values: Mapping[str, WrittenValue], source: str = "dict") -> Config:
@@ -28,19 +32,72 @@ def load_dict(values: Mapping[str, WrittenValue], source: str = "dict") -> Confi
     return Config(collect(check_setting(key, value, source) for key, value in values.items()))
 
 
+def load_file(path: str | PathLike[str]) -> Config:
+    """Read a ``.toml`` or a ``.properties`` file, told apart by its name.
+
+    Raises:
+        ConfigError: As `load_toml` and `load_properties`; or the name ends in neither.
+    """
+    match Path(path).suffix:
+        case ".toml":
+            return load_toml(path)
+        case ".properties":
+            return load_properties(path)
+        case _:
+            raise ConfigError(
+                f"cannot tell the form of the settings by the name of their file: path={path}",
+                hint="name it .properties or .toml",
+            )
+
+
+def load_toml(path: str | PathLike[str]) -> Config:
+    """Read a TOML file: tables and dotted keys are one and the same, lists may be arrays.
+
+    A name that is both a setting and the beginning of another one is written in quotes, such as
+    ``"stores.counts.changelog"``.
+
+    Raises:
+        ConfigError: As `load_dict`; or the file cannot be read or is no TOML.
+    """
+    try:
+        document = tomllib.loads(_read_text(path))
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"settings are not TOML: path={path} reason={exc}") from exc
+    return Config(
+        collect(check_setting(key, value, str(path)) for key, value in _flatten(document))
+    )
+
+
+def load_environment(variables: Mapping[str, str]) -> Config:
+    """Read the settings among environment variables: those under `ENVIRONMENT_PREFIX`.
+
+    Two underscores stand for a dot: ``STATEKEEP__TASK__COMMIT__MS`` is ``task.commit.ms``. A name
+    without lower-case letters is taken as lower case; any other as it is written.
+
+    Args:
+        variables: Such as ``os.environ``.
+
+    Raises:
+        ConfigError: As `load_dict`.
+    """
+    return Config(
+        collect(
+            check_setting(_key_of_variable(name), value, f"environment {name}")
+            for name, value in variables.items()
+            if name.startswith(ENVIRONMENT_PREFIX)
+        )
+    )
+
+
 def load_properties(path: str | PathLike[str]) -> Config:
     """Read a Java ``.properties`` file in UTF-8; the source of a value is file and line.
 
     Raises:
         ConfigError: As `load_dict`; or the file cannot be read.
     """
+    text = _read_text(path)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
         entries = list(parse_properties(text))
-    except OSError as exc:
-        raise ConfigError(f"cannot read the settings: path={path} reason={exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"settings are not UTF-8: path={path} byte={exc.start}") from None
     except ValueError as exc:
         raise ConfigError(f"{exc} path={path}") from exc
     return Config(collect(check_setting(e.key, e.value, f"{path}:{e.line}") for e in entries))
@@ -73,3 +130,25 @@ def merge(*configs: Config) -> Config:
     for config in configs:
         merged = overlay(merged, config.settings)
     return Config(merged)
+
+
+def _read_text(path: str | PathLike[str]) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as exc:
+        raise ConfigError(f"cannot read the settings: path={path} reason={exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"settings are not UTF-8: path={path} byte={exc.start}") from None
+
+
+def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, WrittenValue]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(cast("dict[str, object]", value), f"{prefix}{name}.")
+        else:  # of a type that no setting has: refused where the setting is checked
+            yield f"{prefix}{name}", cast("WrittenValue", value)
+
+
+def _key_of_variable(name: str) -> str:
+    key = name.removeprefix(ENVIRONMENT_PREFIX).replace(_ENVIRONMENT_DOT, ".")
+    return key.lower() if key.isupper() else key
