@@ -117,8 +117,9 @@ class LogWriter:
         Raises:
             TaskFencedError: A newer epoch is in the log, or the log was trimmed past the record.
             CommitFailedError: A commit record, but its attempt is void.
-            ValueError: A release of the current or a pinned commit, or a pin of a released one.
-            RetriableError: Unknown whether the record landed; see the class.
+            ValueError: A release of the current commit, or a pin of a released one.
+            RetriableError: Unknown whether the record landed, see the class; or a release of a
+                commit that somebody has pinned: release what is left.
         """
         async with self._turn:
             append = self._begin(record)
@@ -221,10 +222,13 @@ def _raise_if_contradicted(record: Record, view: LogView) -> None:
                 msg = "the attempt is void"
                 raise CommitFailedError(msg, checkpoint_id=record.checkpoint_id, step="record")
         case ReleaseRecord():
-            kept = {view.last_commit_position, *view.pins.values()}.intersection(record.positions)
-            if kept:
-                msg = f"the current and pinned commits are kept: positions={sorted(kept)}"
+            if view.last_commit_position in record.positions:
+                msg = f"the current commit is kept: position={view.last_commit_position}"
                 raise ValueError(msg)
+            pinned = set(view.pins.values()).intersection(record.positions)
+            if pinned:
+                msg = f"a commit was pinned meanwhile, look again: positions={sorted(pinned)}"
+                raise RetriableError(msg)
         case PinRecord():
             if record.position not in view.commits:
                 msg = f"no retained commit to pin: position={record.position} name={record.name}"
