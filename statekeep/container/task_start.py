@@ -8,7 +8,7 @@ from typing import Final
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.log_scope import task_scope
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate
@@ -97,8 +97,7 @@ async def start_task(parts: TaskParts) -> Task:
 
 
 def _open_log(parts: TaskParts) -> TaskLog:
-    names = (parts.task.job_name, parts.task.operator, parts.task.task_name)
-    scope = "/".join(map(escape_name, names))
+    scope = task_scope(parts.task.job_name, parts.task.operator, parts.task.task_name)
     job_log = parts.log_backend.job_log(scope, parts.executor, parts.clock)
     return TaskLog(job_log, parts.task, parts.stores)
 

@@ -10,20 +10,13 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from statekeep.backends.base import StateBackendFactory, TaskIdentity
-from statekeep.backends.registry import BackendRegistry
-from statekeep.checkpoint.checkpoints import BackendName, TaskName
-from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.log_reader import LogReader
-from statekeep.checkpoint.records import CommitRecord
-from statekeep.checkpoint.serde import decode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.backends.base import TaskIdentity
+from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.clock import SystemClock
-from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.restore.manager import RestoreCandidate, TaskRestorer
+from statekeep.inspection.job import open_job
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.registry import RegisteredVariable, stored_variables
@@ -32,8 +25,6 @@ from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
-
-_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,54 +63,13 @@ def read_state(settings: Mapping[str, Any] | Config, variable: str) -> Iterator[
 
 
 async def _restore_all(config: Config, directory: Path) -> dict[TaskName, SealedVersion]:
-    clock, executor = SystemClock(), BoundedExecutor(_THREADS, "statekeep-read")
-    factories = BackendRegistry(config).factories()
-    try:
-        commit = await _newest_commit(config, factories, executor)
-        restored: dict[TaskName, SealedVersion] = {}
-        for task in sorted(map(TaskName, commit.versions)):
-            identity = TaskIdentity(
-                config.job.name, OPERATOR, task, job_uid=commit.identity.job_uid
-            )
-            restorer = TaskRestorer(
-                identity,
-                TaskDirectory.of(directory, identity),
-                {STATE_STORE: config.store(STATE_STORE)},
-                factories,
-                executor=executor,
-                clock=clock,
-                on_progress=lambda _: None,
-            )
-            version = (await restorer.restore([_candidate(commit, task)])).version
-            if version is not None:
-                restored[task] = version
-    finally:
-        await executor.close()
-    return restored
-
-
-async def _newest_commit(
-    config: Config, factories: Mapping[BackendName, StateBackendFactory], executor: BoundedExecutor
-) -> CommitRecord:
-    wanted = config.job.log_backend
-    for name, factory in factories.items():
-        if factory.properties.can_hold_job_log and wanted in (None, name):
-            log = factory.job_log(escape_name(config.job.name), executor, SystemClock())
-            reader = LogReader(log)
-            await reader.catch_up()
-            await log.close()
-            if reader.view.last_commit is not None:
-                return reader.view.last_commit
-    msg = f"no commit of this job: job={config.job.name} backends={','.join(factories)}"
-    raise ConfigError(msg, key="job.name", hint="check job.name and the backend's uri")
-
-
-def _candidate(commit: CommitRecord, task: TaskName) -> RestoreCandidate:
-    version = commit.versions[task]
-    if not version:
-        return RestoreCandidate(None, None)
-    checkpoint = decode_checkpoint_v2(bytes(commit.checkpoints[task]), where=f"task={task}")
-    return RestoreCandidate(checkpoint, VersionId.parse(version))
+    async with open_job(config, SystemClock()) as job:
+        _, commit = job.find_commit()
+        outcomes = {
+            task: await job.restore(commit, task, directory)
+            for task in sorted(map(TaskName, commit.versions))
+        }
+    return {task: found.version for task, found in outcomes.items() if found.version is not None}
 
 
 def _entries(

@@ -1,0 +1,1 @@
+"""The command line: ``statekeep ...`` looks at jobs and looks after their checkpoints."""

@@ -1,0 +1,61 @@
+"""The application: which commands there are, and what becomes of errors."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from statekeep.cli import backends, checkpoints, config, events, restore, verify
+from statekeep.cli.exit_status import exit_status_of
+from statekeep.errors import StateBackupError
+
+app = typer.Typer(
+    name="statekeep",
+    help="Look at the backups of a job's state, and look after its checkpoints.",
+    epilog="Exit status: 0 fine, 2 wrong setting or argument, 3 damaged, 4 unavailable, 5 fenced.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(checkpoints.app)
+app.add_typer(backends.app)
+app.add_typer(config.app)
+app.command("verify")(verify.verify)
+app.command("restore")(restore.restore)
+app.command("events")(events.events)
+
+
+def _show_version(is_asked: bool) -> None:  # noqa: FBT001 - the callback of an option
+    if is_asked:
+        sys.stdout.write(f"statekeep {version('statekeep')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Take the options that stand before any command."""
+
+
+def main() -> None:
+    """Run the command line and exit; an error becomes a line with its remedy, and a number."""
+    try:
+        app()
+    except StateBackupError as exc:
+        _explain(exc)
+        raise SystemExit(int(exit_status_of(exc))) from None
+
+
+def _explain(error: StateBackupError) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {escape(str(error))}")
+    for note in getattr(error, "__notes__", ()):
+        console.print(f"  {escape(note)}")

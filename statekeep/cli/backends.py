@@ -1,0 +1,114 @@
+"""``statekeep backends``: which ones the job has, and whether they can do what is asked."""
+
+import asyncio
+from dataclasses import asdict
+
+import typer
+
+from statekeep.backends.base import StateBackendFactory
+from statekeep.backends.registry import BackendRegistry
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.cli.exit_status import ExitStatus
+from statekeep.cli.options import AsJson, ConfigFiles, Settings, read_config
+from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.clock import SystemClock
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError, RetriableError
+
+app = typer.Typer(
+    name="backends", help="The state backends that the settings name.", no_args_is_help=True
+)
+
+_THREADS = 4
+
+
+@app.command("list")
+def list_backends(
+    *, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False
+) -> None:
+    """List the backends with their factories and what they need and can."""
+    settings = read_config(config, setting)
+    rows: list[dict[str, JsonValue]] = [
+        {
+            "backend": name,
+            "factory": settings.backend_factory(name),
+            "stores": [
+                store
+                for store in settings.store_names
+                if name in settings.store(store).backup_factories
+            ],
+            **asdict(factory.properties),
+        }
+        for name, factory in _factories(settings).items()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["backend", "factory", "needs", "durable", "job log"],
+        [
+            [
+                row["backend"],
+                row["factory"],
+                ",".join(part for part in ("files", "changes") if row[f"needs_{part}"]),
+                _yes(row["is_durable"]),
+                _yes(row["can_hold_job_log"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def check(*, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False) -> None:
+    """Ask each backend whether its place is there, lets us in, and can do what is needed.
+
+    Creates what is missing, as the start of the job would.
+    """
+    findings = asyncio.run(_check_all(_factories(read_config(config, setting))))
+    if as_json:
+        print_json([{"backend": name, "error": error} for name, error in findings.items()])
+    else:
+        print_table(
+            ["backend", "state"], [[name, error or "fine"] for name, error in findings.items()]
+        )
+    if any(findings.values()):
+        raise typer.Exit(ExitStatus.UNAVAILABLE)
+
+
+def _factories(config: Config) -> dict[BackendName, StateBackendFactory]:
+    factories = dict(BackendRegistry(config).factories())
+    if not factories:
+        raise ConfigError(
+            "the settings name no backend",
+            key="stores.backup.factories",
+            hint="give the settings of the job with --config or --set",
+        )
+    return factories
+
+
+async def _check_all(
+    factories: dict[BackendName, StateBackendFactory],
+) -> dict[str, str | None]:
+    executor = BoundedExecutor(_THREADS, "statekeep-check")
+    try:
+        return {name: await _check(factory, executor) for name, factory in factories.items()}
+    finally:
+        await executor.close()
+
+
+async def _check(factory: StateBackendFactory, executor: BoundedExecutor) -> str | None:
+    admin = factory.admin(executor, SystemClock())
+    try:
+        await admin.create_resources()
+        await admin.validate_resources()
+    except (ConfigError, RetriableError) as exc:
+        return "; ".join([str(exc), *getattr(exc, "__notes__", ())])
+    finally:
+        await admin.close()
+    return None
+
+
+def _yes(value: JsonValue) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,281 @@
+"""``statekeep checkpoints``: what is retained, what is in it, and what stays for good."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from socket import gethostname
+from typing import Annotated
+
+import typer
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
+from statekeep.checkpoint.records import CommitRecord
+from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
+from statekeep.cli.output import JsonValue, print_json, print_line, print_table, utc
+from statekeep.clock import SystemClock
+from statekeep.errors import ConfigError
+from statekeep.inspection.job import InspectedJob, open_job
+from statekeep.inspection.offsets import overwrite_input_offsets
+
+app = typer.Typer(
+    name="checkpoints", help="The commits of a job and what they hold.", no_args_is_help=True
+)
+
+
+@app.command("list")
+def list_commits(
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the commits that a restore may use, oldest first."""
+
+    async def run() -> list[dict[str, JsonValue]]:
+        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+            return [_commit_row(job, position) for position in job.view.commits]
+
+    rows = asyncio.run(run())
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["commit", "batch", "checkpoint id", "time", "tasks", "backends", "pinned as", ""],
+        [
+            [
+                row["commit"],
+                row["batch"],
+                row["checkpoint-id"],
+                row["time"],
+                row["tasks"],
+                _joined(row["backends"]),
+                _joined(row["pins"]),
+                "current" if row["is-current"] else "",
+            ]
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def show(
+    which: Which = None,
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one commit: version, input offsets and markers of each task."""
+
+    async def run() -> tuple[dict[str, JsonValue], dict[str, dict[str, JsonValue]]]:
+        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+            position, commit = job.find_commit(which)
+            return _commit_row(job, position), _task_rows(job, commit)
+
+    row, tasks = asyncio.run(run())
+    if as_json:
+        print_json({**row, "tasks": tasks})
+        return
+    print_line(
+        f"commit {row['commit']}, batch {row['batch']}, {row['time']}, "
+        f"checkpoint id {row['checkpoint-id']}, epoch {row['epoch']}, attempt {row['attempt']}"
+    )
+    print_table(["task", "what", "where", "value"], _flat(tasks))
+
+
+@app.command()
+def diff(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The commit to compare with.")],
+    new: Annotated[
+        str | None,
+        typer.Argument(metavar="[NEW]", help="The other; left out: the current one."),
+    ] = None,
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what differs between two commits, value by value."""
+
+    async def run() -> list[tuple[str, str, str, str | None, str | None]]:
+        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+            before = _values(_task_rows(job, job.find_commit(old)[1]))
+            after = _values(_task_rows(job, job.find_commit(new)[1]))
+        return [
+            (*name, before.get(name), after.get(name))
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name)
+        ]
+
+    rows = asyncio.run(run())
+    columns = ["task", "what", "where", "old", "new"]
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
+
+
+@app.command()
+def pin(
+    name: Annotated[str, typer.Argument(help="What the commit is kept under.")],
+    which: Which = None,
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+) -> None:
+    """Keep a commit from being released; the job may go on meanwhile."""
+
+    async def run() -> int:
+        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+            position, _ = job.find_commit(which)
+            await job.guest.pin(name, position)
+            return position
+
+    print_line(f"commit {asyncio.run(run())} is pinned as {name}")
+
+
+@app.command()
+def unpin(
+    name: Annotated[str, typer.Argument(help="The name of the pin.")],
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+) -> None:
+    """Give a pinned commit back to retention; the job's next clean-up may release it."""
+
+    async def run() -> None:
+        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+            await job.guest.unpin(name)
+
+    asyncio.run(run())
+    print_line(f"no commit is pinned as {name} any more")
+
+
+@app.command("overwrite-offsets")
+def overwrite_offsets(
+    task: Annotated[str, typer.Argument(help="The task, such as 'Partition 0'.")],
+    offsets: Annotated[
+        list[str], typer.Argument(metavar="INPUT=OFFSET...", help="kafka.orders.v1.0=17")
+    ],
+    *,
+    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a task in plain Python go on from other input offsets; its state stays as it is.
+
+    Makes a new commit with the markers of the current one. Stop the job before: if it runs, it is
+    fenced.
+    """
+    wanted = dict(map(_parse_offset, offsets))
+    if not is_sure:
+        typer.confirm(f"Take over {task} and overwrite {len(wanted)} input offsets?", abort=True)
+
+    async def run() -> CheckpointV2:
+        clock = SystemClock()
+        async with open_job(read_config(config, setting), clock, task=task) as job:
+            return await overwrite_input_offsets(
+                job, TaskName(task), wanted, owner=f"{gethostname()}:{os.getpid()}", clock=clock
+            )
+
+    checkpoint = asyncio.run(run())
+    rows = {_input_name(ssp): offset for ssp, offset in sorted(checkpoint.input_offsets.items())}
+    if as_json:
+        print_json({"checkpoint-id": str(checkpoint.checkpoint_id), "input-offsets": rows})
+    else:
+        print_table(["input", "offset"], rows.items())
+
+
+def _parse_offset(text: str) -> tuple[SystemStreamPartition, str]:
+    name, equals, offset = text.partition("=")
+    system, _, rest = name.partition(".")
+    stream, _, partition = rest.rpartition(".")
+    if not (equals and offset and system and stream and partition.isdecimal()):
+        raise ConfigError(
+            f"not SYSTEM.STREAM.PARTITION=OFFSET: {text}",
+            hint="`statekeep checkpoints show` has the names of the inputs",
+        )
+    return SystemStreamPartition(system, stream, int(partition)), offset
+
+
+def _commit_row(job: InspectedJob, position: int) -> dict[str, JsonValue]:
+    commit, view = job.view.commits[position], job.view
+    checkpoints = (job.checkpoint(commit, TaskName(name)) for name in commit.checkpoints)
+    backends = {name for found in checkpoints if found for name in found.state_markers}
+    return {
+        "commit": position,
+        "batch": commit.batch,
+        "checkpoint-id": commit.checkpoint_id,
+        "time": utc(CheckpointId.parse(commit.checkpoint_id).millis),
+        "epoch": commit.attempt_epoch,
+        "attempt": commit.attempt,
+        "tasks": commit.identity.partitions,
+        "backends": sorted(backends),
+        "pins": sorted(name for name, pinned in view.pins.items() if pinned == position),
+        "is-current": position == view.last_commit_position,
+    }
+
+
+def _task_rows(job: InspectedJob, commit: CommitRecord) -> dict[str, dict[str, JsonValue]]:
+    names = sorted({*commit.versions, *commit.checkpoints}, key=_by_number)
+    return {
+        name: _task_row(commit.versions.get(name, ""), job.checkpoint(commit, TaskName(name)))
+        for name in names
+    }
+
+
+def _task_row(version: str, checkpoint: CheckpointV2 | None) -> dict[str, JsonValue]:
+    if checkpoint is None:
+        return {"version": version, "input-offsets": {}, "markers": {}}
+    return {
+        "version": version,
+        "input-offsets": {
+            _input_name(ssp): offset for ssp, offset in sorted(checkpoint.input_offsets.items())
+        },
+        "markers": {
+            str(backend): {str(store): str(marker) for store, marker in stores.items()}
+            for backend, stores in sorted(checkpoint.state_markers.items())
+        },
+    }
+
+
+def _values(tasks: Mapping[str, Mapping[str, JsonValue]]) -> dict[tuple[str, str, str], str]:
+    return {(task, what, where): value for task, what, where, value in _flat(tasks)}
+
+
+def _flat(tasks: Mapping[str, Mapping[str, JsonValue]]) -> list[tuple[str, str, str, str]]:
+    rows: list[tuple[str, str, str, str]] = []
+    for task, row in tasks.items():
+        rows.append((task, "version", "", str(row["version"] or "empty")))
+        offsets, markers = row["input-offsets"], row["markers"]
+        if isinstance(offsets, Mapping):
+            rows += [(task, "input offset", name, str(value)) for name, value in offsets.items()]
+        if isinstance(markers, Mapping):
+            for backend, stores in markers.items():
+                if isinstance(stores, Mapping):
+                    rows += [
+                        (task, f"marker in {backend}", store, str(marker))
+                        for store, marker in stores.items()
+                    ]
+    return rows
+
+
+def _by_number(name: str) -> tuple[str, int, str]:
+    """Sort ``Partition 10`` after ``Partition 9``."""
+    stem, _, number = name.rpartition(" ")
+    return (stem, int(number), name) if number.isdecimal() else (name, -1, name)
+
+
+def _input_name(ssp: SystemStreamPartition) -> str:
+    return f"{ssp.system}.{ssp.stream}.{ssp.partition}"
+
+
+def _joined(value: JsonValue) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

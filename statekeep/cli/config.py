@@ -1,0 +1,26 @@
+"""``statekeep config``: what holds in the end, and who said so."""
+
+import typer
+
+from statekeep.cli.options import AsJson, ConfigFiles, Settings, read_config
+from statekeep.cli.output import print_json, print_table
+
+app = typer.Typer(name="config", help="The settings of a job.", no_args_is_help=True)
+
+
+@app.command()
+def explain(
+    *, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False
+) -> None:
+    """Show each effective setting and where it comes from; secrets stay hidden."""
+    rows = read_config(config, setting).explain()
+    if as_json:
+        print_json([row._asdict() for row in rows])
+    else:
+        print_table(["key", "value", "source"], rows)
+
+
+@app.command()
+def check(*, config: ConfigFiles = None, setting: Settings = None) -> None:
+    """Check the settings, alone and against each other, as the start of the job would."""
+    read_config(config, setting).check()

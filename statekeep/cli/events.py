@@ -1,0 +1,90 @@
+"""``statekeep events``: the job log, read as a history."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.records import (
+    AttemptRecord,
+    BadMarkerRecord,
+    BaseRecord,
+    BatchRecord,
+    CommitRecord,
+    EpochRecord,
+    PinRecord,
+    Record,
+    ReleaseRecord,
+    UnpinRecord,
+    VoidRecord,
+)
+from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, read_config
+from statekeep.cli.output import JsonValue, print_json, print_table, utc
+from statekeep.clock import SystemClock
+from statekeep.inspection.job import open_job
+
+
+def events(
+    *,
+    last: Annotated[
+        int | None, typer.Option("--last", "-n", min=1, help="Only so many, the newest.")
+    ] = None,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened to the job: reigns, batches, commits, voids, releases, pins."""
+
+    async def run() -> list[tuple[int, Record]]:
+        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+            return list(job.records)
+
+    rows = [_row(position, record) for position, record in asyncio.run(run())]
+    rows = rows[-last:] if last else rows
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ["position", "epoch", "event", "what"]
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def _row(position: int, record: Record) -> dict[str, JsonValue]:
+    return {
+        "position": position,
+        "epoch": record.epoch,
+        "event": str(type(record).__struct_config__.tag),
+        "what": describe(record),
+    }
+
+
+def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind of record
+    """Return one line for people about a record."""
+    match record:
+        case EpochRecord():
+            return f"{record.owner} takes over"
+        case BaseRecord():
+            return f"starts from commit {record.commit_position}, batch {record.head}"
+        case BatchRecord():
+            rows = sum(task.rows_in for task in record.tasks.values())
+            return f"batch {record.batch}: {rows} rows in {len(record.tasks)} tasks"
+        case AttemptRecord():
+            return f"attempt {record.attempt} begins to commit batch {record.batch}"
+        case CommitRecord():
+            moment = utc(CheckpointId.parse(record.checkpoint_id).millis)
+            attempt = f"{record.attempt_epoch}-{record.attempt}"
+            return f"batch {record.batch} is committed by attempt {attempt}, begun {moment}"
+        case VoidRecord():
+            return f"attempt {record.attempt_epoch}-{record.attempt} is void: {record.reason}"
+        case ReleaseRecord():
+            return f"commits {', '.join(map(str, record.positions))} are released"
+        case PinRecord():
+            return f"commit {record.position} is pinned as {record.name}"
+        case UnpinRecord():
+            return f"{record.name} is no pin any more"
+        case BadMarkerRecord():
+            return (
+                f"marker of {record.task}, {record.store} in {record.backend} is bad: "
+                f"{record.reason}"
+            )

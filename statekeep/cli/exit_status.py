@@ -1,0 +1,46 @@
+"""What the commands exit with; ``docs/cli.md`` has the table."""
+
+from enum import IntEnum
+
+from statekeep.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    ConfigError,
+    RestoreFailedError,
+    RetriableError,
+    StateBackupError,
+    TaskFencedError,
+)
+
+
+class ExitStatus(IntEnum):
+    """One number for each thing that a script would do differently."""
+
+    FINE = 0
+    BUG = 1
+    """An error that nobody foresaw; Python's own number, with a traceback."""
+    USAGE = 2
+    """A setting, an option or an argument is wrong, or there is no such job or commit."""
+    DAMAGED = 3
+    """Something that a commit needs is missing, damaged or out of reach for good."""
+    UNAVAILABLE = 4
+    """A service may answer later."""
+    FENCED = 5
+    """The job has a newer owner."""
+    REFUSED = 6
+    """Anything else that statekeep refuses to do."""
+
+
+def exit_status_of(error: StateBackupError) -> ExitStatus:
+    """Return what a command exits with that ends with this error."""
+    match error:
+        case ConfigError():
+            return ExitStatus.USAGE
+        case CheckpointCorruptError() | BlobNotFoundError() | RestoreFailedError():
+            return ExitStatus.DAMAGED
+        case RetriableError():
+            return ExitStatus.UNAVAILABLE
+        case TaskFencedError():
+            return ExitStatus.FENCED
+        case _:
+            return ExitStatus.REFUSED

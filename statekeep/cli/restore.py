@@ -1,0 +1,84 @@
+"""``statekeep restore``: the state of a commit, as files in a directory of one's own."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.records import CommitRecord
+from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
+from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.clock import SystemClock
+from statekeep.inspection.job import InspectedJob, Progress, open_job
+from statekeep.restore.progress import RestoreProgressBar
+
+
+def restore(
+    directory: Annotated[
+        Path, typer.Argument(help="Gets <job>/<operator>/<task>/<version>; made if missing.")
+    ],
+    which: Which = None,
+    *,
+    backend: Annotated[
+        str | None,
+        typer.Option(help="Restore from this backend alone, not from the first that can."),
+    ] = None,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restore the stores of every task at a commit, verified; the job may go on meanwhile."""
+
+    async def run() -> list[dict[str, JsonValue]]:
+        clock = SystemClock()
+        bar = RestoreProgressBar(clock.monotonic_ns)
+        async with open_job(read_config(config, setting), clock, task=task) as job:
+            position, commit = job.find_commit(which)
+            async with job.held(position):
+                return [
+                    await _restore(
+                        job,
+                        commit,
+                        name,
+                        directory.absolute(),
+                        backend=backend,
+                        on_progress=bar.update,
+                    )
+                    for name in sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
+                ]
+
+    rows = asyncio.run(run())
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ["task", "bytes", "directory"],
+            [[row["task"], row["bytes"], row["directory"] or "empty"] for row in rows],
+        )
+
+
+async def _restore(
+    job: InspectedJob,
+    commit: CommitRecord,
+    task: TaskName,
+    directory: Path,
+    *,
+    backend: str | None,
+    on_progress: Progress,
+) -> dict[str, JsonValue]:
+    outcome = await job.restore(
+        commit,
+        task,
+        directory,
+        backend=None if backend is None else BackendName(backend),
+        on_progress=on_progress,
+    )
+    return {
+        "task": task,
+        "directory": str(outcome.version.directory) if outcome.version else None,
+        "bytes": outcome.bytes_fetched,
+        "sources": {str(store): source for store, source in outcome.sources.items()},
+    }

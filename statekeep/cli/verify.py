@@ -1,0 +1,87 @@
+"""``statekeep verify``: every byte of a commit, in every backend that holds it."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.records import CommitRecord
+from statekeep.cli.exit_status import ExitStatus
+from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
+from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.clock import SystemClock
+from statekeep.errors import ConfigError, RestoreFailedError
+from statekeep.inspection.job import InspectedJob, Progress, open_job
+from statekeep.restore.progress import RestoreProgressBar
+
+
+def verify(
+    which: Which = None,
+    *,
+    backend: Annotated[
+        str | None, typer.Option(help="Only this backend; left out: each one that has markers.")
+    ] = None,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restore a commit from each backend to a temporary directory, and compare every checksum.
+
+    Needs local disk for the state of one task at a time.
+    """
+
+    async def run() -> list[dict[str, JsonValue]]:
+        clock = SystemClock()
+        bar = RestoreProgressBar(clock.monotonic_ns)
+        async with open_job(read_config(config, setting), clock, task=task) as job:
+            position, commit = job.find_commit(which)
+            parts = [
+                (name, holder)
+                for name in sorted(map(TaskName, commit.checkpoints))
+                for holder in _holders(job, commit, name)
+                if backend in (None, holder)
+            ]
+            if backend is not None and not parts:
+                raise ConfigError(
+                    f"the commit has no marker of the backend: commit={position} backend={backend}"
+                )
+            async with job.held(position):
+                return [await _verify(job, commit, *part, bar.update) for part in parts]
+
+    rows = asyncio.run(run())
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ["task", "backend", "bytes", "state"],
+            [[row["task"], row["backend"], row["bytes"], row["error"] or "fine"] for row in rows],
+        )
+    if any(row["error"] for row in rows):
+        raise typer.Exit(ExitStatus.DAMAGED)
+
+
+def _holders(job: InspectedJob, commit: CommitRecord, task: TaskName) -> list[BackendName]:
+    checkpoint = job.checkpoint(commit, task)
+    return [] if checkpoint is None else sorted(checkpoint.state_markers)
+
+
+async def _verify(
+    job: InspectedJob,
+    commit: CommitRecord,
+    task: TaskName,
+    backend: BackendName,
+    on_progress: Progress,
+) -> dict[str, JsonValue]:
+    row: dict[str, JsonValue] = {"task": task, "backend": backend, "bytes": 0, "error": None}
+    with tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory:
+        try:
+            outcome = await job.restore(
+                commit, task, Path(directory), backend=backend, on_progress=on_progress
+            )
+        except RestoreFailedError as exc:
+            return row | {"error": "; ".join([str(exc), *getattr(exc, "__notes__", ())])}
+    return row | {"bytes": outcome.bytes_fetched}

@@ -1,0 +1,261 @@
+"""A job's log and backups, opened by somebody who is not the job."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from statekeep.backends.base import StateBackendFactory, TaskIdentity
+from statekeep.backends.registry import BackendRegistry
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.log_guest import LogGuest
+from statekeep.checkpoint.log_reader import LogReader
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope, task_scope
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.records import CommitRecord, Record
+from statekeep.checkpoint.serde import decode_checkpoint_v2
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import Clock
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
+from statekeep.restore.progress import RestoreProgress
+from statekeep.stores.task_directory import TaskDirectory
+
+_THREADS: Final = 16
+_HOLD_DIGITS: Final = 12
+
+Progress = Callable[[RestoreProgress], None]
+"""Called on the event loop with every step of a restore; must not raise."""
+
+
+class InspectedJob:
+    """The log of a job as it stood when it was opened, and its backups.
+
+    Made by `open_job`; used on its event loop until the end of that block. Reads only, but for
+    what `guest` is asked to write.
+
+    Attributes:
+        config: What the job was opened with.
+        log: Closed with the block.
+        log_backend: The backend that holds the log.
+        records: Every record of the log that can be read, with its position.
+        view: What the log amounts to.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        factories: Mapping[BackendName, StateBackendFactory],
+        executor: BoundedExecutor,
+        clock: Clock,
+        *,
+        log: JobLog,
+        log_backend: BackendName,
+        records: Sequence[tuple[int, Record]],
+        view: LogView,
+    ) -> None:
+        self.config = config
+        self.log_backend = log_backend
+        self.records = records
+        self.view = view
+        self.log = log
+        self._factories = factories
+        self._executor = executor
+        self._clock = clock
+
+    @property
+    def guest(self) -> LogGuest:
+        """What writes pins beside the job's own driver."""
+        return LogGuest(self.log)
+
+    @asynccontextmanager
+    async def held(self, position: int) -> AsyncGenerator[None]:
+        """Keep a commit from being released for as long as it is read, by a pin of its own.
+
+        Raises:
+            ConfigError: It is released already.
+            RetriableError: A service may answer later.
+        """
+        name = f"read-{random_nonce()[:_HOLD_DIGITS]}"
+        await self.guest.pin(name, position)
+        try:
+            yield
+        finally:
+            await self.guest.unpin(name)
+
+    def find_commit(self, which: str | None = None) -> tuple[int, CommitRecord]:
+        """Return a retained commit with its position.
+
+        Args:
+            which: Its position, the name of its pin, or its checkpoint id; None: the current one.
+
+        Raises:
+            ConfigError: There is no such commit, or it is released.
+        """
+        view = self.view
+        if which is None:
+            if view.last_commit is not None:
+                return view.last_commit_position, view.last_commit
+            raise ConfigError(f"the job has no commit yet: job={self.config.job.name}")
+        for position, commit in view.commits.items():
+            if which in (str(position), commit.checkpoint_id) or view.pins.get(which) == position:
+                return position, commit
+        is_released = any(
+            which in (str(position), commit.checkpoint_id)
+            for position, commit in view.released.items()
+        )
+        what = "the commit is released" if is_released else "no such commit"
+        known = ",".join(map(str, view.commits))
+        raise ConfigError(
+            f"{what}: commit={which} retained={known}",
+            hint="`statekeep checkpoints list` shows what is retained",
+        )
+
+    def checkpoint(self, commit: CommitRecord, task: TaskName) -> CheckpointV2 | None:
+        """Return a task's checkpoint in a commit; None for a task whose state is still empty.
+
+        Raises:
+            ConfigError: The commit has no such task.
+            CheckpointCorruptError: It cannot be read.
+        """
+        if task in commit.checkpoints:
+            return decode_checkpoint_v2(bytes(commit.checkpoints[task]), where=f"task={task}")
+        if task in commit.versions:
+            return None
+        tasks = ",".join(sorted({*commit.versions, *commit.checkpoints}))
+        raise ConfigError(f"no such task in the commit: task={task} tasks={tasks}")
+
+    def stores(self, commit: CommitRecord) -> Mapping[str, Sequence[StoreName]]:
+        """Return ``{operator: stores}`` as the commit lists them."""
+        return {
+            operator: [StoreName(store) for store in stores]
+            for operator, stores in commit.identity.stores.items()
+        }
+
+    async def restore(
+        self,
+        commit: CommitRecord,
+        task: TaskName,
+        directory: Path,
+        *,
+        backend: BackendName | None = None,
+        on_progress: Progress = lambda _: None,
+    ) -> RestoreOutcome:
+        """Restore one task's state at a commit into a directory, every byte verified.
+
+        Args:
+            commit: What to restore.
+            task: Whose state.
+            directory: Gets ``<job>/<operator>/<task>/<version>``; nothing else there is touched.
+            backend: The only one to restore from; None: those of the settings, in their order.
+            on_progress: For a progress bar.
+
+        Raises:
+            ConfigError: The commit has no such task.
+            RestoreFailedError: The state is out of reach; each reason is a note of the error.
+        """
+        checkpoint = self.checkpoint(commit, task)
+        (operator, stores), *_ = self.stores(commit).items()
+        identity = TaskIdentity(
+            self.config.job.name, operator, task, job_uid=commit.identity.job_uid
+        )
+        settings = {store: self.config.store(store) for store in stores}
+        if backend is not None:
+            settings = {
+                store: replace(found, restore_factories=(backend,))
+                for store, found in settings.items()
+            }
+        restorer = TaskRestorer(
+            identity,
+            TaskDirectory.of(directory, identity),
+            settings,
+            self._factories,
+            executor=self._executor,
+            clock=self._clock,
+            on_progress=on_progress,
+            bad_markers=() if backend else self.view.bad_markers,
+        )
+        version = commit.versions.get(task) or None
+        candidate = RestoreCandidate(
+            checkpoint, VersionId.parse(version) if version else None, frozenset(stores)
+        )
+        return await restorer.restore([candidate])
+
+
+@asynccontextmanager
+async def open_job(
+    config: Config, clock: Clock, *, task: str | None = None
+) -> AsyncGenerator[InspectedJob]:
+    """Open a job's log and backends, without fencing the job.
+
+    Args:
+        config: Names the job and its backends, as the job itself has them.
+        clock: For durations and retries.
+        task: The task whose log it is, in plain Python, where each task has its own; None: the
+            log of the whole job, as on Spark.
+
+    Raises:
+        ConfigError: No such job, or a setting is wrong.
+        CheckpointCorruptError: A record of the log cannot be read.
+        RetriableError: A service may answer later.
+    """
+    executor = BoundedExecutor(_THREADS, "statekeep-inspect")
+    try:
+        registry = BackendRegistry(config)
+        factories = dict(registry.factories())
+        if config.job.log_backend is not None:
+            listed = BackendName(config.job.log_backend)
+            factories[listed] = registry.factory(listed)
+        name = config.job.name
+        scope = job_scope(name) if task is None else task_scope(name, MAIN_OPERATOR, task)
+        log_backend = _log_backend(config, factories)
+        log = factories[log_backend].job_log(scope, executor, clock)
+        try:
+            reader = LogReader(log)
+            records = await reader.catch_up()
+            if not records:
+                raise _no_such_job(config, log_backend, task)
+            yield InspectedJob(
+                config,
+                factories,
+                executor,
+                clock,
+                log=log,
+                log_backend=log_backend,
+                records=records,
+                view=reader.view,
+            )
+        finally:
+            await log.close()
+    finally:
+        await executor.close()
+
+
+def _log_backend(
+    config: Config, factories: Mapping[BackendName, StateBackendFactory]
+) -> BackendName:
+    if config.job.log_backend is not None:
+        return BackendName(config.job.log_backend)
+    for name, factory in factories.items():
+        if factory.properties.can_hold_job_log:
+            return name
+    raise ConfigError(
+        f"no backend that is listed can hold a job log: backends={','.join(factories)}",
+        key="job.log.backend",
+        hint="give the settings of the job: its backends and where they are",
+    )
+
+
+def _no_such_job(config: Config, log_backend: BackendName, task: str | None) -> ConfigError:
+    of_task = "" if task is None else f" task={task}"
+    return ConfigError(
+        f"the job has no log here: job={config.job.name}{of_task} backend={log_backend}",
+        key="job.name",
+        hint="check job.name and the place of the backend; a job in plain Python has one log "
+        "for each task: name it with --task",
+    )

@@ -1,0 +1,86 @@
+"""``statekeep config``, ``statekeep backends``, and how a command line ends."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_kit import CommandLine
+
+
+def test_settings_tell_where_they_come_from_and_the_last_source_wins(
+    statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATEKEEP__JOB__NAME", "from the environment")
+    monkeypatch.setenv("STATEKEEP__TASK__SHUTDOWN__MS", "7s")
+    rows = {
+        row["key"]: (row["value"], row["source"])
+        for row in statekeep("config explain --set job.name=mine --json").json
+    }
+    assert rows["job.name"] == ("mine", "--set")
+    assert rows["task.shutdown.ms"] == ("7s", "environment STATEKEEP__TASK__SHUTDOWN__MS")
+    assert rows["checkpoint.retain.commits"] == ("20", f"{statekeep.config}:8")
+    assert rows["task.commit.timeout.ms"] == ("1800000", "default")
+
+
+def test_secrets_stay_hidden(statekeep: CommandLine) -> None:
+    result = statekeep("config explain --set backends.far.secret=hunter2")
+    assert "backends.far.secret" in result.out
+    assert "hunter2" not in result.out + result.err
+
+
+def test_a_wrong_setting_is_refused_with_the_nearest_name(statekeep: CommandLine) -> None:
+    result = statekeep("config check --set task.comit.ms=1")
+    assert result.status == 2
+    assert "nearest=task.commit.ms source=--set" in result.err
+    assert statekeep("config check").status == 0
+
+
+def test_a_setting_without_a_value_does_not_show_what_may_be_a_secret(
+    statekeep: CommandLine,
+) -> None:
+    result = statekeep("config check --set hunter2")
+    assert result.status == 2
+    assert "not KEY=VALUE" in result.err
+
+
+def test_backends_tell_what_they_need_and_can(statekeep: CommandLine) -> None:
+    rows = {row["backend"]: row for row in statekeep("backends list --json").json}
+    assert sorted(rows) == ["far", "near"]
+    assert rows["near"]["factory"] == "blob"
+    assert rows["near"]["stores"] == ["counts"]
+    assert rows["near"]["can_hold_job_log"] is True
+
+
+def test_a_place_that_is_there_is_fine(statekeep: CommandLine) -> None:
+    result = statekeep("backends check --json")
+    assert (result.status, result.json) == (
+        0,
+        [{"backend": "near", "error": None}, {"backend": "far", "error": None}],
+    )
+
+
+def test_a_place_that_refuses_us_is_named(statekeep: CommandLine, job: Path) -> None:
+    shutil.rmtree(job / "far")
+    (job / "far").write_text("a file where a directory should be")
+    result = statekeep("backends check --json")
+    assert result.status == 4
+    errors = {row["backend"]: row["error"] for row in result.json}
+    assert errors["near"] is None
+    assert str(job / "far") in errors["far"]
+
+
+def test_without_settings_the_remedy_is_told(statekeep: CommandLine) -> None:
+    result = statekeep("backends list", has_config=False)
+    assert result.status == 2
+    assert "hint: give the settings of the job with --config or --set" in result.err
+
+
+def test_an_unknown_option_is_a_usage_error(statekeep: CommandLine) -> None:
+    result = statekeep("backends list --nonsense")
+    assert result.status == 2
+    assert "--nonsense" in result.err
+
+
+def test_the_version_is_printed(statekeep: CommandLine) -> None:
+    result = statekeep("--version", has_config=False)
+    assert (result.status, result.out.split()[0]) == (0, "statekeep")
