@@ -1,47 +1,133 @@
 """Named places where a crash must do no harm, so that a test can make one happen there.
 
-A boundary calls `fault_point` with its name. Nothing happens unless a handler was installed, which
-only tests do: it may kill the process, raise, or take notes.
+A boundary calls `fault_point` with its name. Nothing happens unless a handler is installed, which
+only tests do: it may kill the process, raise, or take notes. There are two ways to install one:
+`fault_handler` for the calling context, and the environment variable `HANDLER_VARIABLE` for every
+process that inherits it, such as the workers and containers of a Spark job.
 """
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
 from typing import Final
 
 FAULT_POINTS: Final = (
+    "take_over.before_epoch",
+    "take_over.before_base",
+    "restore.before_fetch",
+    "restore.before_adopt",
+    "adopt.before_rename",
+    "restore.after_adopt",
+    "seal.before_rename",
+    "seal.after_rename",
+    "attempt.before",
+    "attempt.after",
     "snapshot.before",
     "snapshot.after",
     "upload.before",
+    "upload.before_blob",
+    "upload.before_index",
+    "upload.after_index",
     "checkpoint.before_write",
     "checkpoint.after_write",
     "record.before",
     "record.after",
+    "release.before",
+    "release.after",
     "clean_up.before_delete",
-    "restore.before_adopt",
+    "clean_up.before_files",
+    "trim.before",
+    "trim.after_floor",
+    "retain.before_remove",
 )
-"""Every name in use, in the order in which a commit and a restore reach them."""
+"""The boundaries of a task, in plain Python and elsewhere, in the order in which a restore, a
+commit and its clean-up reach them."""
+
+SPARK_FAULT_POINTS: Final = (
+    "epoch_record.before",
+    "epoch_record.after",
+    "roll_forward.before",
+    "roll_forward.after",
+    "base_record.before",
+    "base_record.after",
+    "recovery.before",
+    "restore.before_request",
+    "replay.before_step",
+    "replay.after_step",
+    "replay.before_record",
+    "empty_commit.before",
+    "empty_commit.after",
+    "attempt_record.before",
+    "attempt_record.after",
+    "hand_over.before",
+    "outbox.before_write",
+    "outbox.after_write",
+    "hand_over.after",
+    "process.before",
+    "process.after",
+    "output.after",
+    "seal.before",
+    "seal.after",
+    "receipt.before",
+    "sink.before",
+    "output.before_read",
+    "sink.after",
+    "batch_record.before",
+    "batch_record.after",
+    "entry.before_write",
+    "outbox.before_remove",
+    "commit_record.before",
+    "commit_record.after",
+    "void_record.before",
+    "release_record.before",
+    "release_record.after",
+    "log_trim.before",
+)
+"""Names in use on Spark besides, in the order in which a start, a batch and its commit reach them."""
+
+HANDLER_VARIABLE: Final = "STATEKEEP_FAULT_HANDLER"
+"""A hook for tests: ``package.module:callable``, the handler of every process that has it set.
+Read once per process, at the first fault point."""
+
+FaultHandler = Callable[[str], None]
+"""Given the name of each fault point that is reached. Called where the boundary lies: on the event
+loop, on an executor thread, in a Spark worker; so by several threads at once."""
 
 # A context variable, not a module variable: asyncio tasks and executor threads inherit it, and a
 # test that installs a handler cannot disturb another one.
-_handler: ContextVar[Callable[[str], None] | None] = ContextVar("fault_handler", default=None)
+_handler: ContextVar[FaultHandler | None] = ContextVar("fault_handler", default=None)
 
 
 def fault_point(name: str) -> None:
     """Tell the installed handler that a boundary is reached; without one do nothing.
 
-    Called on the event loop or on an executor thread. What the handler raises goes through.
+    Called on the event loop or on an executor thread. What the handler raises goes through. The
+    handler of the context goes before that of the process.
     """
-    handler = _handler.get()
+    handler = _handler.get() or _process_handler()
     if handler is not None:
         handler(name)
 
 
 @contextmanager
-def fault_handler(handler: Callable[[str], None]) -> Generator[None]:
+def fault_handler(handler: FaultHandler) -> Generator[None]:
     """Install ``handler`` for the calling context and what is started from it."""
     token = _handler.set(handler)
     try:
         yield
     finally:
         _handler.reset(token)
+
+
+@cache
+def _process_handler() -> FaultHandler | None:
+    """Return the handler that the environment names; a name that leads nowhere raises."""
+    target = os.environ.get(HANDLER_VARIABLE)
+    if not target:
+        return None
+    module_name, _, attribute = target.partition(":")
+    handler: FaultHandler = getattr(import_module(module_name), attribute)
+    return handler

@@ -146,7 +146,7 @@ class CleanUpTests(StateBackendHooks):
         clock: FakeClock,
         tmp_path: Path,
     ) -> None:
-        zombie = BackendHarness(factory, executor, clock, tmp_path / "old", job_uid="90bc")
+        zombie = self.harness(factory, executor, clock, tmp_path / "old", job_uid="90bc")
         await zombie.start()
         old = await zombie.commit(zombie.seal(FIRST))
         new = await task.commit(task.seal(SECOND))
@@ -166,7 +166,7 @@ class CleanUpTests(StateBackendHooks):
         tmp_path: Path,
     ) -> None:
         others = [
-            BackendHarness(factory, executor, clock, tmp_path / "local", task_name=name)
+            self.harness(factory, executor, clock, tmp_path / "local", task_name=name)
             for name in ("Partition 1", "Partition 10")
         ]
         tasks = [task, *others]

@@ -71,6 +71,7 @@ class BackendHarness:
     Attributes:
         commits: Commits that are not released, oldest first.
         closed_attempts: (epoch, attempt) of released commits and void attempts.
+        versions: Where sealed versions lie.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class BackendHarness:
         self._executor = executor
         self._clock = clock
         self._root = root / task_name
+        self.versions = self._root / "versions"
         self._numbers = itertools.count(1)
         self._contexts: dict[CheckpointId, CommitContext] = {}
         self._head: SealedVersion | None = None
@@ -131,14 +133,28 @@ class BackendHarness:
         number = next(self._numbers)
         per_store = {StoreName(k): v for k, v in content.items() if isinstance(v, Mapping)}
         flat = {path: data for path, data in content.items() if isinstance(data, bytes)}
-        self._head = seal_files(
-            self._root / "versions",
-            VersionId(number, f"{number:08x}"),
-            per_store or dict.fromkeys(self.stores, flat),
-            self.task,
-            parent=parent or self._head,
-        )
+        content_of = per_store or dict.fromkeys(self.stores, flat)
+        self._head = self._seal(number, content_of, parent or self._head)
         return self._head
+
+    def open_store(self, name: StoreName, directory: Path) -> KeyValueStore:
+        """Open a store for a backend that restores by writing keys."""
+        msg = f"this harness has no store engine: store={name} directory={directory}"
+        raise NotImplementedError(msg)
+
+    def read_content(self, store: StoreName, directory: Path) -> StoreContent:
+        """Return what a restore has put into a directory."""
+        del store
+        return read_tree(directory)
+
+    def _seal(
+        self,
+        number: int,
+        content: Mapping[StoreName, StoreContent],
+        parent: SealedVersion | None,
+    ) -> SealedVersion:
+        version = VersionId(number, f"{number:08x}")
+        return seal_files(self.versions, version, content, self.task, parent=parent)
 
     def open_attempt(self, version: SealedVersion, *, epoch: int = 1) -> CommitContext:
         """Begin a commit of a version, on the newest commit as its base."""
@@ -214,7 +230,7 @@ class BackendHarness:
             self.task,
             directories,
             reusable,
-            _no_store,
+            self.open_store,
             sizes.append,
             totals.append,
             self._executor,
@@ -226,10 +242,7 @@ class BackendHarness:
             await manager.restore()
         finally:
             await manager.close()
-        content = {store: read_tree(directory) for store, directory in directories.items()}
+        content = {
+            store: self.read_content(store, directory) for store, directory in directories.items()
+        }
         return Restored(content, sum(totals), sum(sizes), directories)
-
-
-def _no_store(name: StoreName, directory: Path) -> KeyValueStore:
-    msg = f"this harness has no store engine: store={name} directory={directory}"
-    raise NotImplementedError(msg)

@@ -1,6 +1,6 @@
 """What the author of a state backend fills in for the conformance kit."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -8,10 +8,12 @@ import pytest
 import pytest_asyncio
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
-from statekeep.checkpoint.checkpoints import Marker
-from statekeep.testing.backend_harness import BackendHarness
+from statekeep.checkpoint.checkpoints import Marker, StoreName
+from statekeep.clock import Clock
+from statekeep.testing.backend_harness import STORE, BackendHarness
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.key_value_harness import KeyValueHarness
 from statekeep.testing.sealed_files import StoreContent
 
 FIRST: Final[StoreContent] = {
@@ -67,6 +69,23 @@ class StateBackendHooks:
         """Delete one of `stored`."""
         raise NotImplementedError
 
+    def harness(
+        self,
+        factory: StateBackendFactory,
+        executor: BlockingExecutor,
+        clock: Clock,
+        root: Path,
+        *,
+        task_name: str = "Partition 0",
+        job_uid: str = "77aa",
+        stores: Sequence[StoreName] = (STORE,),
+    ) -> BackendHarness:
+        """Return a task whose versions are made of files, or of keys and values."""
+        kind = BackendHarness if factory.properties.needs_files else KeyValueHarness
+        return kind(
+            factory, executor, clock, root, task_name=task_name, job_uid=job_uid, stores=stores
+        )
+
     # Fixtures: to be overridden where a backend needs others.
 
     @pytest.fixture
@@ -93,9 +112,9 @@ class StateBackendHooks:
         tmp_path: Path,
     ) -> AsyncIterator[BackendHarness]:
         """One task on the backend."""
-        if not factory.properties.needs_files:
-            pytest.skip("this part of the kit is for backends with needs_files")
-        harness = BackendHarness(factory, executor, clock, tmp_path / "local")
+        if not (factory.properties.needs_files or factory.properties.needs_changes):
+            pytest.skip("the kit is for backends with needs_files or needs_changes")
+        harness = self.harness(factory, executor, clock, tmp_path / "local")
         await self._set_up(factory, executor, clock)
         await harness.start()
         yield harness

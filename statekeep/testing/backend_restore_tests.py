@@ -93,7 +93,7 @@ class RestoreTests(StateBackendHooks):
         tmp_path: Path,
     ) -> None:
         names = (StoreName("s1"), StoreName("s 2/odd"))
-        two = BackendHarness(factory, executor, clock, tmp_path / "two", stores=names)
+        two = self.harness(factory, executor, clock, tmp_path / "two", stores=names)
         await two.start()
         content = {names[0]: FIRST, names[1]: SECOND}
         commit = await two.commit(two.seal(content))

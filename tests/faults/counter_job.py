@@ -71,13 +71,13 @@ def process(task: Task, number: int) -> None:
         store.put(key, b"%d" % (int(store.get(key) or b"0") + amount))
 
 
-async def run(directory: Path) -> None:
+async def run(directory: Path, commit_every: int = COMMIT_EVERY) -> None:
     """Go on from the last commit to the end of the input; note what was begun and acknowledged."""
     async with Container(config(directory)) as container:
         task = await container.start_task("Partition 0", STORES)
         for number in range(last_input_of(task) + 1, LAST_INPUT + 1):
             process(task, number)
-            if (number + 1) % COMMIT_EVERY == 0:
+            if (number + 1) % commit_every == 0:
                 (directory / "begun").write_text(str(number))
                 commit = await task.commit({INPUT: str(number)}, force=True)
                 await commit.wait()

@@ -14,14 +14,13 @@ from statekeep.fault_points import FAULT_POINTS, fault_handler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
-BEFORE_THE_RECORD = {
-    "snapshot.before",
-    "snapshot.after",
-    "upload.before",
-    "checkpoint.before_write",
-    "checkpoint.after_write",
-    "record.before",
-}
+RESTORE_POINTS = tuple(p for p in FAULT_POINTS if p.startswith(("restore", "adopt")))
+START_POINTS = tuple(p for p in FAULT_POINTS if p.startswith("take_over"))
+TRIM_POINTS = tuple(p for p in FAULT_POINTS if p.startswith("trim"))
+COMMIT_POINTS = tuple(
+    p for p in FAULT_POINTS if p not in RESTORE_POINTS + START_POINTS + TRIM_POINTS
+)
+BEFORE_THE_RECORD = set(COMMIT_POINTS[: COMMIT_POINTS.index("record.after")])
 
 
 def run_until_killed(directory: Path, point: str, nth: int) -> None:
@@ -65,7 +64,7 @@ async def check_restart(directory: Path, allowed: set[int]) -> None:
 @pytest.mark.parametrize(
     ("point", "nth"),
     [
-        *((point, 3) for point in FAULT_POINTS if not point.startswith("restore")),
+        *((point, 3) for point in COMMIT_POINTS),
         ("record.before", 1),
         ("record.after", 1),
     ],
@@ -86,21 +85,31 @@ async def test_a_kill_during_a_commit_leaves_the_last_commit_or_the_next(
 
 
 @pytest.mark.asyncio
-async def test_a_kill_just_before_a_restored_version_is_adopted_leaves_nothing_to_trust(
-    tmp_path: Path,
+@pytest.mark.parametrize("point", RESTORE_POINTS)
+async def test_a_kill_during_a_restore_leaves_nothing_that_is_not_whole(
+    tmp_path: Path, point: str
 ) -> None:
     await counter_job.run(tmp_path)
     shutil.rmtree(tmp_path / "local")
-    run_until_killed(tmp_path, "restore.before_adopt", 1)
-    assert not list((tmp_path / "local").rglob("SEAL-MANIFEST"))
+    run_until_killed(tmp_path, point, 1)
+    adopted = list((tmp_path / "local").glob("counter/main/*/[0-9]*_*/SEAL-MANIFEST"))
+    assert bool(adopted) is (point == "restore.after_adopt")
     assert await restored_input(tmp_path) == counter_job.LAST_INPUT
 
 
 @pytest.mark.asyncio
-async def test_every_fault_point_but_that_of_a_restore_is_reached_by_an_ordinary_run(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("point", START_POINTS)
+async def test_a_kill_during_a_take_over_leaves_the_last_commit(tmp_path: Path, point: str) -> None:
+    await counter_job.run(tmp_path)
+    run_until_killed(tmp_path, point, 1)
+    assert await restored_input(tmp_path) == counter_job.LAST_INPUT
+
+
+@pytest.mark.asyncio
+async def test_every_fault_point_is_reached_by_ordinary_runs(tmp_path: Path) -> None:
     reached: list[str] = []
     with fault_handler(reached.append):
+        await counter_job.run(tmp_path, commit_every=2)
+        shutil.rmtree(tmp_path / "local")
         await counter_job.run(tmp_path)
-    assert {*reached, "restore.before_adopt"} == set(FAULT_POINTS)
+    assert set(reached) == set(FAULT_POINTS)

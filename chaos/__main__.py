@@ -1,0 +1,112 @@
+"""``make chaos``: runs random schedules of faults, and shows what they came to."""
+
+import argparse
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import Progress
+
+from chaos.outcome import Outcome
+from chaos.table import show, write_json
+
+RunSchedule = Callable[[int, Sequence[str], Path], Outcome]
+
+
+def _plain() -> RunSchedule:
+    from chaos.plain import level  # noqa: PLC0415  # only what is asked for is loaded
+
+    return level.run_schedule
+
+
+def _spark() -> RunSchedule:
+    from chaos.spark import level  # noqa: PLC0415  # loads Spark
+
+    atexit.register(level.close)
+    return level.run_schedule
+
+
+# In this order: the plain level forks, and Spark's session would start threads before.
+LEVELS: Final = {"plain": _plain, "spark": _spark}
+
+
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made there has a name of its own
+
+
+def main() -> int:
+    """Run what was asked for; return the exit status, 1 if a schedule failed."""
+    arguments = _parse()
+    console = Console(highlight=False)
+    seeds = range(arguments.seed, arguments.seed + arguments.runs)
+    if arguments.replay is not None:
+        seeds = range(arguments.replay, arguments.replay + 1)
+    directory = arguments.directory or Path(
+        tempfile.mkdtemp(prefix="statekeep-chaos-", dir=_place())
+    )
+    outcomes: list[Outcome] = []
+    for level in LEVELS if arguments.level == "all" else [arguments.level]:
+        run_schedule = LEVELS[level]()
+        with Progress(console=console, transient=True, auto_refresh=False) as bar:
+            task = bar.add_task(level, total=len(seeds))
+            for seed in seeds:
+                outcome = run_schedule(seed, arguments.backends, directory / f"{level}-{seed}")
+                outcomes.append(outcome)
+                _conclude(console, outcome, is_kept=arguments.replay is not None)
+                bar.advance(task)
+                bar.refresh()
+    show(console, outcomes)
+    if arguments.json is not None:
+        write_json(arguments.json, outcomes)
+    return 1 if any(outcome.failures for outcome in outcomes) else 0
+
+
+def _conclude(console: Console, outcome: Outcome, *, is_kept: bool) -> None:
+    """Tell of a failure and how to see it again; remove what a green schedule left."""
+    if outcome.directory is None:
+        return
+    if outcome.failures:
+        backends = ",".join(outcome.backends)
+        console.print(f"[red]failed[/]: {outcome.level} seed {outcome.seed}", soft_wrap=True)
+        for failure in outcome.failures:
+            console.print(f"  {failure}", soft_wrap=True, markup=False)
+        console.print(f"  what it left: {outcome.directory}", soft_wrap=True)
+        console.print(
+            f"  again: make chaos LEVEL={outcome.level} BACKENDS={backends} REPLAY={outcome.seed}",
+            soft_wrap=True,
+        )
+    elif is_kept:
+        console.print(f"what it left: {outcome.directory}", soft_wrap=True)
+    else:
+        shutil.rmtree(outcome.directory, ignore_errors=True)
+
+
+def _place() -> Path | None:
+    """Return where schedules run fastest: in memory, as no schedule cuts the power."""
+    return _MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="of the first schedule")
+    parser.add_argument("--runs", type=int, default=100, help="how many schedules")
+    parser.add_argument("--level", choices=[*LEVELS, "all"], default="plain")
+    parser.add_argument(
+        "--backends",
+        type=lambda text: text.split(","),
+        default=["blob", "blob"],
+        help="kinds of places, separated by commas; the first holds the job log",
+    )
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run one schedule, keep all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome there")
+    parser.add_argument("--directory", type=Path, help="where schedules leave their files")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""What the log of a task says, read by the verifier's own means.
+
+Shares no code with the runtime: the bytes are taken apart as ``docs/formats.md`` describes them,
+and what they add up to is found out anew, rule by rule.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+_HEADER: Final = re.compile(rb"statekeep 1 ([a-z-]+) ([0-9a-f]{8}) ([0-9]+)\n")
+
+Attempt = tuple[int, int]
+"""(epoch, number)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit record that counts."""
+
+    position: int
+    epoch: int
+    attempt: Attempt
+    checkpoint_id: str
+    offset: int
+    """Number of the last record that the state has taken in; -1 in the empty commit."""
+    version: str
+    markers: Mapping[str, Mapping[str, str]]
+    """``{backend: {store: marker}}``"""
+    stores: tuple[str, ...]
+    base: "Commit | None" = field(repr=False)
+    """The commit that was the newest when the attempt began."""
+
+
+@dataclass(slots=True)
+class TaskHistory:
+    """What one log adds up to.
+
+    Attributes:
+        problems: Invariants that the log breaks, by number, and how.
+    """
+
+    task: str
+    commits: list[Commit] = field(default_factory=list[Commit])
+    released: set[int] = field(default_factory=set[int])
+    void: set[Attempt] = field(default_factory=set[Attempt])
+    open: dict[Attempt, "Commit | None"] = field(default_factory=dict)
+    reigns: dict[int, "Commit | None"] = field(default_factory=dict)
+    """The commit that each epoch started from."""
+    bad_markers: set[tuple[str, str, str]] = field(default_factory=set)
+    """(backend, store, marker)"""
+    problems: list[tuple[int, str]] = field(default_factory=list)
+    floor: int = 0
+    _epoch: int = 0
+    _nonces: set[str] = field(default_factory=set[str])
+
+    @property
+    def newest(self) -> Commit | None:
+        """The current commit."""
+        return self.commits[-1] if self.commits else None
+
+    @property
+    def retained(self) -> list[Commit]:
+        """The commits that are not released and hold state, oldest first."""
+        return [c for c in self.commits if c.position not in self.released and c.version]
+
+    @property
+    def ended(self) -> set[Attempt]:
+        """The attempts that are void or committed."""
+        return self.void | {commit.attempt for commit in self.commits}
+
+    def fold(self, position: int, record: Mapping[str, Any]) -> None:
+        """Take in the next record."""
+        kind, epoch = record["type"], record["epoch"]
+        if epoch < self._epoch or (kind == "epoch" and epoch == self._epoch):
+            self._say(1, f"record of epoch {epoch} at {position} after epoch {self._epoch}")
+        self._epoch = max(epoch, self._epoch)
+        if record["nonce"] in self._nonces:
+            self._say(2, f"the record at {position} stands in the log twice")
+        self._nonces.add(record["nonce"])
+        fold = getattr(self, f"_fold_{kind.replace('-', '_')}", None)
+        if fold is not None:
+            fold(position, record)
+
+    def _fold_base(self, position: int, record: Mapping[str, Any]) -> None:
+        for attempt in [a for a in self.open if a[0] < record["epoch"]]:
+            del self.open[attempt]
+            self.void.add(attempt)
+        self.reigns[record["epoch"]] = self.newest
+        if self.newest is not None and record["commit-position"] != self.newest.position:
+            self._say(1, f"the base at {position} is not the newest commit")
+
+    def _fold_attempt(self, position: int, record: Mapping[str, Any]) -> None:
+        if self.open:
+            self._say(12, f"attempt at {position} while {sorted(self.open)} is open")
+        self.open[record["epoch"], record["attempt"]] = self.newest
+
+    def _fold_commit(self, position: int, record: Mapping[str, Any]) -> None:
+        attempt = (record["attempt-epoch"], record["attempt"])
+        is_empty = record["batch"] == -1
+        if attempt in self.void:
+            self._say(12, f"void attempt {attempt} is committed at {position}")
+            return
+        if attempt not in self.open and not is_empty and not self.floor:
+            self._say(12, f"commit at {position} of attempt {attempt}, which is not open")
+        base = self.open.pop(attempt, None)
+        checkpoint = record.get("checkpoints", {}).get(self.task, {})
+        offsets = checkpoint.get("input-offsets", {})
+        commit = Commit(
+            position=position,
+            epoch=record["epoch"],
+            attempt=attempt,
+            checkpoint_id=record["checkpoint-id"],
+            offset=int(next(iter(offsets.values()), "-1")),
+            version=record.get("versions", {}).get(self.task, ""),
+            markers=checkpoint.get("state-checkpoint-markers", {}),
+            stores=tuple(record["identity"]["stores"]["main"]),
+            base=base,
+        )
+        if is_empty:
+            self.reigns[record["epoch"]] = commit
+        self.commits.append(commit)
+
+    def _fold_void(self, _: int, record: Mapping[str, Any]) -> None:
+        attempt = (record["attempt-epoch"], record["attempt"])
+        if all(commit.attempt != attempt for commit in self.commits):
+            self.void.add(attempt)
+        self.open.pop(attempt, None)
+
+    def _fold_release(self, position: int, record: Mapping[str, Any]) -> None:
+        newest = self.newest
+        if newest is not None and newest.position in record["positions"]:
+            self._say(14, f"the release at {position} lets go of the newest commit")
+        self.released.update(record["positions"])
+
+    def _fold_bad_marker(self, _: int, record: Mapping[str, Any]) -> None:
+        self.bad_markers.add((record["backend"], record["store"], record["marker"]))
+
+    def _say(self, invariant: int, text: str) -> None:
+        self.problems.append((invariant, f"{self.task}: {text}"))
+
+
+def read_history(root: Path, job: str, task: str) -> TaskHistory:
+    """Read the log of a task from the files of a blob place.
+
+    Raises:
+        ValueError: A record is damaged.
+    """
+    history = TaskHistory(task)
+    scope = root / job / "main" / task.replace(" ", "_")
+    history.floor = max((int(path.name) for path in _files(scope / "log-floor")), default=0)
+    expected = history.floor
+    for path in sorted(_files(scope / "log")):
+        position = int(path.name.removesuffix(".json"))
+        if position < history.floor:
+            continue
+        if position != expected:
+            history.problems.append((1, f"{task}: no record at {expected}"))
+        expected = position + 1
+        history.fold(position, read_frame(path))
+    return history
+
+
+def read_frame(path: Path) -> Mapping[str, Any]:
+    """Return the payload of a framed file, checked."""
+    data = path.read_bytes()
+    header = _HEADER.match(data)
+    if header is None:
+        raise ValueError(f"no frame: {path}")
+    payload = data[header.end() :]
+    crc = zlib.crc32(payload, zlib.crc32(header[1]))
+    if len(payload) != int(header[3]) or crc != int(header[2], 16):
+        raise ValueError(f"damaged frame: {path}")
+    return dict(json.loads(payload))
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in directory.iterdir()) if directory.exists() else iter(())
