@@ -117,12 +117,15 @@ class ReplayDivergedError(StateBackupError):
     Attributes:
         task_name: The task whose replay differs.
         batch: The batch that was replayed.
+        keys: The first and the last grouping key of the replayed rows, for people; empty if the
+            task had none.
     """
 
-    def __init__(self, message: str, *, task_name: str, batch: int) -> None:
-        super().__init__(f"{message}: task={task_name} batch={batch}")
+    def __init__(self, message: str, *, task_name: str, batch: int, keys: str) -> None:
+        super().__init__(f"{message}: task={task_name} batch={batch} keys={keys}")
         self.task_name = task_name
         self.batch = batch
+        self.keys = keys
 
 
 class CheckpointLocationError(StateBackupError):

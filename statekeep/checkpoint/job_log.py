@@ -99,6 +99,13 @@ class CheckpointStore(ABC):
     ) -> Mapping[TaskName, bytes]:
         """Return the entries of one attempt that are there by now, except of ``known`` tasks."""
 
+    async def attempts(self) -> Collection[tuple[int, int]]:
+        """Return (epoch, attempt) of all entries that are there, for clean-up to find late ones.
+
+        None where the store forgets old entries by itself.
+        """
+        return ()
+
     @abstractmethod
     async def delete(self, attempt: str) -> None:
         """Delete the entries of one attempt. Idempotent."""

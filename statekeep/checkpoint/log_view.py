@@ -1,7 +1,8 @@
 """What the records of a job log amount to, folded in order of position."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.records import (
     AttemptRecord,
     BadMarkerRecord,
@@ -15,6 +16,7 @@ from statekeep.checkpoint.records import (
     UnpinRecord,
     VoidRecord,
 )
+from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.errors import CheckpointCorruptError
 
 
@@ -43,17 +45,19 @@ class LogView:
         default_factory=dict[tuple[int, int], int]
     )
     """Position of the record of each attempt in `open_attempts`."""
-    closed_attempts: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    """Attempts that are void, by (epoch, attempt): what they uploaded is an orphan."""
+    void_attempts: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Attempts that will never complete, by (epoch, attempt): what they uploaded is an orphan."""
     batches: dict[int, BatchRecord] = field(default_factory=dict[int, BatchRecord])
     """Batches of the current query that count and that a retained commit's replay may need."""
     batch_positions: dict[int, int] = field(default_factory=dict[int, int])
     """Position of the record of each batch in `batches`."""
     unreadable_batches: set[int] = field(default_factory=set[int])
-    """Positions of batch records that are damaged.
+    """Positions of batch records that are damaged; the batch of one is unknown."""
+    overtaken_batches: set[int] = field(default_factory=set[int])
+    """Batches above the head of a base record that were recorded before it.
 
-    The batch of one is unknown: any in `batches` with a lower position may be superseded by it, so
-    the versions that those name must not be used.
+    Their records count for nothing; but the older driver may have ended such a batch in the query's
+    own location after the newer one had looked there.
     """
     query_id: str | None = None
     """The query whose batch numbers `batches` holds; None before the first."""
@@ -73,6 +77,26 @@ class LogView:
     def last_commit_position(self) -> int:
         """Position of the current commit; -1 if there is none."""
         return next(reversed(self.commits), -1)
+
+    @property
+    def trusted_batches(self) -> dict[int, BatchRecord]:
+        """Those of `batches` whose versions may be used.
+
+        A damaged record may be of any batch: it may supersede every record that stands before it.
+        The boundaries in those are good all the same, as a batch keeps them for ever.
+        """
+        damaged = max(self.unreadable_batches, default=-1)
+        return {b: r for b, r in self.batches.items() if self.batch_positions[b] > damaged}
+
+    @property
+    def newest_possible_batch(self) -> int:
+        """The newest batch that may have been delivered, if only the query's location says so.
+
+        Each damaged record may be of one more batch than is known; -1 if there can be none.
+        """
+        committed = -1 if self.last_commit is None else self.last_commit.batch
+        known = max([*self.batches, committed])
+        return max([known + len(self.unreadable_batches), *self.overtaken_batches])
 
     @property
     def lowest_needed(self) -> int:
@@ -134,6 +158,29 @@ class LogView:
             del self.released[position]
         self.unreadable_batches = {p for p in self.unreadable_batches if p >= floor}
 
+    def usable_checkpoint(self, commit: CommitRecord, task: str) -> CheckpointV2 | None:
+        """Return a task's checkpoint in a commit without bad markers; None where it has none.
+
+        A bad marker is never again the base of an increment, which would carry the damage on, nor
+        kept by clean-up (R11).
+
+        Raises:
+            CheckpointCorruptError: The checkpoint in the record cannot be read.
+        """
+        raw = commit.checkpoints.get(task)
+        if raw is None:
+            return None
+        checkpoint = decode_checkpoint_v2(bytes(raw), where=f"commit task={task}")
+        markers = {
+            backend: {
+                store: marker
+                for store, marker in stores.items()
+                if (backend, task, store, marker) not in self.bad_markers
+            }
+            for backend, stores in checkpoint.state_markers.items()
+        }
+        return replace(checkpoint, state_markers=markers)
+
     def is_committed(self, epoch: int, attempt: int) -> bool:
         """Return whether the log holds the commit record of an attempt."""
         commits = (*self.commits.values(), *self.released.values())
@@ -158,7 +205,7 @@ class LogView:
             # stays committed, what is void stays void, by whichever record comes first.
             if not self.is_committed(*key):
                 self._close(key)
-        elif key not in self.closed_attempts:
+        elif key not in self.void_attempts:
             self._drop_open(key)
             self.commits[position] = record
             if record.query is not None:
@@ -168,12 +215,15 @@ class LogView:
         for key in [key for key in self.open_attempts if key[0] < record.epoch]:
             self._close(key)
         self._switch_query(record.query_id)
-        self._drop_batches([batch for batch in self.batches if batch > record.head])
+        overtaken = [batch for batch in self.batches if batch > record.head]
+        self._drop_batches(overtaken)
+        self.overtaken_batches.update(overtaken)
 
     def _fold_batch(self, position: int, record: BatchRecord) -> None:
         self._switch_query(record.query_id)
         self.batches[record.batch] = record
         self.batch_positions[record.batch] = position
+        self.overtaken_batches.discard(record.batch)
 
     def _fold_release(self, record: ReleaseRecord) -> None:
         kept = {self.last_commit_position, *self.pins.values()}
@@ -181,6 +231,7 @@ class LogView:
             if position in self.commits and position not in kept:
                 self.released[position] = self.commits.pop(position)
         self._drop_batches([batch for batch in self.batches if not self._is_ahead(batch + 1)])
+        self.overtaken_batches = {b for b in self.overtaken_batches if self._is_ahead(b)}
 
     def _is_ahead(self, batch: int) -> bool:
         """Whether a recovery from the oldest retained commit would run ``batch`` again."""
@@ -193,6 +244,7 @@ class LogView:
         if query_id != self.query_id:
             self.query_id = query_id
             self._drop_batches(list(self.batches))
+            self.overtaken_batches.clear()
 
     def _drop_batches(self, batches: list[int]) -> None:
         for batch in batches:
@@ -200,7 +252,7 @@ class LogView:
 
     def _close(self, key: tuple[int, int]) -> None:
         self._drop_open(key)
-        self.closed_attempts.add(key)
+        self.void_attempts.add(key)
 
     def _drop_open(self, key: tuple[int, int]) -> None:
         self.open_attempts.pop(key, None)

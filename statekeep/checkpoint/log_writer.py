@@ -128,6 +128,17 @@ class LogWriter:
             self._unsettled = [other for other in self._unsettled if other is not append]
             return position
 
+    async def check_fence(self) -> None:
+        """Read the end of the log, as an append would: for a writer that appends nothing now.
+
+        Raises:
+            TaskFencedError: A newer epoch is in the log.
+            RetriableError: The service may answer later; the call may be repeated.
+        """
+        async with self._turn:
+            await self._catch_up()
+            self._raise_if_fenced()
+
     async def trim(self, floor: int) -> None:
         """Drop the records below ``floor``, once clean-up is done with them.
 
@@ -218,7 +229,7 @@ def _raise_if_contradicted(record: Record, view: LogView) -> None:
     """Refuse a record that would have no effect on ``view``, which its writer should know of."""
     match record:
         case CommitRecord():
-            if (record.attempt_epoch, record.attempt) in view.closed_attempts:
+            if (record.attempt_epoch, record.attempt) in view.void_attempts:
                 msg = "the attempt is void"
                 raise CommitFailedError(msg, checkpoint_id=record.checkpoint_id, step="record")
         case ReleaseRecord():

@@ -51,6 +51,8 @@ class _InputOffsetJson(msgspec.Struct, frozen=True, kw_only=True):
 class _FinishedJson(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: msgspec.Raw
     version: str
+    bytes_uploaded: int = 0
+    elapsed_ms: int = 0
 
 
 class _FailedJson(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +173,10 @@ class FinishedTask:
     checkpoint: CheckpointV2
     version_id: VersionId | None
     """The version that was uploaded; None for state that is still empty."""
+    bytes_uploaded: int = 0
+    """By all backends together, as far as they count; for people."""
+    elapsed_ms: int = 0
+    """From the start of the backup until all of it was durable; for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +201,8 @@ def encode_attempt_entry(entry: AttemptEntry) -> bytes:
     finished = _FinishedJson(
         checkpoint=msgspec.Raw(encode_checkpoint_v2(entry.checkpoint)),
         version="" if entry.version_id is None else str(entry.version_id),
+        bytes_uploaded=entry.bytes_uploaded,
+        elapsed_ms=entry.elapsed_ms,
     )
     return frame(_FINISHED, msgspec.json.encode(finished))
 
@@ -216,7 +224,8 @@ def decode_attempt_entry(data: bytes, where: str) -> AttemptEntry:
     if framed.kind == _FINISHED:
         finished = _decode(_finished_decoder, framed.payload, where)
         version = VersionId.parse(finished.version) if finished.version else None
-        return FinishedTask(decode_checkpoint_v2(bytes(finished.checkpoint), where), version)
+        checkpoint = decode_checkpoint_v2(bytes(finished.checkpoint), where)
+        return FinishedTask(checkpoint, version, finished.bytes_uploaded, finished.elapsed_ms)
     msg = f"not a task's entry: {where} kind={framed.kind}"
     raise CheckpointCorruptError(msg)
 

@@ -15,6 +15,9 @@ from statekeep.config.model import TaskSettings
 from statekeep.errors import CommitFailedError
 
 _NS_PER_MS: Final = 1_000_000
+_MAX_LEAD_NS: Final = 1_000 * _NS_PER_MS
+"""How long before a commit there is something to prepare at most: what is written afterwards has to
+be flushed in its pause."""
 
 
 class Decision(Enum):
@@ -75,6 +78,16 @@ class CommitGate:
     def final_error(self) -> CommitFailedError | None:
         """The failure that used up the tolerance; `request` raises it."""
         return self._final_error
+
+    def is_near(self, now_ns: int) -> bool:
+        """Tell whether the last tenth of the period has begun, and no commit is open.
+
+        Time to do ahead what shortens the pause of the next one.
+        """
+        if self._period_began_ns is None or self._period_ns <= 0 or self._open_since_ns is not None:
+            return False
+        lead_ns = min(self._period_ns // 10, _MAX_LEAD_NS)
+        return now_ns - self._period_began_ns >= self._period_ns - lead_ns
 
     def is_due(self, now_ns: int) -> bool:
         """Tell whether `request` should be called before the next batch or message.

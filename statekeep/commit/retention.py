@@ -28,5 +28,5 @@ def closed_attempts(view: LogView) -> Sequence[tuple[int, int]]:
     """
     released = {(commit.attempt_epoch, commit.attempt) for commit in view.released.values()}
     retained = {(commit.attempt_epoch, commit.attempt) for commit in view.commits.values()}
-    closed = (released | view.closed_attempts) - view.open_attempts.keys() - retained
+    closed = (released | view.void_attempts) - view.open_attempts.keys() - retained
     return sorted(closed)

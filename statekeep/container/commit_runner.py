@@ -67,6 +67,10 @@ class CommitRunner:
         """Return whether `request` should be called now."""
         return self._fence is not None or self._gate.is_due(self._clock.monotonic_ns())
 
+    def is_near(self) -> bool:
+        """Return whether a commit is soon to be due."""
+        return self._gate.is_near(self._clock.monotonic_ns())
+
     async def request(
         self,
         seal: Seal,
@@ -215,7 +219,9 @@ class CommitRunner:
         if checkpoint_id is None:
             raise RuntimeError("a skipped commit has nothing to make durable")
         version_id = version.id
+        fault_point("attempt.before")
         attempt = await self._log.begin_attempt(version_id, checkpoint_id)
+        fault_point("attempt.after")
         base, base_version = self._log.base()
         context = CommitContext(
             checkpoint_id=checkpoint_id,

@@ -74,6 +74,7 @@ class Container:
         self._factories = _build_factories(config)
         self._log_backend = _find_log_backend(config, self._factories)
         self._executor: BoundedExecutor | None = None
+        self._restore_executor: BoundedExecutor | None = None
         self._tasks: dict[TaskName, Task | None] = {}
 
     async def __aenter__(self) -> Self:
@@ -83,10 +84,16 @@ class Container:
             "statekeep",
             ceiling=threads.commit_pool_max_size,
         )
+        self._restore_executor = BoundedExecutor(
+            threads.restore_pool_threads(0),
+            "statekeep-restore",
+            ceiling=threads.restore_pool_max_size,
+        )
         try:
             await self._prepare_backends(self._executor)
         except BaseException:
             await self._executor.close()
+            await self._restore_executor.close()
             raise
         return self
 
@@ -100,8 +107,9 @@ class Container:
             await self._close_tasks()
         finally:
             self._bar.close()
-            if self._executor is not None:
-                await self._executor.close()
+            for executor in (self._executor, self._restore_executor):
+                if executor is not None:
+                    await executor.close()
 
     @property
     def tasks(self) -> Mapping[TaskName, Task]:
@@ -126,7 +134,7 @@ class Container:
             RetriableError: A service may answer later.
             ValueError: The task runs in this container already.
         """
-        if self._executor is None:
+        if self._executor is None or self._restore_executor is None:
             msg = "the container is not entered"
             raise BackendClosedError(msg)
         task_name = TaskName(name)
@@ -134,16 +142,25 @@ class Container:
             msg = f"the task runs in this container already: task={name}"
             raise ValueError(msg)
         self._tasks[task_name] = None
-        self._executor.raise_cap(self._config.container.commit_pool_threads(len(self._tasks)))
+        threads = self._config.container
+        self._executor.raise_cap(threads.commit_pool_threads(len(self._tasks)))
+        self._restore_executor.raise_cap(threads.restore_pool_threads(len(self._tasks)))
+        parts = self._parts(self._executor, self._restore_executor, task_name, stores)
         try:
-            task = await start_task(self._parts(self._executor, task_name, stores))
+            task = await start_task(parts)
         except BaseException:
             del self._tasks[task_name]
             raise
         self._tasks[task_name] = task
         return task
 
-    def _parts(self, executor: BoundedExecutor, name: TaskName, stores: Iterable[str]) -> TaskParts:
+    def _parts(
+        self,
+        executor: BoundedExecutor,
+        restore_executor: BoundedExecutor,
+        name: TaskName,
+        stores: Iterable[str],
+    ) -> TaskParts:
         def on_failure(error: Exception) -> None:
             if self._on_commit_failure is not None:
                 self._on_commit_failure(name, error)
@@ -155,6 +172,7 @@ class Container:
             factories=self._factories,
             log_backend=self._log_backend,
             executor=executor,
+            restore_executor=restore_executor,
             clock=self._clock,
             new_uid=self._new_uid,
             owner=f"{socket.gethostname()}:{os.getpid()}",

@@ -9,6 +9,7 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release
 from statekeep.container.task_log import TaskLog
 from statekeep.errors import StateBackupError, TaskFencedError
+from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +85,13 @@ class Housekeeper:
     async def _release(self) -> None:
         positions = commits_to_release(self._log.view, self._retain_commits)
         if positions:
+            fault_point("release.before")
             await self._log.release(positions)
+            fault_point("release.after")
 
     async def _trim(self) -> None:
         floor = self._log.view.lowest_needed
         if floor - self._trimmed_to >= _TRIM_AFTER:
+            fault_point("trim.before")
             await self._log.trim()
             self._trimmed_to = floor

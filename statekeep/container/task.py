@@ -85,8 +85,15 @@ class Task:
         return self._stores.store(StoreName(name))
 
     def is_commit_due(self) -> bool:
-        """Return whether ``task.commit.ms`` is over, or a skipped commit can be made up for."""
-        return self._runner.is_due()
+        """Return whether ``task.commit.ms`` is over, or a skipped commit can be made up for.
+
+        Asked in the last tenth of that time, it begins to flush the stores in the background, so
+        that the pause of the commit is short.
+        """
+        is_due = self._runner.is_due()
+        if not is_due and not self._is_closed and self._runner.is_near():
+            self._stores.prepare_seal()
+        return is_due
 
     async def commit(
         self, input_offsets: Mapping[SystemStreamPartition, str], *, force: bool = False

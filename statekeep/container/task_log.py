@@ -1,7 +1,6 @@
 """The job log of one task: the reign over it, and the attempts and commits that it records."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -23,6 +22,7 @@ from statekeep.checkpoint.records import (
 from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import ConfigError
+from statekeep.fault_points import fault_point
 
 
 class TaskLog:
@@ -74,7 +74,9 @@ class TaskLog:
         current = self.view.last_commit
         if current is not None:
             self._check_identity(current.identity)
+        fault_point("take_over.before_epoch")
         await self._writer.take_over(owner)
+        fault_point("take_over.before_base")
         current = self.view.last_commit
         if current is None:
             await self._writer.append(self._empty_commit(checkpoint_id))
@@ -203,29 +205,18 @@ class TaskLog:
         current = self.view.last_commit
         if current is None:
             return None, None
-        checkpoint = self.checkpoint_of(current)
-        usable = None if checkpoint is None else self._without_bad_markers(checkpoint)
-        return usable, self.version_of(current)
+        return self._usable_checkpoint(current), self.version_of(current)
 
     def retained(self) -> Sequence[CheckpointV2]:
         """Return the task's checkpoints in every commit that is not released, oldest first.
 
         Without bad markers: what only they reach is of no use to anyone.
         """
-        checkpoints = map(self.checkpoint_of, self.view.commits.values())
-        return [self._without_bad_markers(found) for found in checkpoints if found is not None]
+        checkpoints = map(self._usable_checkpoint, self.view.commits.values())
+        return [found for found in checkpoints if found is not None]
 
-    def _without_bad_markers(self, checkpoint: CheckpointV2) -> CheckpointV2:
-        bad, task = self.view.bad_markers, self._task.task_name
-        usable = {
-            backend: {
-                store: marker
-                for store, marker in markers.items()
-                if (backend, task, store, marker) not in bad
-            }
-            for backend, markers in checkpoint.state_markers.items()
-        }
-        return replace(checkpoint, state_markers=usable)
+    def _usable_checkpoint(self, commit: CommitRecord) -> CheckpointV2 | None:
+        return self.view.usable_checkpoint(commit, self._task.task_name)
 
     def _empty_commit(self, checkpoint_id: CheckpointId) -> CommitRecord:
         self._identity = JobIdentity(

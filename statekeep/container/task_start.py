@@ -39,6 +39,8 @@ class TaskParts:
     factories: Mapping[BackendName, StateBackendFactory]
     log_backend: StateBackendFactory
     executor: BlockingExecutor
+    restore_executor: BlockingExecutor
+    """A restore is not kept waiting by the uploads of other tasks."""
     clock: Clock
     new_uid: Callable[[], str]
     owner: str
@@ -60,6 +62,8 @@ async def start_task(parts: TaskParts) -> Task:
 
         parts = replace(parts, task=replace(parts.task, job_uid=log.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
+        # Before the restore, which may need the room that restores before it have left full.
+        await parts.executor.run(directory.sweep)
         restored = await _restore(parts, log, directory)
 
         metrics = CommitMetrics()
@@ -109,7 +113,7 @@ async def _restore(parts: TaskParts, log: TaskLog, directory: TaskDirectory) -> 
         directory,
         parts.stores,
         parts.factories,
-        executor=parts.executor,
+        executor=parts.restore_executor,
         clock=parts.clock,
         on_progress=parts.on_progress,
         bad_markers=frozenset(log.view.bad_markers),

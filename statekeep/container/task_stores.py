@@ -1,5 +1,7 @@
 """The open stores of one task in plain Python, and the versions that are sealed from them."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -7,6 +9,7 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.model import StoreSettings
+from statekeep.errors import StateBackupError
 from statekeep.restore.settled import settled
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
@@ -14,12 +17,14 @@ from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.stores.work_directory import WorkDirectory
 
+logger = logging.getLogger(__name__)
+
 
 class TaskStores:
     """One work directory that lives as long as the task, with every store open in it.
 
-    The program reads and writes the stores on its own thread; only `seal` and `close` touch them
-    from an executor thread, while the program awaits them.
+    The program reads and writes the stores on its own thread; `seal` and `close` touch them from an
+    executor thread while the program awaits them, and what `prepare_seal` begins goes on beside it.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class TaskStores:
         self._next_batch = first_batch
         self._executor = executor
         self._new_uid = new_uid
+        self._preparation: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -95,6 +101,11 @@ class TaskStores:
         """Return an open store; KeyError for one that the task was not started with."""
         return self._stores[name]
 
+    def prepare_seal(self) -> None:
+        """Begin in the background what shortens the next `seal`; nothing if it is under way."""
+        if self._preparation is None:
+            self._preparation = asyncio.create_task(self._prepare(), name="prepare seal")
+
     async def seal(self, committed: VersionId | None) -> SealedVersion:
         """Seal the stores as they are now; they stay open. Done to the end even if cancelled.
 
@@ -105,6 +116,7 @@ class TaskStores:
             ConfigError: The disk is full or not writable.
             StateBackupError: Changes were lost by an earlier error.
         """
+        await self._end_preparation()
         batch, self._next_batch = self._next_batch, self._next_batch + 1
         self._head = await settled(
             self._executor.run(
@@ -116,7 +128,21 @@ class TaskStores:
 
     async def close(self) -> None:
         """Close the stores and remove the work directory; sealed versions stay. Idempotent."""
+        await self._end_preparation()
         await settled(self._executor.run(self._work.discard))
 
     async def _remember(self, version: SealedVersion) -> None:
         self._head = version
+
+    async def _prepare(self) -> None:
+        try:
+            await self._executor.run(self._work.prepare_seal)
+        except (StateBackupError, OSError) as exc:
+            # The seal meets it again, and raises it to whoever commits.
+            logger.warning("stores could not be flushed ahead of a commit: error=%s", exc)
+
+    async def _end_preparation(self) -> None:
+        """Wait for what `prepare_seal` began, also if cancelled: it works in the directory."""
+        if self._preparation is not None:
+            await settled(self._preparation)
+            self._preparation = None

@@ -21,6 +21,7 @@ from statekeep.checkpoint.checkpoints import (
 from statekeep.clock import Clock
 from statekeep.config.model import StoreSettings
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, TaskFencedError
+from statekeep.fault_points import fault_point
 from statekeep.restore.plan import Source, StorePlan
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.base import KeyValueStore
@@ -32,10 +33,16 @@ from statekeep.stores.work_directory import WorkDirectory
 
 
 class StoreOutOfReachError(Exception):
-    """Raised when a commit cannot be restored; the restorer goes on to an older one.
+    """Raised when a commit cannot be restored. Not a `StateBackupError`: it never leaves the restorer.
 
-    Not a `StateBackupError`: it never leaves the restorer.
+    Attributes:
+        is_for_good: Every source of a store is missing or damaged, so that only an older commit is
+            left. False: a backend may answer later, and then with this very commit.
     """
+
+    def __init__(self, *, is_for_good: bool) -> None:
+        super().__init__()
+        self.is_for_good = is_for_good
 
 
 class FetchMeter:
@@ -112,6 +119,7 @@ class StoreFetcher:
             StoreOutOfReachError: None can; each was reported.
             TaskFencedError: A backend found a newer owner.
         """
+        is_for_good = True
         for source in sources:
             try:
                 await self._fetch_from(store, source.backend)
@@ -119,13 +127,15 @@ class StoreFetcher:
                 raise
             except Exception as exc:  # noqa: BLE001 - a plug-in failed; reported, the next is tried
                 is_bad = isinstance(exc, BlobNotFoundError | CheckpointCorruptError)
+                is_for_good = is_for_good and is_bad
                 self._on_failure(store, source.backend, source.marker, exc, is_bad=is_bad)
                 await self._executor.run(_remove, self._work.store_directory(store))
             else:
                 return source.backend
-        raise StoreOutOfReachError
+        raise StoreOutOfReachError(is_for_good=is_for_good)
 
     async def _fetch_from(self, store: StoreName, backend: BackendName) -> None:
+        fault_point("restore.before_fetch")
         directory = self._work.store_directory(store)
         await self._executor.run(_make_parent, directory)
         context = RestoreContext(
@@ -170,9 +180,14 @@ async def fetch_all(
         fenced = exc.subgroup(TaskFencedError)
         if fenced is not None:
             raise fenced.exceptions[0] from None
-        if exc.split(StoreOutOfReachError)[1] is not None:
+        out_of_reach, other = exc.split(StoreOutOfReachError)
+        if out_of_reach is None or other is not None:
             raise
-        raise StoreOutOfReachError from None
+        is_for_good = any(
+            isinstance(found, StoreOutOfReachError) and found.is_for_good
+            for found in out_of_reach.exceptions
+        )
+        raise StoreOutOfReachError(is_for_good=is_for_good) from None
     return {name: fetch.result() for name, fetch in fetches.items()}
 
 

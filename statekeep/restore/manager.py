@@ -80,9 +80,10 @@ class TaskRestorer:
     """Gives a task the newest state that is within reach.
 
     For each candidate, newest first: the local version, if every byte of it verifies; else each
-    store from the first backend of its list that can, all of this one commit; else the next
-    candidate, for all stores. Nothing is usable before all of it is verified and adopted under
-    the committed name. Coroutines of the container's event loop; one restore at a time.
+    store from the first backend of its list that can, all of this one commit; else, if every copy
+    of a store is missing or damaged, the next candidate, for all stores. An outage is not damage:
+    it is an error, never an older commit. Nothing is usable before all of it is verified and
+    adopted under the committed name. Coroutines of the container's event loop; one restore at a time.
     """
 
     def __init__(
@@ -134,7 +135,8 @@ class TaskRestorer:
             candidates: Newest first.
 
         Raises:
-            RestoreFailedError: None can be restored; every failure is a note of it.
+            RestoreFailedError: None can be restored, or a backend that may still hold a newer commit
+                than those that can does not answer; every failure is a note of it.
             TaskFencedError: A backend found a newer owner.
         """
         began_ns = self._clock.monotonic_ns()
@@ -144,8 +146,15 @@ class TaskRestorer:
             for candidate in candidates:
                 try:
                     version, sources = await self._restore_candidate(candidate)
-                except StoreOutOfReachError:
-                    continue
+                except StoreOutOfReachError as exc:
+                    if exc.is_for_good:
+                        continue
+                    error = self._error()
+                    error.add_note(
+                        "hint: start again once the backend answers; if it is gone for good, take"
+                        " it out of stores.<name>.restore.factories"
+                    )
+                    raise error from None
                 elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
                 return self._outcome(candidate, version, sources, elapsed_ms)
         finally:
@@ -162,7 +171,7 @@ class TaskRestorer:
             return local, {name: LOCAL for name in self._stores if local.store_files(name)}
         plans = self._plan(candidate)
         if candidate.checkpoint is None:
-            raise StoreOutOfReachError
+            raise StoreOutOfReachError(is_for_good=True)
         version, sources = await self._fetch(candidate.version, candidate.checkpoint, plans)
         return version, sources
 
@@ -206,7 +215,7 @@ class TaskRestorer:
                 )
             )
         if stranded:
-            raise StoreOutOfReachError
+            raise StoreOutOfReachError(is_for_good=True)
         return plans
 
     async def _fetch(
@@ -235,6 +244,7 @@ class TaskRestorer:
             sources = await fetch_all(fetcher, plans)
             fault_point("restore.before_adopt")
             version = await settled(run(self._directory.adopt, work, version_id, None, ()))
+            fault_point("restore.after_adopt")
         finally:
             await self._discard(work)
         return version, sources

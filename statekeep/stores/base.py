@@ -49,6 +49,13 @@ class KeyValueStore(ABC):
         Writes made while the iterator lives are not seen by it.
         """
 
+    def flush(self) -> None:  # noqa: B027 - a store without a disk has nothing to do
+        """Bring closer to the disk what a `checkpoint` would have to write; nothing changes by it.
+
+        The one method that may run beside another thread's reads and writes, so that the pause of
+        a `checkpoint` soon after it is short.
+        """
+
     @abstractmethod
     def checkpoint(self, directory: Path) -> None:
         """Write the content as it is now to ``directory``, which must not exist yet.

@@ -59,13 +59,21 @@ class CapturingStore(KeyValueStore):
         return self._store.scan(prefix)
 
     @override
+    def flush(self) -> None:
+        self._store.flush()
+
+    @override
     def checkpoint(self, directory: Path) -> None:
         self._store.checkpoint(directory)
 
     @override
     def close(self) -> None:
-        self._file.close()
-        self._store.close()
+        try:
+            # The rest of the buffer is written here, on a disk that may be full.
+            with explained_errors(self._directory):
+                self._file.close()
+        finally:
+            self._store.close()
 
     def cut(self, header: DeltaHeader, target: Path) -> DeltaCounts:
         """End the current delta as the file ``target``, and begin the next one.

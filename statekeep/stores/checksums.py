@@ -16,11 +16,13 @@ _SUFFIXES: Final = tuple(IMMUTABLE_SUFFIXES)
 class KnownChecksums:
     """Gives the manifest entries of an image without reading again what the last one shares.
 
-    A store of a gigabyte is not read for every version. Used by one thread.
+    A store of a gigabyte is not read for every version. Used by one thread; only `read_ahead` may
+    run beside another method.
     """
 
     def __init__(self) -> None:
         self._crcs: dict[_FileId, int] = {}
+        self._ahead: dict[_FileId, int] = {}
 
     def learn(self, directory: Path, entries: tuple[FileEntry, ...]) -> None:
         """Take over what the manifest of the version in ``directory`` says.
@@ -34,6 +36,30 @@ class KnownChecksums:
             if entry.path.endswith(_SUFFIXES)
         }
 
+    def read_ahead(self, directory: Path) -> None:
+        """Read the files of an image to be, which the engine may be writing just now.
+
+        A file that changes meanwhile is left to `entries`.
+
+        Args:
+            directory: Laid out as the image will be: a file is known by name, inode, size and time.
+        """
+        known, found = self._crcs, dict[_FileId, int]()
+        for name, file in _files_below(directory):
+            if not name.endswith(_SUFFIXES):
+                continue
+            path = Path(file.path)
+            try:
+                file_id = _file_id(name, path.stat())
+                if file_id not in known:
+                    crc = self._ahead.get(file_id)
+                    crc = crc32_of(path) if crc is None else crc
+                    if _file_id(name, path.stat()) == file_id:
+                        found[file_id] = crc
+            except FileNotFoundError:  # compacted away
+                continue
+        self._ahead = found
+
     def entries(self, directory: Path) -> tuple[FileEntry, ...]:
         """Return the entry of every file below ``directory``, and know these from now on."""
         crcs: dict[_FileId, int] = {}
@@ -41,7 +67,7 @@ class KnownChecksums:
         for name, file in _files_below(directory):
             status = file.stat()
             file_id = _file_id(name, status)
-            crc = self._crcs.get(file_id)
+            crc = self._crcs.get(file_id, self._ahead.get(file_id))
             if crc is None:
                 crc = crc32_of(Path(file.path))
             if name.endswith(_SUFFIXES):

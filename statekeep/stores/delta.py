@@ -21,18 +21,19 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import BinaryIO, Final
 
 import msgspec
 
 from statekeep.errors import CheckpointCorruptError
+from statekeep.stores.block_codec import BlockCodec, NoCodec, codec_numbered
 
 MAGIC: Final = b"SKDELTA\n"
 FORMAT_VERSION: Final = 1
-CODEC_NONE: Final = 0
-"""The stored bytes are the raw bytes. Other codecs are refused by name."""
 
 _U32: Final = struct.Struct("<I")
+_I32: Final = struct.Struct("<i")
 _PREAMBLE: Final = struct.Struct("<8sII")
 _BLOCK: Final = struct.Struct("<IIBI")
 _END: Final = struct.Struct("<IQQ")
@@ -43,6 +44,10 @@ _RESERVED_HEADER_BYTES: Final = 512
 """Room for a header that is filled in last: two version ids, a store name, attributes."""
 _BLOCK_BYTES: Final = 256 << 10
 """A block is closed at this size: small enough to hold in memory, large enough to be cheap."""
+_CHUNK: Final = 1024
+"""Records that are packed in one go: enough that the cost per call does not count."""
+_FEW: Final = 4
+"""Up to here a loop over the records is as fast."""
 
 Change = tuple[bytes, bytes | None]
 """A key and its new value; None deletes the key."""
@@ -77,18 +82,27 @@ class DeltaWriter:
     (because `finish` was not reached) is refused by readers.
     """
 
-    def __init__(self, target: BinaryIO, header: DeltaHeader | None = None) -> None:
+    def __init__(
+        self,
+        target: BinaryIO,
+        header: DeltaHeader | None = None,
+        *,
+        codec: BlockCodec | None = None,
+    ) -> None:
         """Begin a delta.
 
         Args:
             target: Where to; written from its current position on.
             header: None where it is known only at the end: `finish` takes it then, and ``target``
                 must be able to seek.
+            codec: Compresses every block; None: they are stored as they are.
         """
         self._target = target
+        self._codec = codec or NoCodec()
         self._start = target.tell() if header is None else 0
         self._header_crc: int | None = None
         self._chain = 0
+        self._packed_lengths = _PackedLengths()
         self._parts: list[bytes] = []
         self._part_bytes = 0
         self._puts = 0
@@ -100,11 +114,70 @@ class DeltaWriter:
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Append the changes of one write of a store."""
-        self.write_entries(changes.items())
+        if len(changes) <= _FEW:
+            self._append_each(changes.items())
+            return
+        keys, values = list(changes), list(changes.values())
+        for start in range(0, len(keys), _CHUNK):
+            end = start + _CHUNK
+            self._append(keys[start:end], values[start:end])
 
     def write_entries(self, entries: Iterable[Change]) -> None:
         """Append changes in their order."""
-        pack_length, pack_value_length = _U32.pack, struct.Struct("<i").pack
+        iterator = iter(entries)
+        while chunk := list(islice(iterator, _CHUNK)):
+            keys, values = zip(*chunk, strict=True)
+            self._append(keys, values)
+
+    def finish(self, header: DeltaHeader | None = None) -> DeltaCounts:
+        """Write what is left and the end marker; nothing may be written afterwards.
+
+        Args:
+            header: Given if and only if none was given at the beginning.
+
+        Raises:
+            ValueError: The header is missing, given twice, or too long to be filled in.
+        """
+        if (header is None) == (self._header_crc is None):
+            raise ValueError("the header of a delta is given once, at its beginning or at its end")
+        self._write_block()
+        if header is not None:
+            end = self._target.tell()
+            self._target.seek(self._start)
+            self._write_header(header, _RESERVED_HEADER_BYTES)
+            self._target.seek(end)
+        mark = _END.pack(_END_MARK, self._puts, self._deletes)
+        crc = zlib.crc32(mark, zlib.crc32(_U32.pack(self._header_crc or 0), self._chain))
+        self._target.write(mark + _U32.pack(crc))
+        return DeltaCounts(self._puts, self._deletes)
+
+    def _append(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Append records whose loops all run in C: this is beside every write of a task."""
+        try:
+            lengths = list(map(len, values))  # type: ignore[arg-type]  # a deletion is what the except is for
+        except TypeError:
+            self._append_each(zip(keys, values, strict=True))
+            return
+        size = 8 * len(keys) + sum(map(len, keys)) + sum(lengths)
+        if size > _BLOCK_BYTES:
+            if len(keys) <= _FEW:
+                self._append_each(zip(keys, values, strict=True))
+                return
+            half = len(keys) // 2
+            self._append(keys[:half], values[:half])
+            self._append(keys[half:], values[half:])
+            return
+        if self._part_bytes + size > _BLOCK_BYTES:
+            self._write_block()
+        packed = self._packed_lengths.__getitem__
+        records = zip(map(packed, map(len, keys)), keys, map(packed, lengths), values, strict=True)
+        self._parts.append(b"".join(chain.from_iterable(records)))  # type: ignore[arg-type]  # no value is None here
+        self._part_bytes += size
+        self._puts += len(keys)
+
+    def _append_each(self, entries: Iterable[Change]) -> None:
+        """Append records of any kind, one at a time."""
+        pack_length, pack_value_length = _U32.pack, _I32.pack
         deleted = pack_value_length(-1)
         for key, value in entries:
             if value is None:
@@ -118,29 +191,6 @@ class DeltaWriter:
             if self._part_bytes >= _BLOCK_BYTES:
                 self._write_block()
 
-    def finish(self, header: DeltaHeader | None = None) -> DeltaCounts:
-        """Write what is left and the end marker; nothing may be written afterwards.
-
-        Args:
-            header: Given if and only if none was given at the beginning.
-
-        Raises:
-            ValueError: The header is missing, given twice, or too long to be filled in.
-        """
-        if (header is None) == (self._header_crc is None):
-            raise ValueError("the header of a delta is given once, at its beginning or at its end")
-        if self._parts:
-            self._write_block()
-        if header is not None:
-            end = self._target.tell()
-            self._target.seek(self._start)
-            self._write_header(header, _RESERVED_HEADER_BYTES)
-            self._target.seek(end)
-        mark = _END.pack(_END_MARK, self._puts, self._deletes)
-        crc = zlib.crc32(mark, zlib.crc32(_U32.pack(self._header_crc or 0), self._chain))
-        self._target.write(mark + _U32.pack(crc))
-        return DeltaCounts(self._puts, self._deletes)
-
     def _write_header(self, header: DeltaHeader, reserved: int) -> None:
         payload = msgspec.json.encode(header).ljust(reserved)
         if reserved and len(payload) > reserved:
@@ -151,14 +201,17 @@ class DeltaWriter:
         self._target.write(data + _U32.pack(self._header_crc))
 
     def _write_block(self) -> None:
+        if not self._parts:
+            return
         raw = b"".join(self._parts)
         if len(raw) > _MAX_STORED_BYTES:
             msg = f"a key and its value are too long for a delta: bytes={len(raw)}"
             raise ValueError(msg)
-        head = _BLOCK.pack(len(raw), len(raw), CODEC_NONE, zlib.crc32(raw))
+        stored = self._codec.compress(raw)
+        head = _BLOCK.pack(len(stored), len(raw), self._codec.number, zlib.crc32(stored))
         self._chain = zlib.crc32(head, self._chain)
         self._target.write(head + _U32.pack(self._chain))
-        self._target.write(raw)
+        self._target.write(stored)
         self._parts.clear()
         self._part_bytes = 0
 
@@ -183,6 +236,7 @@ class DeltaReader:
         """
         self._source = source
         self._where = where
+        self._codec: BlockCodec = NoCodec()
         self._counts: DeltaCounts | None = None
         preamble = self._read(_PREAMBLE.size)
         magic, version, header_bytes = _PREAMBLE.unpack(preamble)
@@ -233,24 +287,30 @@ class DeltaReader:
             chain = zlib.crc32(head, chain)
             if self._read(_U32.size) != _U32.pack(chain):
                 raise self._corrupt("head of a block is damaged or out of place")
-            records = self._read_block(head)
-            deleted = sum(value is None for _, value in records)
+            records, deleted = self._read_block(head)
             deletes += deleted
             puts += len(records) - deleted
             yield records
         self._read_end(mark, chain, DeltaCounts(puts, deletes))
 
-    def _read_block(self, head: bytes) -> list[Change]:
+    def _read_block(self, head: bytes) -> tuple[Sequence[Change], int]:
+        """Return the records of a block, and how many of them delete."""
         stored_bytes, raw_bytes, codec, crc = _BLOCK.unpack(head)
-        if codec != CODEC_NONE or stored_bytes != raw_bytes:
-            raise self._corrupt(f"block has an unknown codec {codec}")
-        raw = self._read(stored_bytes)
-        if zlib.crc32(raw) != crc:
+        if self._codec.number != codec:
+            self._codec = self._find_codec(codec)
+        stored = self._read(stored_bytes)
+        if zlib.crc32(stored) != crc:
             raise self._corrupt("block is damaged")
         try:
-            return list(_records(raw))
-        except (struct.error, IndexError) as exc:
+            return _records(self._codec.decompress(stored, raw_bytes))
+        except (struct.error, IndexError, ValueError) as exc:
             raise self._corrupt("records of a block do not add up") from exc
+
+    def _find_codec(self, number: int) -> BlockCodec:
+        codec = codec_numbered(number)
+        if codec is None:
+            raise self._corrupt(f"block has an unknown codec {number}")
+        return codec
 
     def _read_end(self, mark: bytes, chain: int, found: DeltaCounts) -> None:
         end = mark + self._read(_END.size - _U32.size)
@@ -277,21 +337,62 @@ class DeltaReader:
         return CheckpointCorruptError(f"{what}: {self._where}")
 
 
-def _records(raw: bytes) -> Iterator[Change]:
-    """Take a block apart.
+class _PackedLengths(dict[int, bytes]):
+    """Lengths as they are written; the first few that are seen are kept, for few make up most."""
+
+    _MOST: Final = 4096
+
+    def __missing__(self, length: int) -> bytes:
+        packed = _U32.pack(length)
+        if len(self) < self._MOST:
+            self[length] = packed
+        return packed
+
+
+def _records(raw: bytes) -> tuple[Sequence[Change], int]:
+    """Take a block apart; return its records, and how many of them delete.
 
     Raises:
         IndexError: A length leads beyond the end (or struct.error: there is no room for one).
     """
-    unpack_length, unpack_value_length = _U32.unpack_from, struct.Struct("<i").unpack_from
-    offset, size = 0, len(raw)
+    return (raw and _equal_records(raw)) or _any_records(raw)
+
+
+def _equal_records(raw: bytes) -> tuple[Sequence[Change], int] | None:
+    """Take apart a block whose keys are of one length, and its values too; None: they are not."""
+    (key_bytes,) = _U32.unpack_from(raw)
+    if key_bytes > len(raw):
+        return None
+    (value_bytes,) = _I32.unpack_from(raw, 4 + key_bytes)
+    if value_bytes < 0 or len(raw) % (8 + key_bytes + value_bytes):
+        return None
+    records = struct.iter_unpack(f"<I{key_bytes}si{value_bytes}s", raw)
+    key_lengths, keys, value_lengths, values = zip(*records, strict=True)
+    count = len(keys)
+    if key_lengths.count(key_bytes) != count or value_lengths.count(value_bytes) != count:
+        return None
+    return list(zip(keys, values, strict=True)), 0
+
+
+def _any_records(raw: bytes) -> tuple[Sequence[Change], int]:
+    unpack_length, unpack_value_length = _U32.unpack_from, _I32.unpack_from
+    records: list[Change] = []
+    offset, size, deletes = 0, len(raw), 0
     while offset < size:
         start = offset + 4
         offset = start + unpack_length(raw, offset)[0]
         (value_bytes,) = unpack_value_length(raw, offset)
         key = raw[start:offset]
         start = offset + 4
-        offset = start + max(value_bytes, 0)
-        if offset > size or value_bytes < -1:
+        if value_bytes >= 0:
+            offset = start + value_bytes
+            if offset > size:
+                raise IndexError(offset)
+            records.append((key, raw[start:offset]))
+        elif value_bytes == -1:
+            offset = start
+            deletes += 1
+            records.append((key, None))
+        else:
             raise IndexError(offset)
-        yield key, None if value_bytes < 0 else raw[start:offset]
+    return records, deletes

@@ -7,6 +7,7 @@ committed need not survive power loss.
 import errno
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ IMMUTABLE_SUFFIXES: Final = frozenset({".sst", ".blob", ".delta"})
 _REASONS: Final = {
     errno.ENOSPC: "the local disk is full",
     errno.EDQUOT: "the quota of the local disk is used up",
+    errno.EFBIG: "a local file may not grow any more",
     errno.EACCES: "the local directory is not writable",
     errno.EPERM: "the local directory is not writable",
     errno.EROFS: "the local directory is on a read-only file system",
@@ -48,6 +50,45 @@ def explained_errors(directory: Path) -> Generator[None]:
         if reason is None:
             raise
         raise disk_error(reason, directory) from exc
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that nobody else can write to, or check that it is one.
+
+    For directories below one that every user may write to: somebody else may have been there
+    first.
+
+    Raises:
+        ConfigError: It belongs to another user, is a link, or others may write to it.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.getuid()
+        or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
+        raise ConfigError(
+            f"directory is not ours alone: directory={directory} owner={found.st_uid} "
+            f"mode={stat.filemode(found.st_mode)}",
+            key=LOCAL_DIR_KEY,
+            hint=f"remove it, or let {LOCAL_DIR_KEY} and TMPDIR name directories of this user",
+        )
+
+
+def make_local_dir(directory: Path) -> None:
+    """Make the directory of all local state where it is missing, private to the user.
+
+    Raises:
+        ConfigError: It lies where everybody may write, and is not ours alone (`make_private`).
+    """
+    if directory.exists() and not _is_shared(directory.parent):
+        return
+    make_private(directory)
+
+
+def _is_shared(directory: Path) -> bool:
+    return bool(directory.stat().st_mode & stat.S_IWOTH)
 
 
 def disk_error(reason: str, directory: Path) -> StateBackupError:

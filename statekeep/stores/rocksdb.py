@@ -35,6 +35,7 @@ _COLUMN_FAMILY: Final = "default"
 _DISK_REASONS: Final = {
     "No space left on device": "the local disk is full",
     "Disk quota exceeded": "the quota of the local disk is used up",
+    "File too large": "a local file may not grow any more",
     "Permission denied": "the local directory is not writable",
     "Read-only file system": "the local directory is on a read-only file system",
 }
@@ -148,6 +149,13 @@ class RocksDbStore(KeyValueStore):
         scan = _Scan(self._db.iter(), prefix, self._explain)
         self._scans.add(scan)
         return scan
+
+    @override
+    def flush(self) -> None:
+        try:
+            self._db.flush()
+        except Exception as exc:
+            raise self._explain(exc, "cannot flush store") from exc
 
     @override
     def checkpoint(self, directory: Path) -> None:

@@ -14,7 +14,8 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, ConfigError, VersionDamagedError
-from statekeep.stores.local_files import explained_errors, remove_tree
+from statekeep.fault_points import fault_point
+from statekeep.stores.local_files import explained_errors, make_local_dir, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
 from statekeep.stores.version import CHECKPOINT_FILE, MANIFEST_FILE, SealedVersion, SealManifest
 from statekeep.stores.work_directory import LOCK_FILE, Identity, WorkDirectory, publish
@@ -31,14 +32,17 @@ class TaskDirectory:
     one that began it.
     """
 
-    def __init__(self, root: Path, identity: Identity) -> None:
+    def __init__(self, root: Path, identity: Identity, *, local_dir: Path | None = None) -> None:
         """Name the directory; nothing is touched before the first call.
 
         Args:
             root: The task's directory: ``<local dir>/<job>/<operator>/<task>``.
             identity: Written into manifests; a version of another task is refused.
+            local_dir: The directory above all jobs', which must not be another user's; None: not
+                looked at.
         """
         self.root = root
+        self._unchecked_local_dir = local_dir
         self._identity = identity
 
     @classmethod
@@ -49,7 +53,8 @@ class TaskDirectory:
             ConfigError: A name is too long for a file system.
         """
         names = (identity.job_name, identity.operator, identity.task_name)
-        return cls(local_dir.joinpath(*map(escape_name, names)), identity)
+        root = local_dir.joinpath(*map(escape_name, names))
+        return cls(root, identity, local_dir=local_dir)
 
     def begin(
         self,
@@ -75,6 +80,7 @@ class TaskDirectory:
         _check_names(stores)
         path = self.root / f"{_WORK_PREFIX}{uid}"
         with explained_errors(self.root):
+            self._check_local_dir()
             self.root.mkdir(parents=True, exist_ok=True)
             # So that no sweep sees the directory between its making and its lock.
             with self._lock(shared=True):
@@ -94,7 +100,9 @@ class TaskDirectory:
 
         Raises:
             VersionDamagedError: It is here, but partial, damaged or another task's.
+            ConfigError: The local directory is another user's.
         """
+        self._check_local_dir()
         directory = self.root / str(version)
         try:
             sealed = SealedVersion(directory, self._read_manifest(directory, version))
@@ -143,6 +151,7 @@ class TaskDirectory:
                     return there
                 if target.exists():
                     self._move_aside(target)
+                fault_point("adopt.before_rename")
                 publish(image, target)
         return SealedVersion(target, manifest)
 
@@ -163,6 +172,7 @@ class TaskDirectory:
                     for version in self.versions()
                     if version.batch <= newest_settled_batch and version not in keep
                 ]
+            fault_point("retain.before_remove")
             for path in removed:
                 remove_tree(path)
 
@@ -181,6 +191,11 @@ class TaskDirectory:
                     remove_tree(path)
                     count += 1
         return count
+
+    def _check_local_dir(self) -> None:
+        if self._unchecked_local_dir is not None:
+            make_local_dir(self._unchecked_local_dir)
+            self._unchecked_local_dir = None
 
     def _lock(self, *, shared: bool) -> AbstractContextManager[None]:
         return locked(self.root / LOCK_FILE, shared=shared)

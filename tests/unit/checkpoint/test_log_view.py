@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from log_kit import (
     attempt_record,
@@ -8,6 +9,8 @@ from log_kit import (
     void_record,
 )
 
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
     BadMarkerRecord,
@@ -17,6 +20,7 @@ from statekeep.checkpoint.records import (
     ReleaseRecord,
     UnpinRecord,
 )
+from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.errors import CheckpointCorruptError
 
 
@@ -63,14 +67,14 @@ def test_attempt_is_open_until_it_is_committed_or_void() -> None:
     view = folded(*began, commit_record(1), void_record(2))
 
     assert list(view.open_attempts) == [(1, 3)]
-    assert view.closed_attempts == {(1, 2)}
+    assert view.void_attempts == {(1, 2)}
 
 
 def test_base_record_voids_open_attempts_of_older_epochs() -> None:
     view = folded(epoch_record(1), attempt_record(1), epoch_record(2), base_record(-1))
 
     assert view.open_attempts == {}
-    assert view.closed_attempts == {(1, 1)}
+    assert view.void_attempts == {(1, 1)}
 
 
 def test_base_record_drops_batches_above_the_head() -> None:
@@ -147,14 +151,14 @@ def test_void_attempt_never_completes() -> None:
     view = folded(epoch_record(1), attempt_record(1), void_record(1), commit_record(1))
 
     assert view.commits == {}
-    assert view.closed_attempts == {(1, 1)}
+    assert view.void_attempts == {(1, 1)}
 
 
 def test_committed_attempt_is_never_void() -> None:
     view = folded(epoch_record(1), attempt_record(1), commit_record(1), void_record(1))
 
     assert list(view.commits) == [2]
-    assert view.closed_attempts == set()
+    assert view.void_attempts == set()
 
 
 def test_attempt_rolled_forward_by_a_new_driver_is_committed() -> None:
@@ -167,7 +171,7 @@ def test_attempt_rolled_forward_by_a_new_driver_is_committed() -> None:
     )
 
     assert view.is_committed(1, 1)
-    assert view.closed_attempts == set()
+    assert view.void_attempts == set()
 
 
 @pytest.mark.parametrize(
@@ -217,3 +221,63 @@ def test_bad_marker_is_remembered() -> None:
     )
 
     assert folded(epoch_record(1), bad).bad_markers == {("blob", "Partition 3", "s", "m")}
+
+
+def test_checkpoint_of_a_commit_is_without_bad_markers() -> None:
+    checkpoint = CheckpointV2(
+        CheckpointId(7, 1),
+        {},
+        {
+            BackendName("blob"): {StoreName("s"): Marker("m"), StoreName("t"): Marker("m")},
+            BackendName("kafka"): {StoreName("s"): Marker("m")},
+        },
+    )
+    commit = msgspec.structs.replace(
+        commit_record(1), checkpoints={"Partition 3": msgspec.Raw(encode_checkpoint_v2(checkpoint))}
+    )
+    bad = BadMarkerRecord(
+        epoch=0, nonce="", backend="blob", task="Partition 3", store="s", marker="m", reason="crc"
+    )
+    view = folded(epoch_record(1), commit, bad)
+
+    usable = view.usable_checkpoint(commit, "Partition 3")
+
+    assert usable is not None
+    assert usable.state_markers == {"blob": {"t": "m"}, "kafka": {"s": "m"}}
+    assert view.usable_checkpoint(commit, "Partition 4") is None
+
+
+def test_batches_recorded_before_a_damaged_record_name_no_versions() -> None:
+    view = folded(epoch_record(1), commit_record(1), batch_record(1), batch_record(2))
+    view.fold_unreadable_batch(4)
+    view.fold(5, stamped(batch_record(2, uid="fedcba9876543210"), 1))
+
+    assert set(view.batches) == {1, 2}
+    assert set(view.trusted_batches) == {2}
+
+
+def test_a_damaged_record_may_be_of_one_more_batch() -> None:
+    view = folded(epoch_record(1), commit_record(1), batch_record(1))
+    assert view.newest_possible_batch == 1
+
+    view.fold_unreadable_batch(3)
+
+    assert view.newest_possible_batch == 2
+
+
+def test_a_batch_above_the_head_of_a_base_may_have_been_delivered() -> None:
+    begun: list[Record] = [
+        epoch_record(1),
+        commit_record(1),
+        batch_record(1),
+        batch_record(2),
+        epoch_record(2),
+    ]
+
+    view = folded(*begun, base_record(1))
+    again = folded(*begun, base_record(1), batch_record(2))
+
+    assert set(view.batches) == {1}
+    assert view.overtaken_batches == {2}
+    assert view.newest_possible_batch == 2
+    assert again.overtaken_batches == set()

@@ -174,7 +174,7 @@ async def test_void_after_a_commit_of_unknown_outcome_tells_that_it_landed() -> 
     await writer.append(void_record(1))
 
     assert writer.view.is_committed(1, 1)
-    assert writer.view.closed_attempts == set()
+    assert writer.view.void_attempts == set()
 
 
 async def test_commit_of_a_void_attempt_is_refused() -> None:
@@ -300,7 +300,7 @@ async def test_rolled_forward_attempt_is_committed_not_void() -> None:
     await new.append(base_record(0, commit_position=3))
 
     assert new.view.open_attempts == {}
-    assert new.view.closed_attempts == set()
+    assert new.view.void_attempts == set()
     assert list(new.view.commits) == [3]
 
 
@@ -361,3 +361,14 @@ async def test_append_before_take_over_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="take_over"):
         await writer.append(commit_record(1))
+
+
+@pytest.mark.asyncio
+async def test_a_writer_that_appends_nothing_can_find_out_that_it_is_fenced() -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs)
+    await old.check_fence()
+    await driver_on(blobs)
+
+    with pytest.raises(TaskFencedError):
+        await old.check_fence()

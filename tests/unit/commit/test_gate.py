@@ -229,3 +229,26 @@ def test_at_most_one_commit_is_open_whatever_happens(steps: list[tuple[str, int]
         assert gate.is_open == is_open
     ended = gate.successes + gate.failures + gate.timeouts + abandoned
     assert gate.starts == ended + is_open
+
+
+def test_a_commit_is_near_in_the_last_tenth_of_its_period() -> None:
+    gate = CommitGate(TaskSettings(commit_ms=2_000))
+    assert not gate.is_near(1_900 * MS)  # the period has not begun
+    gate.is_due(0)
+    assert not gate.is_near(1_799 * MS)
+    assert gate.is_near(1_800 * MS)
+
+
+def test_a_long_period_leaves_a_second_to_prepare() -> None:
+    gate = CommitGate(TaskSettings(commit_ms=60_000))
+    gate.is_due(0)
+    assert not gate.is_near(58_999 * MS)
+    assert gate.is_near(59_000 * MS)
+
+
+def test_no_commit_is_near_while_one_is_open_or_without_a_period() -> None:
+    gate = gate_with_open_commit(TaskSettings(commit_ms=2_000))
+    assert not gate.is_near(1_900 * MS)
+    on_request = CommitGate(TaskSettings(commit_ms=0))
+    on_request.is_due(0)
+    assert not on_request.is_near(1_900 * MS)

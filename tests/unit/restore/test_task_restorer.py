@@ -7,8 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
-from statekeep.backends.base import CommitContext, StateBackendFactory, TaskIdentity
+from statekeep.backends.base import (
+    CommitContext,
+    RestoreContext,
+    StateBackendFactory,
+    TaskIdentity,
+    TaskRestoreManager,
+)
 from statekeep.backends.memory import MemoryBackendFactory, MemoryPlace, forget_place, memory_place
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
@@ -21,7 +28,7 @@ from statekeep.checkpoint.checkpoints import (
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.model import StoreSettings
-from statekeep.errors import RestoreFailedError
+from statekeep.errors import RestoreFailedError, RetriableError
 from statekeep.restore.manager import LOCAL, RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.plan import BadMarkers
 from statekeep.restore.progress import RestoreProgress
@@ -34,6 +41,14 @@ from statekeep.testing.executor import SerialExecutor
 TASK = TaskIdentity("job", "main", TaskName("Partition 0"))
 A, B = StoreName("a"), StoreName("b")
 FIRST, SECOND = BackendName("first"), BackendName("second")
+
+
+class SilentBackendFactory(MemoryBackendFactory):
+    """Holds what it held, and does not answer."""
+
+    @override
+    def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
+        raise RetriableError("no answer, on purpose")
 
 
 class Rig:
@@ -89,6 +104,9 @@ class Rig:
     def lose(self, backend: BackendName, candidate: RestoreCandidate, store: StoreName) -> None:
         assert candidate.checkpoint is not None
         del self.place(backend).images[candidate.checkpoint.state_markers[backend][store]]
+
+    def silence(self, backend: BackendName) -> None:
+        self.factories[backend] = SilentBackendFactory(backend, {"place": f"{self.root}/{backend}"})
 
     def damage_local(self, version: SealedVersion) -> None:
         path = next(version.store_directory(A).iterdir())
@@ -184,6 +202,34 @@ async def test_a_store_that_no_backend_has_takes_all_stores_to_the_older_commit(
     assert outcome.candidate is old
     assert rig.content(outcome) == OLD
     assert rig.directory.versions() == [old.version]
+
+
+@pytest.mark.asyncio
+async def test_a_backend_that_does_not_answer_gives_way_to_the_next_one(rig: Rig) -> None:
+    new = await rig.commit(b"new")
+    rig.lose_disk()
+    rig.silence(FIRST)
+    outcome = await rig.restore(new)
+    assert outcome.sources == {A: SECOND, B: SECOND}
+    assert not any(failure.is_marker_bad for failure in outcome.failures)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_second_lost", [False, True])
+async def test_an_outage_is_an_error_and_never_an_older_commit(
+    rig: Rig, *, is_second_lost: bool
+) -> None:
+    old, new = await rig.commit(b"old"), await rig.commit(b"new")
+    rig.lose_disk()
+    rig.silence(FIRST)
+    if is_second_lost:
+        rig.lose(SECOND, new, B)
+    else:
+        rig.silence(SECOND)
+    with pytest.raises(RestoreFailedError) as caught:
+        await rig.restore(new, old)
+    assert any("once the backend answers" in note for note in caught.value.__notes__)
+    assert rig.directory.versions() == []
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,7 @@
 import io
 import struct
 from typing import BinaryIO
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -176,6 +177,41 @@ def test_the_writer_holds_no_more_than_a_block() -> None:
         writer.write({b"%06d" % number: b"v" * 100})
     writer.finish()
     assert target.largest < delta._BLOCK_BYTES + 200
+
+
+@settings(deadline=None)
+@given(
+    changes=st.dictionaries(
+        st.binary(max_size=20), st.none() | st.binary(max_size=200), max_size=60
+    ),
+    block_bytes=st.integers(1, 400),
+    chunk=st.integers(1, 20),
+)
+def test_blocks_keep_their_bound_and_every_record_whatever_the_sizes(
+    changes: dict[bytes, bytes | None], block_bytes: int, chunk: int
+) -> None:
+    target = io.BytesIO()
+    with patch.multiple(delta, _BLOCK_BYTES=block_bytes, _CHUNK=chunk):
+        writer = DeltaWriter(target, HEADER)
+        writer.write(changes)
+        writer.finish()
+    target.seek(0)
+    blocks = list(DeltaReader(target, where="path=x").blocks())
+    assert [record for block in blocks for record in block] == list(changes.items())
+    for block in blocks:
+        sizes = [8 + len(key) + len(value or b"") for key, value in block]
+        assert sum(sizes) - max(sizes) < block_bytes
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 9, 8), (8, 0, 8), (0, 0, 0), (7, 8, 9)])
+def test_records_of_equal_and_of_other_sizes_are_read_alike(sizes: tuple[int, ...]) -> None:
+    changes: list[Change] = [(bytes([n] * 3), b"v" * size) for n, size in enumerate(sizes)]
+    assert read(written(changes)) == changes
+
+
+def test_a_block_whose_lengths_only_add_up_to_equal_records_is_read_as_it_is() -> None:
+    changes: list[Change] = [(b"abcd", b"1234"), (b"abcdef", b"12"), (b"ab", b"123456")]
+    assert read(written(changes)) == changes
 
 
 def test_a_header_is_given_exactly_once() -> None:

@@ -1,0 +1,94 @@
+"""What is done ahead of a seal shortens it, and changes nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statekeep.stores import checksums
+from statekeep.stores.checksums import KnownChecksums
+from statekeep.stores.local_files import crc32_of
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.work_directory import WorkDirectory
+from statekeep.testing.versions import STORE, FakeTask, content_of
+
+MANY = {b"%05d" % number: b"v" * 100 for number in range(5_000)}
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[WorkDirectory]:
+    task = TaskDirectory.of(tmp_path / "local", FakeTask())
+    with task.begin("0000000000", None, [STORE], captured=[STORE]) as work:
+        yield work
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files whose checksum was computed."""
+    names: list[str] = []
+
+    def counting(path: Path) -> int:
+        names.append(path.name)
+        return crc32_of(path)
+
+    monkeypatch.setattr(checksums, "crc32_of", counting)
+    return names
+
+
+def test_a_prepared_seal_reads_no_table_again(work: WorkDirectory, read: list[str]) -> None:
+    store = work.open_store(STORE, "rocksdb")
+    store.write(MANY)
+    work.prepare_seal()
+    assert any(name.endswith(".sst") for name in read)
+    read.clear()
+    sealed = work.seal(0, "000000000a", None)
+    assert not [name for name in read if name.endswith(".sst")]
+    sealed.verify()
+
+
+def test_what_is_written_after_the_preparation_is_in_the_version(
+    work: WorkDirectory, tmp_path: Path
+) -> None:
+    store = work.open_store(STORE, "rocksdb")
+    store.write(MANY)
+    work.prepare_seal()
+    store.write({b"late": b"1", b"00000": None})
+    sealed = work.seal(0, "000000000a", None)
+    sealed.verify()
+    expected = {key: value for key, value in MANY.items() if key != b"00000"} | {b"late": b"1"}
+    assert content_of(sealed, tmp_path) == expected
+
+
+def test_a_file_that_changes_while_it_is_read_ahead_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "000001.sst"
+    table.write_bytes(b"half")
+
+    def growing(path: Path) -> int:
+        crc = crc32_of(path)
+        path.write_bytes(b"half and half")
+        return crc
+
+    known = KnownChecksums()
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "crc32_of", growing)
+        known.read_ahead(tmp_path)
+    (entry,) = known.entries(tmp_path)
+    assert entry.crc32 == crc32_of(table)
+
+
+def test_a_file_that_is_gone_before_it_is_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "000001.sst").write_bytes(b"compacted away")
+
+    def vanishing(path: Path) -> int:
+        path.unlink()
+        return crc32_of(path)
+
+    known = KnownChecksums()
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "crc32_of", vanishing)
+        known.read_ahead(tmp_path)
+    assert known.entries(tmp_path) == ()
