@@ -30,10 +30,19 @@ def _overhead(*, is_short: bool) -> list[Figure]:
     return overhead.measure(sizes_mb=(100, 1000), commits=4 if is_short else 21)
 
 
+def _increments(*, is_short: bool) -> list[Figure]:
+    from benchmarks import increments  # noqa: PLC0415  # only what is asked for is loaded
+
+    if is_short:
+        return increments.measure(size_mb=100, commits=100)
+    return increments.measure(size_mb=1000, commits=2_000)
+
+
 MEASUREMENTS: dict[str, Callable[..., list[Figure]]] = {
     "throughput": _throughput,
     "pause": _pause,
     "overhead": _overhead,
+    "increments": _increments,
 }
 
 

@@ -1,8 +1,9 @@
 """What backing up costs the processing, and how much memory it takes: in plain Python.
 
-One task with state of the given size changes keys as fast as it can. Stretches in which it commits
-alternate with stretches in which it does not, so that both meet the same machine. Each size runs in
-a process of its own: its memory is that of the container, stores included.
+Two tasks of one container have state of the given size and change keys as fast as they can, one at a
+time in turn, so that both meet the same machine. One backs its store up; the other's store lists no
+backend, so that nothing is captured, sealed or uploaded. Each size runs in a process of its own: its
+memory is that of the container, both stores included.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ COMMIT_SECONDS = 2
 STRETCH_SECONDS = 3 * COMMIT_SECONDS
 KEYS_PER_STEP = 1_000
 INPUT = SystemStreamPartition("benchmark", "input", 0)
+BACKED_UP = "state"
+PLAIN = "plain"
 MEGABYTE = 1_000_000
 
 
@@ -68,7 +71,8 @@ async def run(root: Path, size_mb: int, commits: int) -> Stretches:
             "job.name": "overhead",
             "job.logged.store.base.dir": str(root / "local"),
             "task.commit.ms": str(COMMIT_SECONDS * 1000),
-            "stores.state.backup.factories": "blob",
+            f"stores.{BACKED_UP}.backup.factories": "blob",
+            f"stores.{PLAIN}.backup.factories": "",
             "blob.store.uri": (root / "backup").as_uri(),
         }
     )
@@ -76,24 +80,26 @@ async def run(root: Path, size_mb: int, commits: int) -> Stretches:
     numbers = range(state.key_count(size_mb))
     sums = Stretches()
     async with Container(config) as container:
-        task = await container.start_task("Partition 0", stores=["state"])
-        state.load(task.store("state"), len(numbers), draw)
+        plain = await container.start_task("Partition 0", stores=[PLAIN])
+        state.load(plain.store(PLAIN), len(numbers), draw)
+        task = await container.start_task("Partition 1", stores=[BACKED_UP])
+        state.load(task.store(BACKED_UP), len(numbers), draw)
         await task.commit({INPUT: "0"}, force=True)
         await task.wait()
         while sums.commits < commits:
-            rows, seconds = await _stretch(task, numbers, draw, sums, has_commits=True)
+            rows, seconds = await _stretch(task, BACKED_UP, numbers, draw, sums)
             sums.rows_with, sums.seconds_with = sums.rows_with + rows, sums.seconds_with + seconds
             await task.wait()
-            rows, seconds = await _stretch(task, numbers, draw, sums, has_commits=False)
+            rows, seconds = await _stretch(plain, PLAIN, numbers, draw, sums)
             sums.rows_without += rows
             sums.seconds_without += seconds
     return sums
 
 
 async def _stretch(
-    task: Task, numbers: range, draw: random.Random, sums: Stretches, *, has_commits: bool
+    task: Task, name: str, numbers: range, draw: random.Random, sums: Stretches
 ) -> tuple[int, float]:
-    store = task.store("state")
+    store = task.store(name)
     rows = 0
     begin = time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < STRETCH_SECONDS:
@@ -102,7 +108,7 @@ async def _stretch(
         state.change(store, chosen, draw)
         rows += len(chosen)
         await asyncio.sleep(0)  # the loop's turn, as between two messages
-        if has_commits and task.is_commit_due():
+        if name == BACKED_UP and task.is_commit_due():
             commit = await task.commit({INPUT: str(rows)})
             sums.commits += commit.is_started
             sums.peak_memory_mb = max(sums.peak_memory_mb, _resident_mb())

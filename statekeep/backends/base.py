@@ -64,6 +64,10 @@ class TaskIdentity:
     """Drawn when the job log was created: keeps apart the blobs of two logs of one name."""
 
 
+def _uncounted(_size: int) -> None:
+    """Count nothing: nobody asks."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommitContext:
     """One commit of one task, as a backup manager sees it."""
@@ -82,6 +86,8 @@ class CommitContext:
     """
     base_version: VersionId | None
     """The version that ``base`` holds."""
+    count_bytes: Callable[[int], None] = _uncounted
+    """Told by `TaskBackupManager.upload` of what it has sent; for people, on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +184,9 @@ class TaskBackupManager(ABC):
         Args:
             retained: The markers of each retained checkpoint of the task.
             closed_attempts: (epoch, attempt) of released commits and void attempts: the job log
-                says that they are never restored and never complete.
+                says that they are never restored and never complete. Attempts are begun one after
+                the other, so those before the newest of these are closed or retained too; a trimmed
+                log no longer names them all.
 
         Raises:
             RetriableError: The service may answer later; some of it may be deleted.
@@ -347,6 +355,16 @@ class BlobStoreManager(ABC):
         Raises:
             BlobNotFoundError: It is not there.
         """
+
+    async def get_start(self, blob_id: str, size: int) -> bytes:
+        """Return the first ``size`` bytes of a blob, all of a smaller one.
+
+        This one fetches the whole blob: to be overridden where a part can be fetched.
+
+        Raises:
+            BlobNotFoundError: It is not there.
+        """
+        return (await self.get(blob_id))[:size]
 
     @abstractmethod
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:

@@ -1,12 +1,15 @@
 """Setting up and checking the place of a blob backend."""
 
+import logging
 from collections.abc import Callable
 
 from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata, BlobStoreManager, StateBackendAdmin
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.errors import BlobNotFoundError, ConfigError
+from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 _PROBE = b"statekeep probe\n"
 
@@ -30,13 +33,39 @@ class BlobAdmin(StateBackendAdmin):
         await self._manager.init()
         prefix = f"probes/{self._new_uid()}/"
         metadata = BlobMetadata(task=None, store_name=None, payload_name="probe")
-        blob_id = await self._manager.put(f"{prefix}probe", _PROBE, metadata)
+        blob_id = await self._put_first(f"{prefix}probe", metadata)
         try:
             await self._check_readable(blob_id, prefix)
+            if not await self._creates_atomically(f"{prefix}probe", metadata):
+                logger.warning(
+                    "the place has no atomic create, so it can hold backups but not the job log: "
+                    "backend=%s",
+                    self._backend,
+                )
         finally:
             await self._manager.delete(blob_id)
         if blob_id in await self._manager.list(prefix):
             raise self._lacking("does not delete")
+
+    async def _put_first(self, name: str, metadata: BlobMetadata) -> str:
+        try:
+            return await self._manager.put(name, _PROBE, metadata)
+        except ConfigError as exc:
+            exc.add_note(
+                "hint: writing is denied, or the store refuses a header that goes with every blob: "
+                "a checksum (s3.checksum = none), encryption, a storage class, tags"
+            )
+            raise
+
+    async def _creates_atomically(self, name: str, metadata: BlobMetadata) -> bool:
+        """Return whether a create of a name that is taken is refused."""
+        try:
+            await self._manager.put(name, _PROBE, metadata, if_absent=True)
+        except BlobExistsError:
+            return True
+        except ConfigError:  # a filesystem that cannot, and says so
+            return False
+        return False
 
     async def _check_readable(self, blob_id: str, prefix: str) -> None:
         try:

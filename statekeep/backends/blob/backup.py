@@ -1,10 +1,9 @@
-"""Backing up a task's stores as blobs: only files that the base snapshot does not hold."""
+"""Backing up a task's stores as blobs: the changes since the base, or the files that are new."""
 
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Final
 
 from typing_extensions import override
@@ -21,23 +20,29 @@ from statekeep.backends.blob.diff import DirDiff, LocalFile, diff_dirs
 from statekeep.backends.blob.image import digest_sealed_file, file_metadata, read_image
 from statekeep.backends.blob.index import (
     SCHEMA_VERSION,
+    DeltaBlob,
+    DirIndex,
     FileBlob,
     FileIndex,
     SnapshotIndex,
     SnapshotMetadata,
 )
 from statekeep.backends.blob.index_blobs import load_index, put_index
+from statekeep.backends.blob.local_deltas import PackedDelta, changes_since, pack_deltas
 from statekeep.backends.blob.names import TaskPrefix, file_blob_name
+from statekeep.backends.blob.snapshot_policy import SnapshotPolicy
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
 from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
+from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
 
 _JOB_ID: Final = "1"
 """Samza runs several instances of a job under numbers; we do not, and its reader wants one."""
 _UID_LENGTH: Final = 16
+_DELTA_NAME: Final = "changes.delta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,20 @@ class _StoreUpload:
     prefix: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What an upload has made durable, as the index is to say it."""
+
+    image: DirIndex
+    image_version: str | None
+    """None: the version's own."""
+    deltas: tuple[DeltaBlob, ...]
+    new_blobs: Sequence[str]
+    new_bytes: int
+
+
 class BlobBackupManager(TaskBackupManager):
-    """Backs up by file: content first, then the index, whose blob id is the marker.
+    """Backs up changes, and now and then files: content first, then the index, whose id is the marker.
 
     Nothing is remembered between commits: the base comes with each commit (R9), so that a failed
     or skipped commit cannot mislead the next one. Blob names are drawn anew by each call of
@@ -73,6 +90,7 @@ class BlobBackupManager(TaskBackupManager):
         manager: BlobStoreManager,
         prefix: TaskPrefix,
         *,
+        policy: SnapshotPolicy,
         new_uid: Callable[[], str],
     ) -> None:
         """Take what the backup needs; no I/O.
@@ -81,11 +99,13 @@ class BlobBackupManager(TaskBackupManager):
             context: The task.
             manager: Closed by `close`.
             prefix: Where the task's blobs lie.
+            policy: When files are uploaded instead of changes.
             new_uid: Draws lower-case hex that is never drawn again.
         """
         self._context = context
         self._manager = manager
         self._prefix = prefix
+        self._policy = policy
         self._new_uid = new_uid
         self._is_closed = False
 
@@ -116,7 +136,7 @@ class BlobBackupManager(TaskBackupManager):
     ) -> None:
         self._check_open()
         markers = {marker for checkpoint in retained for marker in checkpoint.values()}
-        await delete_unreached(self._manager, self._prefix, markers, frozenset(closed_attempts))
+        await delete_unreached(self._manager, self._prefix, markers, closed_attempts)
 
     @override
     async def close(self) -> None:
@@ -134,29 +154,46 @@ class BlobBackupManager(TaskBackupManager):
 
     async def _upload_store(self, plan: _StoreUpload) -> Marker:
         started_ns = self._context.clock.monotonic_ns()
-        image = await self._context.executor.run(read_image, plan.commit.version, plan.store)
         base = await self._load_base(plan.commit, plan.store)
-        diff = diff_dirs(image, base.index.dir_index if base else None)
-        uploaded = await self._upload_files(plan, diff)
-        index = self._make_index(plan, base, diff, uploaded)
+        content = await self._upload_content(plan, base)
+        index = self._make_index(plan, base, content)
+        fault_point("upload.before_index")
         marker = await put_index(
             self._manager, plan.prefix, plan.uid, index, self._metadata(plan.store, "")
         )
-        await self._lift_ttl([*uploaded.values()], marker)
+        fault_point("upload.after_index")
+        plan.commit.count_bytes(content.new_bytes)
+        await run_all(self._manager.remove_ttl(blob_id) for blob_id in (*content.new_blobs, marker))
         logger.debug(
             "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s bytes=%d elapsed_ms=%d "
-            "files=%d files_retained=%d is_full=%s",
+            "blobs=%d deltas=%d is_full=%s",
             self._context.task.task_name,
             plan.commit.checkpoint_id,
             self._prefix.backend,
             plan.store,
-            sum(file.size for file in uploaded.values()),
+            content.new_bytes,
             (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
-            len(uploaded),
-            sum(1 for _ in diff.retained_files()),
+            len(content.new_blobs),
+            len(content.deltas),
             base is None,
         )
         return marker
+
+    async def _upload_content(self, plan: _StoreUpload, base: _Base | None) -> _Content:
+        version, store = plan.commit.version, plan.store
+        image = await self._context.executor.run(read_image, version, store)
+        diff = diff_dirs(image, base.index.dir_index if base else None)
+        if base is None or plan.commit.base_version is None:
+            return await self._upload_image(plan, diff)
+        changes = changes_since(version, store, plan.commit.base_version)
+        if changes is None or self._policy.is_image_due(
+            base.index,
+            new_file_bytes=sum(file.size for file in diff.added_files()),
+            new_delta_bytes=sum(file.size for file in changes),
+            new_deltas=len(changes),
+        ):
+            return await self._upload_image(plan, diff)
+        return await self._upload_changes(plan, base.index, changes)
 
     async def _load_base(self, commit: CommitContext, store: StoreName) -> _Base | None:
         """Return the base of an increment by R9; None where the upload must be full."""
@@ -191,13 +228,49 @@ class BlobBackupManager(TaskBackupManager):
         own = f"/{self._prefix.store(store)}"
         return all(own in f"/{blob_id}" for blob_id in {marker, *index.blob_ids()})
 
-    async def _upload_files(
-        self, plan: _StoreUpload, diff: DirDiff
-    ) -> Mapping[PurePosixPath, FileIndex]:
+    async def _upload_image(self, plan: _StoreUpload, diff: DirDiff) -> _Content:
+        """Upload the files that the base's image does not have."""
         files = list(diff.added_files())
         numbers = itertools.count()
         indexes = await run_all(self._upload_file(plan, file, next(numbers)) for file in files)
-        return {file.path: index for file, index in zip(files, indexes, strict=True)}
+        uploaded = {file.path: index for file, index in zip(files, indexes, strict=True)}
+        return _Content(
+            image=diff.to_index(uploaded),
+            image_version=None,
+            deltas=(),
+            new_blobs=[blob.blob_id for index in indexes for blob in index.blobs],
+            new_bytes=sum(index.size for index in indexes),
+        )
+
+    async def _upload_changes(
+        self, plan: _StoreUpload, base: SnapshotIndex, changes: Sequence[LocalFile]
+    ) -> _Content:
+        """Upload what was changed since the base, whose image and deltas stay."""
+        packed = await self._context.executor.run(
+            pack_deltas, plan.commit.version, plan.store, changes
+        )
+        numbers = itertools.count()
+        added = await run_all(self._upload_delta(plan, delta, next(numbers)) for delta in packed)
+        return _Content(
+            image=base.dir_index.without_removed(),
+            image_version=base.image_version or base.version,
+            deltas=(*base.deltas, *added),
+            new_blobs=[delta.blob_id for delta in added],
+            new_bytes=sum(delta.size for delta in added),
+        )
+
+    async def _upload_delta(self, plan: _StoreUpload, delta: PackedDelta, number: int) -> DeltaBlob:
+        name = file_blob_name(plan.prefix, plan.uid, number, _DELTA_NAME)
+        metadata = self._metadata(plan.store, _DELTA_NAME, delta.digests.sha256)
+        fault_point("upload.before_blob")
+        return DeltaBlob(
+            parent=delta.parent,
+            version=delta.version,
+            blob_id=await self._manager.put(name, delta.content, metadata),
+            size=delta.digests.size,
+            checksum=delta.digests.crc32,
+            sha256=delta.digests.sha256,
+        )
 
     async def _upload_file(self, plan: _StoreUpload, file: LocalFile, number: int) -> FileIndex:
         path = plan.commit.version.store_directory(plan.store) / file.path
@@ -205,6 +278,7 @@ class BlobBackupManager(TaskBackupManager):
         digests = await run(digest_sealed_file, path, file)
         name = file_blob_name(plan.prefix, plan.uid, number, file.path.name)
         metadata = self._metadata(plan.store, str(file.path), digests.sha256)
+        fault_point("upload.before_blob")
         blob_id = await self._manager.put(name, path, metadata)
         return FileIndex(
             file_name=file.path.name,
@@ -214,17 +288,8 @@ class BlobBackupManager(TaskBackupManager):
             sha256=digests.sha256,
         )
 
-    async def _lift_ttl(self, files: Sequence[FileIndex], marker: Marker) -> None:
-        """Make the new blobs permanent; those of the base have been since their own commit."""
-        blob_ids = [blob.blob_id for file in files for blob in file.blobs]
-        await run_all(self._manager.remove_ttl(blob_id) for blob_id in (*blob_ids, marker))
-
     def _make_index(
-        self,
-        plan: _StoreUpload,
-        base: _Base | None,
-        diff: DirDiff,
-        uploaded: Mapping[PurePosixPath, FileIndex],
+        self, plan: _StoreUpload, base: _Base | None, content: _Content
     ) -> SnapshotIndex:
         task = self._context.task
         return SnapshotIndex(
@@ -236,10 +301,12 @@ class BlobBackupManager(TaskBackupManager):
                 task_name=task.task_name,
                 store_name=plan.store,
             ),
-            dir_index=diff.to_index(uploaded),
+            dir_index=content.image,
             prev_snapshot_index_blob_id=base.marker if base else None,
             schema_version=SCHEMA_VERSION,
             version=str(plan.commit.version.id),
+            image_version=content.image_version,
+            deltas=content.deltas,
         )
 
     def _metadata(self, store: StoreName, payload: str, sha256: str | None = None) -> BlobMetadata:

@@ -1,7 +1,9 @@
 """The checkpoint store on top of any `BlobStoreManager` that creates blobs atomically."""
 
+import re
 from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Final
 
 from typing_extensions import override
 
@@ -11,6 +13,8 @@ from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.escaping import escape_name, unescape_name
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.errors import BlobExistsError, BlobNotFoundError
+
+_ATTEMPT: Final = re.compile(r"(\d+)-(\d+)")
 
 
 class BlobCheckpointStore(CheckpointStore):
@@ -64,6 +68,13 @@ class BlobCheckpointStore(CheckpointStore):
             for task, data in zip(newest, contents, strict=True)
             if data is not None
         }
+
+    @override
+    async def attempts(self) -> Collection[tuple[int, int]]:
+        await self._blobs.init()
+        blob_ids = await self._blobs.list(f"{self._scope}/checkpoints/")
+        found = (_ATTEMPT.fullmatch(blob_id.split("/")[-3]) for blob_id in blob_ids)
+        return {(int(match[1]), int(match[2])) for match in found if match}
 
     @override
     async def delete(self, attempt: str) -> None:

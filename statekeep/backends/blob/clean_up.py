@@ -1,15 +1,22 @@
 """Deleting blobs that nothing reaches, safely, whoever does it and however late (R8).
 
-Deleted is a blob that (1) an attempt made which the job log has closed, and (2) no index of a
-retained commit names. Both lists come from *one* view of the log, at some position p. The
+Deleted is a blob that (1) an attempt made which is not newer than the newest one that the job log
+has closed, and (2) no index of a retained commit names. Attempts are begun one after the other and
+one is open at a time, so what is older than a closed attempt is closed itself, or committed. The
+bound says so also of attempts that a trimmed log no longer names: a later commit may have reached
+their blobs until long after. And a retained commit keeps no more than what its good markers reach.
+Both lists come from *one* view of the log, at some position p. The
 deletion may run at any time after p, also while later commits are made or long after them, by a
 process that knows nothing of them. It never deletes what a commit later than p reaches:
 
     Let c be a commit recorded after p. Its index names blobs of its own attempt, and blobs that it
-    took over from its base.
+    took over from its base: files of an image, and deltas that follow it. Both are named in full by
+    every index that a restore needs them for, so nothing is reached by way of an older index.
 
     * Its own attempt is not closed at p: a void attempt never completes, and an attempt that is
-      released has committed before its release. So (1) spares these blobs.
+      released has committed before its release. It is newer than all that are closed at p: it is
+      open at p or begun later, and was begun after each of them had ended. So (1) spares these
+      blobs.
     * Its base is the newest commit b at the moment when c's attempt was opened (R9); one attempt is
       open at a time (R5), so b is still the newest commit when c is recorded.
       If b was recorded after p, what c took over from it is spared by induction.
@@ -19,17 +26,18 @@ process that knows nothing of them. It never deletes what a commit later than p 
 It follows what a caller must keep: pass *every* commit that the view does not hold as released (not
 only those of some window), and both lists from the same view; never release the newest commit;
 take no base but the newest commit; open no attempt while one is open. What a late writer of a
-closed attempt still uploads is found by the next clean-up that names the attempt.
+closed attempt still uploads is found by the next clean-up.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob.index_blobs import load_index
 from statekeep.backends.blob.names import TaskPrefix, attempt_of, is_index
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import Marker
+from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +46,9 @@ async def delete_unreached(
     manager: BlobStoreManager,
     prefix: TaskPrefix,
     retained: Iterable[Marker],
-    closed_attempts: frozenset[tuple[int, int]],
+    closed_attempts: Sequence[tuple[int, int]],
 ) -> None:
-    """Delete the blobs of closed attempts that no retained index names.
+    """Delete the blobs of closed and of older attempts that no retained index names.
 
     Idempotent. Stores that the configuration has dropped are collected too. Indexes go before the
     files that they name, so that no index of ours ever names a blob that we deleted before it.
@@ -60,12 +68,18 @@ async def delete_unreached(
     if not closed_attempts:
         return
     blob_ids = await manager.list(str(prefix))
-    candidates = {blob_id for blob_id in blob_ids if attempt_of(blob_id) in closed_attempts}
+    newest_closed = max(closed_attempts)
+    candidates = {
+        blob_id
+        for blob_id in blob_ids
+        if (attempt := attempt_of(blob_id)) is not None and attempt <= newest_closed
+    }
     if not candidates:
         return
     unreached = candidates - await _reached(manager, frozenset(retained))
     indexes = {blob_id for blob_id in unreached if is_index(blob_id)}
     await run_all(manager.delete(blob_id) for blob_id in sorted(indexes))
+    fault_point("clean_up.before_files")
     await run_all(manager.delete(blob_id) for blob_id in sorted(unreached - indexes))
     logger.debug(
         "unreached blobs deleted: task=%s backend=%s blobs=%d kept=%d",

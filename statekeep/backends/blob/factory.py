@@ -21,15 +21,19 @@ from statekeep.backends.blob.backup import BlobBackupManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob.managers.object_places import ObjectPlace
 from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.blob.object_store import ObjectStore
 from statekeep.backends.blob.restore import BlobRestoreManager
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.dotted_path import load_object
+from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.wrappers import (
     InFlightLimit,
     LimitedBlobStoreManager,
     LoggedBlobStoreManager,
+    PacedBlobStoreManager,
     RetryingBlobStoreManager,
 )
 from statekeep.checkpoint.checkpoints import BackendName
@@ -48,7 +52,7 @@ class BlobBackendFactory(StateBackendFactory):
     Every manager that it builds retries, keeps to one common cap on calls in flight, and logs.
     """
 
-    properties = BackendProperties(needs_files=True, can_hold_job_log=True)
+    properties = BackendProperties(needs_files=True, needs_changes=True, can_hold_job_log=True)
     defaults_prefix: ClassVar[str] = DEFAULTS_PREFIX
 
     def __init__(
@@ -72,14 +76,18 @@ class BlobBackendFactory(StateBackendFactory):
         self._make_manager = make_manager
         self._new_uid = new_uid
         self._limit = InFlightLimit(self._blob_settings.max_in_flight)
+        self._bandwidth: TokenBucket | None = None
+        self._object_store = self._make_object_store() if make_manager is None else None
 
     def blob_store_manager(self, executor: BlockingExecutor, clock: Clock) -> BlobStoreManager:
         """Build a client of the place, wrapped; the caller closes it."""
+        retrier = Retrier(self._blob_settings.retry, clock)
+        if self._object_store is not None:
+            manager = self._object_store.manager(executor, clock, retrier, self._limit)
+            return LoggedBlobStoreManager(manager, self.name, clock)
         logged = LoggedBlobStoreManager(self._bare_manager(executor), self.name, clock)
-        limited = LimitedBlobStoreManager(logged, self._limit)
-        return RetryingBlobStoreManager(
-            limited, Retrier(self._blob_settings.retry, clock), executor
-        )
+        manager = LimitedBlobStoreManager(logged, self._limit)
+        return RetryingBlobStoreManager(self._paced(manager, executor, clock), retrier, executor)
 
     @override
     def backup_manager(self, context: BackupContext) -> TaskBackupManager:
@@ -87,6 +95,7 @@ class BlobBackendFactory(StateBackendFactory):
             context,
             self.blob_store_manager(context.executor, context.clock),
             TaskPrefix(self.name, context.task),
+            policy=self._blob_settings.snapshots,
             new_uid=self._new_uid,
         )
 
@@ -110,6 +119,30 @@ class BlobBackendFactory(StateBackendFactory):
         self, scope: str, executor: BlockingExecutor, clock: Clock
     ) -> CheckpointStore:
         return BlobCheckpointStore(self.blob_store_manager(executor, clock), scope)
+
+    def _paced(
+        self, manager: BlobStoreManager, executor: BlockingExecutor, clock: Clock
+    ) -> BlobStoreManager:
+        rate = self._blob_settings.transfer.bandwidth_bytes_per_second
+        if rate is None:
+            return manager
+        if self._bandwidth is None:
+            self._bandwidth = TokenBucket(rate, clock)
+        return PacedBlobStoreManager(manager, self._bandwidth, executor)
+
+    def _make_object_store(self) -> ObjectStore | None:
+        settings = self._blob_settings
+        if settings.manager_factory is not None or settings.uri is None:
+            return None
+        key = f"backends.{self.name}.uri"
+        place = ObjectPlace.parse(settings.uri, key)
+        if place is not None and settings.storage_options:
+            raise ConfigError(
+                f"storage options are for filesystems of fsspec: backend={self.name}",
+                key=f"backends.{self.name}.storage.options",
+                hint="an object store has settings of its own: s3.*, azure.*",
+            )
+        return ObjectStore(place, settings) if place is not None else None
 
     def _bare_manager(self, executor: BlockingExecutor) -> BlobStoreManager:
         settings = self._blob_settings

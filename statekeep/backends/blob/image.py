@@ -62,6 +62,11 @@ def digest_file(path: Path) -> FileDigests:
     return FileDigests(size, crc32, sha256.hexdigest())
 
 
+def digest_bytes(data: bytes) -> FileDigests:
+    """Return the digests of what would be a file of these bytes."""
+    return FileDigests(len(data), zlib.crc32(data), hashlib.sha256(data).hexdigest())
+
+
 def digest_sealed_file(path: Path, sealed: LocalFile) -> FileDigests:
     """Read a file of a sealed version and compare it with the seal manifest.
 

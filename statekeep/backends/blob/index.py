@@ -1,8 +1,13 @@
 """The index of one store's snapshot: which files it holds and in which blobs they lie.
 
 JSON in the form of Samza's ``SnapshotIndex``, which Samza's own reader accepts: what is ours
-(``schema-version`` and ``version`` of the index, ``sha-256`` of a file) are fields that it does not
-know and skips. Written last, after every blob that it names is durable; never changed.
+(``schema-version``, ``version``, ``image-version`` and ``deltas`` of the index, ``sha-256`` of a
+file) are fields that it does not know and skips. Written last, after every blob that it names is
+durable; never changed.
+
+A snapshot is an *image*, the files of some version, and the deltas that lead from there to the
+version that was backed up; where there are none, it is the image. Samza, which knows no deltas,
+reads the image alone.
 
 Source: Samza 1.8 ``SnapshotIndex``, ``DirIndex``, ``FileIndex``, ``FileBlob`` and their mixins.
 """
@@ -15,8 +20,9 @@ import msgspec
 
 from statekeep.errors import CheckpointCorruptError
 
-SCHEMA_VERSION: Final = 1
-"""What this code writes, and the newest that it reads; 0 stands for an index of Samza's own."""
+SCHEMA_VERSION: Final = 2
+"""What this code writes, and the newest that it reads: 1 knew no deltas, 0 stands for an index of
+Samza's own."""
 
 _MAX_OFFSET: Final = 2**31 - 1  # Samza reads offsets as 32-bit integers
 _MAX_CRC32: Final = 2**32 - 1
@@ -104,6 +110,16 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
         both = _blobs(self.present_files()).intersection(_blobs(self.removed_files()))
         _check(not both, f"blobs are both present and removed: dir={self.dir_name!r}")
 
+    def without_removed(self) -> "DirIndex":
+        """Return the directory as it is, without what an older base held in it."""
+        return DirIndex(
+            dir_name=self.dir_name,
+            files_present=self.files_present,
+            files_removed=(),
+            sub_dirs_present=tuple(below.without_removed() for below in self.sub_dirs_present),
+            sub_dirs_removed=(),
+        )
+
     def present_files(self) -> Iterator[FileIndex]:
         """Yield every file of this directory and of those below it."""
         yield from self.files_present
@@ -117,6 +133,48 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
             yield from sub_dir.present_files()
         for sub_dir in self.sub_dirs_present:
             yield from sub_dir.removed_files()
+
+
+class DeltaBlob(_IndexPart, frozen=True, kw_only=True):
+    """One blob with the changes that lead from one version to a later one of its lineage.
+
+    The blob is one file in the format of `statekeep.stores.delta`, whose header names both versions
+    as well.
+    """
+
+    parent: str
+    """`VersionId` that the changes start from."""
+    version: str
+    """`VersionId` that they lead to."""
+    blob_id: str
+    size: int
+    """Bytes."""
+    checksum: int
+    """CRC32 as an unsigned number."""
+    sha256: str = msgspec.field(name="sha-256")
+    """Hex digest of the blob."""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.parent and self.version), "delta without its versions")
+        _check(self.size > 0, f"delta without content: {self.version}")
+        self.as_file()
+
+    def as_file(self) -> FileIndex:
+        """Return the blob as the file that it becomes when it is fetched."""
+        return FileIndex(
+            file_name=f"{self.version}.delta",
+            blobs=(FileBlob(blob_id=self.blob_id, offset=0),),
+            file_metadata=FileMetadata(
+                creation_time_millis=0,
+                last_modified_time_millis=0,
+                size=self.size,
+                owner="",
+                group="",
+                permissions="",
+            ),
+            checksum=self.checksum,
+            sha256=self.sha256,
+        )
 
 
 class SnapshotMetadata(_IndexPart, frozen=True, kw_only=True):
@@ -139,23 +197,41 @@ class SnapshotIndex(_IndexPart, frozen=True, kw_only=True):
     creation_time_millis: int
     snapshot_metadata: SnapshotMetadata
     dir_index: DirIndex
-    """The root directory of the store's image."""
+    """The root directory of the image."""
     prev_snapshot_index_blob_id: str | None
     """The index that this one was an increment to; None for a full snapshot."""
     schema_version: int = 0
     """`SCHEMA_VERSION`; 0 where Samza wrote the index."""
     version: str | None = None
     """`VersionId` of the local version that was backed up; None where Samza wrote the index."""
+    image_version: str | None = None
+    """`VersionId` of the version that the image is of; None: that of ``version``."""
+    deltas: tuple[DeltaBlob, ...] = ()
+    """What leads from the image to ``version``, in order."""
 
     def __post_init__(self) -> None:
         _check(self.creation_time_millis >= 0, "creation time is negative")
+        reached = self.image_version or self.version
+        for delta in self.deltas:
+            _check(delta.parent == reached, f"delta does not connect: {delta.parent} {reached}")
+            reached = delta.version
+        _check(reached == self.version, f"deltas end before the version: {reached}")
         _check(
             self.dir_index.dir_name == "", "the root directory has a name"
         )  # the empty name is the rule, not falsehood
 
     def blob_ids(self) -> set[str]:
         """Return the ids of all blobs that a restore of this snapshot reads, its own excepted."""
-        return {blob.blob_id for file in self.dir_index.present_files() for blob in file.blobs}
+        files = {blob.blob_id for file in self.dir_index.present_files() for blob in file.blobs}
+        return files.union(delta.blob_id for delta in self.deltas)
+
+    def image_bytes(self) -> int:
+        """Return the size of the image."""
+        return sum(file.size for file in self.dir_index.present_files())
+
+    def delta_bytes(self) -> int:
+        """Return the size of all deltas."""
+        return sum(delta.size for delta in self.deltas)
 
 
 _encoder: Final = msgspec.json.Encoder()

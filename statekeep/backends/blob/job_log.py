@@ -19,6 +19,7 @@ from statekeep.errors import (
     ConfigError,
     RetriableError,
 )
+from statekeep.fault_points import fault_point
 
 _RECORD: Final = re.compile(r"([0-9]{20})\.json")
 _FLOOR: Final = re.compile(r"([0-9]{20})")
@@ -107,6 +108,7 @@ class BlobJobLog(JobLog):
     async def trim(self, floor: int) -> None:
         if floor > await self.read_floor():
             await self._create(f"{self._scope}/log-floor/{floor:020d}", b"")
+        fault_point("trim.after_floor")
         # From here on for the floor that holds, so that a trim that was cut short is finished too.
         floors = await self._listed("log-floor", _FLOOR)
         highest = max(floors, default=0)

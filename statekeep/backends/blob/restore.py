@@ -1,18 +1,21 @@
-"""Restoring a task's stores from blobs: proven local files are linked, the rest is downloaded."""
+"""Restoring a task's stores from blobs: what is proven here is linked, the rest is downloaded."""
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from typing_extensions import override
 
 from statekeep.backends.base import BlobStoreManager, RestoreContext, TaskRestoreManager
-from statekeep.backends.blob.index import DirIndex, FileIndex, SnapshotIndex
+from statekeep.backends.blob.apply_deltas import FetchedDelta, apply_deltas, remove_deltas
+from statekeep.backends.blob.index import DeltaBlob, DirIndex, FileIndex, SnapshotIndex
 from statekeep.backends.blob.index_blobs import check_owner, load_index
-from statekeep.backends.blob.local_reuse import LocalCopies, link_equal_file
-from statekeep.backends.blob.restored_file import append_part, check_file
+from statekeep.backends.blob.local_reuse import LocalCopies, clone_newest, link_equal_file
+from statekeep.backends.blob.restored_file import append_part, check_file, write_small_file
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError
@@ -21,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _DOWNLOAD_TRIES: Final = 2
 """A file that arrives damaged is fetched once more: the damage may lie in the transfer."""
+_SMALL_BYTES: Final = 1 << 20
+"""A delta up to this size is fetched by one call, in memory; the calls in flight are bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +35,34 @@ class _Target:
     store: StoreName
     file: FileIndex
     path: Path
+    is_delta: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _StorePlan:
+    """What is to be done for one store, after its directory was begun."""
+
+    store: StoreName
+    files: Sequence[_Target]
+    """Of the image; none where a local version was cloned."""
+    deltas: Sequence[FetchedDelta]
+    """To be fetched as well, and applied afterwards."""
+
+    def targets(self) -> list[_Target]:
+        """Return the deltas as files to fetch."""
+        return [
+            _Target(self.store, item.delta.as_file(), item.path, is_delta=True)
+            for item in self.deltas
+        ]
 
 
 class BlobRestoreManager(TaskRestoreManager):
     """Fills the directories of a task's stores from the indexes that its checkpoint names.
 
     Every byte is compared with the sha-256 of its file's index (CRC32 where Samza wrote the
-    index), at all depths, whether it came from a blob or from a local version.
+    index), at all depths, whether it came from a blob or from a local version. Deltas are applied to
+    the image by the store's own engine; where a local version lies on their way, only those after
+    it are fetched.
     """
 
     def __init__(
@@ -59,17 +85,12 @@ class BlobRestoreManager(TaskRestoreManager):
     @override
     async def restore(self) -> None:
         self._check_open()
-        targets = [
-            target
-            for store, index in self._indexes.items()
-            for target in _targets(store, index.dir_index, self._context.directories[store])
-        ]
-        for store, index in self._indexes.items():
-            root = self._context.directories[store]
-            await self._context.executor.run(_make_directories, root, index.dir_index)
-        missing = await self._link(targets)
+        plans = await run_all(self._begin(store, index) for store, index in self._indexes.items())
+        missing = await self._link([target for plan in plans for target in plan.files])
+        missing += [target for plan in plans for target in plan.targets()]
         self._context.on_total(sum(target.file.size for target in missing))
         await run_all(self._fetch(target) for target in missing)
+        await run_all(self._apply(plan) for plan in plans if plan.deltas)
 
     @override
     async def close(self) -> None:
@@ -92,6 +113,32 @@ class BlobRestoreManager(TaskRestoreManager):
         index = await load_index(self._manager, marker)
         check_owner(index, marker, self._context.task, store)
         return index
+
+    async def _begin(self, store: StoreName, index: SnapshotIndex) -> _StorePlan:
+        """Begin a store's directory: as a clone of a local version, or empty."""
+        root = self._context.directories[store]
+        run = self._context.executor.run
+        deltas = await run(clone_newest, self._context.reusable, store, index, root)
+        if deltas is not None:
+            return _StorePlan(store, (), _beside(root, deltas))
+        await run(_make_directories, root, index.dir_index)
+        files = _targets(store, index.dir_index, root)
+        return _StorePlan(store, files, _beside(root, index.deltas))
+
+    async def _apply(self, plan: _StorePlan) -> None:
+        """Bring a store's image to the version of its index."""
+        root = self._context.directories[plan.store]
+        is_cancelled = threading.Event()
+        try:
+            await self._context.executor.run(
+                apply_deltas,
+                partial(self._context.open_store, plan.store, root),
+                plan.deltas,
+                is_cancelled,
+            )
+        finally:
+            is_cancelled.set()  # a call in a thread goes on when its waiter is gone
+        await self._context.executor.run(remove_deltas, plan.deltas)
 
     async def _link(self, targets: list[_Target]) -> list[_Target]:
         """Link what a local version holds; return the files that are still missing."""
@@ -140,6 +187,10 @@ class BlobRestoreManager(TaskRestoreManager):
     async def _download(self, target: _Target, on_bytes: Callable[[int], None]) -> str | None:
         """Write a file's blobs to its path; return the sha-256 if one pass has given it."""
         blobs = sorted(target.file.blobs, key=lambda blob: blob.offset)
+        if target.is_delta and target.file.size <= _SMALL_BYTES:
+            data = await self._manager.get(blobs[0].blob_id)
+            on_bytes(len(data))
+            return await self._context.executor.run(write_small_file, target.path, data)
         if len(blobs) == 1 and blobs[0].offset == 0:
             return await self._manager.download(blobs[0].blob_id, target.path, on_bytes)
         run = self._context.executor.run
@@ -162,6 +213,17 @@ def _make_directories(directory: Path, index: DirIndex) -> None:
     directory.mkdir(parents=True, exist_ok=False)
     for sub_dir in index.sub_dirs_present:
         _make_directories(directory / sub_dir.dir_name, sub_dir)
+
+
+def _beside(root: Path, deltas: Sequence[DeltaBlob]) -> Sequence[FetchedDelta]:
+    """Say where deltas wait: beside the image, so that no name of it can clash.
+
+    Their own names are those of their blobs, which what a failed backend has left there has not.
+    """
+    return [
+        FetchedDelta(delta, root.parent / f".{root.name}.{delta.blob_id.rpartition('/')[2]}")
+        for delta in deltas
+    ]
 
 
 def _part_path(root: Path, path: Path) -> Path:

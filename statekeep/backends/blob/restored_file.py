@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from statekeep.backends.blob.image import digest_file
+from statekeep.backends.blob.image import digest_bytes, digest_file
 from statekeep.backends.blob.index import FileIndex
 from statekeep.errors import CheckpointCorruptError
 
@@ -21,6 +21,12 @@ def append_part(part: Path, path: Path, offset: int) -> None:
     with part.open("rb") as source, path.open("ab") as target:
         shutil.copyfileobj(source, target)
     part.unlink()
+
+
+def write_small_file(path: Path, data: bytes) -> str:
+    """Write a file that was fetched into memory; return its sha-256 in hex."""
+    path.write_bytes(data)
+    return digest_bytes(data).sha256
 
 
 def check_file(path: Path, expected: FileIndex, sha256: str | None) -> None:

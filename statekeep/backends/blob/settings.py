@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final, Self, TypeVar
 
+from statekeep.backends.blob.managers.object_store_settings import (
+    AzureSettings,
+    S3Settings,
+    TransferSettings,
+)
+from statekeep.backends.blob.snapshot_policy import SnapshotPolicy
 from statekeep.backends.retry import RetryPolicy
+from statekeep.config import object_store_keys
 from statekeep.config.backend_keys import (
     BLOB_BACKOFF_FACTOR,
     BLOB_BACKOFF_MAX_MS,
@@ -15,6 +22,8 @@ from statekeep.config.backend_keys import (
     BLOB_MAX_IN_FLIGHT,
     BLOB_MAX_RETRIES,
     BLOB_MAX_RETRY_MS,
+    BLOB_SNAPSHOT_DELTA_RATIO,
+    BLOB_SNAPSHOT_MAX_DELTAS,
     BLOB_URI,
 )
 from statekeep.config.key import Key
@@ -32,12 +41,15 @@ _KEYS: Final[tuple[Key[object], ...]] = (
     BLOB_URI,
     BLOB_MANAGER_FACTORY,
     BLOB_MAX_IN_FLIGHT,
+    BLOB_SNAPSHOT_DELTA_RATIO,
+    BLOB_SNAPSHOT_MAX_DELTAS,
     BLOB_MAX_RETRIES,
     BLOB_MAX_RETRY_MS,
     BLOB_BACKOFF_MS,
     BLOB_BACKOFF_MAX_MS,
     BLOB_BACKOFF_FACTOR,
     BLOB_JITTER_FACTOR,
+    *object_store_keys.KEYS,
 )
 
 
@@ -49,13 +61,18 @@ class BlobSettings:
     """Root of everything that it keeps, such as ``s3://bucket/path``; None only with a
     ``manager_factory``, which may know its place otherwise."""
     manager_factory: str | None = None
-    """Dotted path of a `ManagerFactory`; None: fsspec's client for the scheme of ``uri``."""
+    """Dotted path of a `ManagerFactory`; None: the client for the scheme of ``uri``."""
     max_in_flight: int = BLOB_MAX_IN_FLIGHT.default
     """Calls under way at once, of all tasks of a container: what its pool has threads for."""
+    snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
+    """When files are uploaded, and when changes."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """For every operation."""
     storage_options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Handed to the client as they are; may hold secrets."""
+    """Handed to fsspec's client as they are; may hold secrets."""
+    transfer: TransferSettings = field(default_factory=TransferSettings)
+    s3: S3Settings = field(default_factory=S3Settings)
+    azure: AzureSettings = field(default_factory=AzureSettings)
 
     @property
     def shown_root(self) -> str:
@@ -87,6 +104,10 @@ class BlobSettings:
             uri=uri,
             manager_factory=manager_factory,
             max_in_flight=section.read(BLOB_MAX_IN_FLIGHT),
+            snapshots=SnapshotPolicy(
+                max_delta_ratio=section.read(BLOB_SNAPSHOT_DELTA_RATIO),
+                max_deltas=section.read(BLOB_SNAPSHOT_MAX_DELTAS),
+            ),
             retry=RetryPolicy(
                 max_retries=section.read(BLOB_MAX_RETRIES),
                 max_duration_ms=section.read(BLOB_MAX_RETRY_MS),
@@ -96,6 +117,9 @@ class BlobSettings:
                 jitter_factor=section.read(BLOB_JITTER_FACTOR),
             ),
             storage_options=section.storage_options(),
+            transfer=TransferSettings.read(section),
+            s3=S3Settings.read(section),
+            azure=AzureSettings.read(section),
         )
 
 

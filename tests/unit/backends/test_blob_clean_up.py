@@ -215,3 +215,23 @@ async def test_what_a_late_writer_of_a_closed_attempt_left_is_found_next_time(
     await history.task.clean_up()
     await history.check_ledger()
     forget_root(history.root)
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_that_a_trimmed_log_no_longer_names_leaves_nothing_for_ever(
+    tmp_path: Path,
+) -> None:
+    history = History(tmp_path)
+    await history.task.start()
+    first, second, _ = [
+        await history.task.commit(history.task.seal(CONTENTS[number])) for number in (0, 1, 2)
+    ]
+    history.task.release(first)
+    history.task.release(second)
+    # As a new process does that reads the log from its floor: the second attempt is all it knows.
+    retained = [commit.markers for commit in history.task.commits]
+    await history.task.manager.clean_up(retained, [second.attempt])
+    left = await history.blobs.list("")
+    assert not [blob for blob in left if f"/{first.attempt[0]}-{first.attempt[1]}/" in blob]
+    await history.check_ledger()
+    forget_root(history.root)

@@ -11,11 +11,13 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata, BlobStoreManager
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import (
     InFlightLimit,
     LimitedBlobStoreManager,
     LoggedBlobStoreManager,
+    PacedBlobStoreManager,
     RetryingBlobStoreManager,
     WrappedBlobStoreManager,
 )
@@ -178,3 +180,26 @@ async def test_each_operation_is_logged_with_its_outcome(
         "blob operation done: backend=near operation=put blob=a elapsed_ms=0",
         "blob operation failed: backend=near operation=get blob=a elapsed_ms=0",
     ]
+
+
+@pytest.mark.asyncio
+async def test_bytes_both_ways_keep_to_the_rate(root: str, tmp_path: Path) -> None:
+    clock = FakeClock()
+    inner = MemoryBlobStoreManager(root, SerialExecutor())
+    paced = PacedBlobStoreManager(inner, TokenBucket(10, clock), SerialExecutor())
+    source = tmp_path / "source"
+    source.write_bytes(bytes(20))
+    await paced.put("a", source, METADATA)
+    await paced.put("b", bytes(10), METADATA)
+    await paced.get("b")
+    await paced.download("a", tmp_path / "target", lambda size: None)
+    # 60 bytes at 10 a second, the first second saved up.
+    assert clock.monotonic_ns() == 5_000_000_000
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_is_gone_is_told_by_the_put_itself(root: str, tmp_path: Path) -> None:
+    inner = MemoryBlobStoreManager(root, SerialExecutor())
+    paced = PacedBlobStoreManager(inner, TokenBucket(10, FakeClock()), SerialExecutor())
+    with pytest.raises(FileNotFoundError):
+        await paced.put("a", tmp_path / "missing", METADATA)

@@ -1,0 +1,211 @@
+"""What commits upload beside what they changed, and what a restore costs: the blob backend.
+
+One store is loaded and compacted, as one that has lived for a while is, and backed up in full. Then
+random keys change, commit by commit. Uploaded bytes are all that is put, indexes included; changed
+bytes are the keys and values that were written. Places are directories, so a restore's time is
+that of the disk and the processors alone: over a network the deltas weigh less.
+"""
+
+import asyncio
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from typing_extensions import override
+
+from benchmarks import state
+from benchmarks.figures import Figure, percentile
+from statekeep.backends.base import (
+    BackupContext,
+    BlobMetadata,
+    BlobStoreManager,
+    BlockingExecutor,
+    CommitContext,
+    RestoreContext,
+    TaskIdentity,
+)
+from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.clock import SystemClock
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.stores.factory import open_store
+from statekeep.stores.rocksdb import RocksDbStore
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+
+BLOB = BackendName("blob")
+STORE = StoreName("state")
+TASK = TaskIdentity("benchmark", "main", TaskName("Partition 0"))
+CHANGED_KEYS = 5_000
+CHANGED_BYTES = CHANGED_KEYS * (len(state.key(0)) + state.VALUE_BYTES)
+RESTORES = 3
+THREADS = 16
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit that was made."""
+
+    checkpoint: CheckpointV2
+    index: SnapshotIndex
+    uploaded_bytes: int
+
+
+class CountingManager(FsspecBlobStoreManager):
+    """Counts the bytes that are put."""
+
+    put_bytes = 0
+
+    @override
+    async def put(
+        self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
+    ) -> str:
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        type(self).put_bytes += size
+        return await super().put(name, content, metadata, if_absent=if_absent)
+
+
+def measure(size_mb: int, commits: int) -> list[Figure]:
+    """Measure one size of state."""
+    return asyncio.run(_measure(size_mb, commits))
+
+
+async def _measure(size_mb: int, commits: int) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        executor = BoundedExecutor(THREADS, "benchmark")
+        try:
+            made = await _commit_all(root, size_mb, commits, executor)
+            restores = await _restore_all(root, made, executor)
+        finally:
+            await executor.close()
+    case = f"{size_mb / 1000:g} GB of state, {commits:,} commits of {CHANGED_KEYS:,} random keys"
+    changes = [commit for commit in made[1:] if commit.index.deltas]
+    ratios = [commit.uploaded_bytes / CHANGED_BYTES for commit in changes]
+    total = sum(commit.uploaded_bytes for commit in made[1:])
+    figures = [
+        Figure("increments", case, "uploaded by all commits", total / 1e6, "MB", total / CHANGED_BYTES / commits),
+        Figure("increments", case, "uploaded by a commit of changes, p50", percentile(ratios, 0.5) * CHANGED_BYTES / 1e3, "KB", percentile(ratios, 0.5)),
+        Figure("increments", case, "uploaded by a commit of changes, most", max(ratios) * CHANGED_BYTES / 1e3, "KB", max(ratios)),
+        Figure("increments", case, "snapshots", len(made) - 1 - len(changes), ""),
+    ]  # fmt: skip
+    base = restores["the base alone"]
+    for subject, seconds in restores.items():
+        figures.append(
+            Figure("increments", case, f"restore of {subject}", seconds, "s", seconds / base)
+        )
+    return figures
+
+
+async def _commit_all(
+    root: Path, size_mb: int, commits: int, executor: BlockingExecutor
+) -> Sequence[Commit]:
+    """Make the base and all commits; none is released."""
+    contexts: dict[CheckpointId, CommitContext] = {}
+    factory = _factory(root)
+    manager = factory.backup_manager(
+        BackupContext(TASK, (STORE,), contexts.__getitem__, executor, SystemClock())
+    )
+    await manager.init(None)
+    directory = TaskDirectory(root / "local", TASK)
+    draw, numbers = random.Random(size_mb), range(state.key_count(size_mb))
+    made: list[Commit] = []
+    base: SealedVersion | None = None
+    with directory.begin("bench", None, [STORE], captured=[STORE]) as work:
+        store = work.open_store(STORE, "rocksdb")
+        state.load(store, len(numbers), draw)
+        _compact(cast("RocksDbStore", getattr(store, "_store")))  # noqa: B009  # a look behind the capture
+        for number in range(commits + 1):
+            if number:
+                state.change(store, draw.sample(numbers, CHANGED_KEYS), draw)
+            version = work.seal(number, f"{number:032x}", base, committed=base.id if base else None)
+            checkpoint_id = CheckpointId(0, number)
+            contexts[checkpoint_id] = CommitContext(
+                checkpoint_id, 1, number, version,
+                made[-1].checkpoint if made else None, base.id if base else None,
+            )  # fmt: skip
+            before = CountingManager.put_bytes
+            markers = await manager.upload(checkpoint_id, manager.snapshot(checkpoint_id))
+            data = (root / "place" / markers[STORE]).read_bytes()
+            made.append(
+                Commit(
+                    CheckpointV2(checkpoint_id, {}, {BLOB: markers}),
+                    decode_index(data, where="benchmark"),
+                    CountingManager.put_bytes - before,
+                )
+            )
+            base = version
+            directory.retain([version.id], number)
+    await manager.close()
+    shutil.rmtree(root / "local")
+    return made
+
+
+async def _restore_all(
+    root: Path, made: Sequence[Commit], executor: BlockingExecutor
+) -> Mapping[str, float]:
+    """Return the seconds that restores take, each the median of some in turn."""
+    chosen = {
+        "the base alone": made[0],
+        "the image of the longest chain alone": _image_of(made, _longest(made)),
+        "the longest chain of deltas": _longest(made),
+    }
+    seconds: dict[str, list[float]] = {subject: [] for subject in chosen}
+    for _ in range(RESTORES):
+        for subject, commit in chosen.items():
+            seconds[subject].append(await _restore(root, commit.checkpoint, executor))
+    return {subject: percentile(times, 0.5) for subject, times in seconds.items()}
+
+
+def _longest(made: Sequence[Commit]) -> Commit:
+    return max(made, key=lambda commit: commit.index.delta_bytes())
+
+
+def _image_of(made: Sequence[Commit], commit: Commit) -> Commit:
+    wanted = commit.index.image_version or commit.index.version
+    return next(other for other in made if other.index.version == wanted)
+
+
+async def _restore(root: Path, checkpoint: CheckpointV2, executor: BlockingExecutor) -> float:
+    target = root / "restored"
+    target.mkdir()
+    context = RestoreContext(
+        task=TASK,
+        directories={STORE: target / "db"},
+        reusable=(),
+        open_store=lambda name, directory: open_store(name, "rocksdb", directory),
+        on_bytes=lambda _: None,
+        on_total=lambda _: None,
+        executor=executor,
+        clock=SystemClock(),
+    )
+    manager = _factory(root).restore_manager(context)
+    begin = time.perf_counter()
+    await manager.init(checkpoint)
+    await manager.restore()
+    seconds = time.perf_counter() - begin
+    await manager.close()
+    shutil.rmtree(target)
+    return seconds
+
+
+def _factory(root: Path) -> BlobBackendFactory:
+    def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
+        return CountingManager(settings["uri"], {}, executor)
+
+    return BlobBackendFactory(BLOB, {"uri": (root / "place").as_uri()}, make_manager=make_manager)
+
+
+def _compact(store: RocksDbStore) -> None:
+    """Bring a store into one sorted run, as a store is that was not just loaded."""
+    database = getattr(store, "_db")  # noqa: B009  # the contract of a store knows no compaction
+    database.flush()
+    database.compact_range(None, None)

@@ -1,0 +1,99 @@
+"""What the start finds out about the place of a blob backend, and what it leaves there."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from statekeep.backends.base import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob.admin import BlobAdmin
+from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.errors import BlobNotFoundError, ConfigError
+from statekeep.testing.executor import SerialExecutor
+
+
+class LackingManager(MemoryBlobStoreManager):
+    """A store that does everything but one thing."""
+
+    lacks = ""
+
+    @override
+    async def put(
+        self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
+    ) -> str:
+        if self.lacks == "write":
+            raise ConfigError("access denied")
+        if self.lacks == "create" and if_absent:
+            if_absent = False
+        if self.lacks == "create by its own account" and if_absent:
+            raise ConfigError("no atomic create on this kind of filesystem")
+        return await super().put(name, content, metadata, if_absent=if_absent)
+
+    @override
+    async def get(self, blob_id: str) -> bytes:
+        if self.lacks == "read":
+            raise BlobNotFoundError(blob_id)
+        return b"other" if self.lacks == "bytes" else await super().get(blob_id)
+
+    @override
+    async def delete(self, blob_id: str) -> None:
+        if self.lacks != "delete":
+            await super().delete(blob_id)
+
+    @override
+    async def list(self, prefix: str) -> Sequence[str]:
+        return [] if self.lacks == "list" else await super().list(prefix)
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[LackingManager]:
+    yield LackingManager(str(tmp_path), SerialExecutor())
+    forget_root(str(tmp_path))
+
+
+def admin_of(manager: BlobStoreManager) -> BlobAdmin:
+    return BlobAdmin(BackendName("b"), manager, new_uid=lambda: "uid")
+
+
+@pytest.mark.asyncio
+async def test_a_place_in_order_is_left_as_it_was(
+    manager: LackingManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        await admin_of(manager).validate_resources()
+    assert await manager.list("") == []
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("lacks", "told"),
+    [
+        ("write", "access denied"),
+        ("read", "does not show"),
+        ("bytes", "other bytes"),
+        ("list", "does not list"),
+        ("delete", "does not delete"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_what_a_place_lacks_is_told(manager: LackingManager, lacks: str, told: str) -> None:
+    manager.lacks = lacks
+    with pytest.raises(ConfigError, match=told):
+        await admin_of(manager).validate_resources()
+
+
+@pytest.mark.parametrize("lacks", ["create", "create by its own account"])
+@pytest.mark.asyncio
+async def test_without_atomic_create_a_place_is_good_for_backups_only(
+    manager: LackingManager, caplog: pytest.LogCaptureFixture, lacks: str
+) -> None:
+    manager.lacks = lacks
+    with caplog.at_level(logging.WARNING):
+        await admin_of(manager).validate_resources()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the place has no atomic create, so it can hold backups but not the job log: backend=b"
+    ]
+    assert await manager.list("") == []

@@ -1,0 +1,178 @@
+"""One task whose real store is committed to blobs in memory, version by version."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statekeep.backends.base import BackupContext, CommitContext, RestoreContext, TaskIdentity
+from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, TaskName
+from statekeep.config.store_keys import StoreFactoryName
+from statekeep.stores.factory import open_store
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+from statekeep.stores.work_directory import WorkDirectory
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.faults import FaultPlan, faulty_blob_factory
+from statekeep.testing.versions import STORE
+
+BLOB = BackendName("blob")
+TASK = TaskIdentity("job", "main", TaskName("Partition 3"))
+
+Changes = Mapping[bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A commit that was made."""
+
+    checkpoint: CheckpointV2
+    version: SealedVersion
+    index: SnapshotIndex
+    attempt: tuple[int, int]
+
+    @property
+    def marker(self) -> Marker:
+        return self.checkpoint.markers_of(BLOB)[STORE]
+
+
+class IncrementJob:
+    """Seals, commits, restores and cleans up; plays container and job log."""
+
+    def __init__(
+        self,
+        root: Path,
+        kind: StoreFactoryName = "memory",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.root = root
+        self.kind: StoreFactoryName = kind
+        self.plan = FaultPlan()
+        self.factory = faulty_blob_factory(str(root), self.plan, settings or {})
+        self.blobs = MemoryBlobStoreManager(str(root), SerialExecutor())
+        self.versions = TaskDirectory.of(root / "local", TASK)
+        self.commits: list[Made] = []
+        self.closed: list[tuple[int, int]] = []
+        self._contexts: dict[CheckpointId, CommitContext] = {}
+        self._numbers = itertools.count(1)
+        self.manager = self.factory.backup_manager(
+            BackupContext(TASK, (STORE,), self._contexts.__getitem__, SerialExecutor(), FakeClock())
+        )
+
+    def seal(
+        self, base: SealedVersion | None, *batches: Changes, is_captured: bool = True
+    ) -> SealedVersion:
+        """Seal a version for each batch of changes, on top of each other; return the last."""
+        for changes in batches:
+            number = next(self._numbers)
+            captured = [STORE] if is_captured else []
+            uid = f"{number:08x}"
+            with self.versions.begin(uid, base, [STORE], captured=captured) as work:
+                work.open_store(STORE, self.kind).write(changes)
+                base = work.seal(number, uid, base)
+        assert base is not None
+        return base
+
+    def open_attempt(self, version: SealedVersion) -> CommitContext:
+        number = next(self._numbers)
+        base = self.commits[-1] if self.commits else None
+        context = CommitContext(
+            CheckpointId(0, number),
+            1,
+            number,
+            version,
+            base.checkpoint if base else None,
+            base.version.id if base else None,
+        )
+        self._contexts[context.checkpoint_id] = context
+        return context
+
+    async def commit(self, version: SealedVersion) -> Made:
+        context = self.open_attempt(version)
+        markers = await self.manager.upload(context.checkpoint_id, {})
+        checkpoint = CheckpointV2(context.checkpoint_id, {}, {BLOB: dict(markers)})
+        index = decode_index(await self.blobs.get(markers[STORE]), where="test")
+        self.commits.append(Made(checkpoint, version, index, (1, context.attempt)))
+        return self.commits[-1]
+
+    def release(self, number: int) -> None:
+        self.closed.append(self.commits.pop(number).attempt)
+
+    async def clean_up(self) -> None:
+        retained = [commit.checkpoint.markers_of(BLOB) for commit in self.commits]
+        await self.manager.clean_up(retained, self.closed)
+
+    async def check_ledger(self) -> None:
+        """The place holds exactly what the retained commits reach."""
+        reached: set[str] = set()
+        for commit in self.commits:
+            reached |= {commit.marker, *commit.index.blob_ids()}
+        assert set(await self.blobs.list("")) == reached
+
+    async def restore(
+        self, checkpoint: CheckpointV2, *reusable: SealedVersion, directory: Path | None = None
+    ) -> tuple[Mapping[bytes, bytes], int]:
+        """Return the restored content, and how many bytes were fetched for it."""
+        if directory is None:
+            directory = self.root / f"restored-{next(self._numbers)}" / "db"
+            directory.parent.mkdir(parents=True)
+        sizes: list[int] = []
+        totals: list[int] = []
+        await self._run_restore(checkpoint, directory, reusable, sizes, totals)
+        assert sum(sizes) == sum(totals)
+        assert [path.name for path in directory.parent.iterdir()] == ["db"]
+        return self.content_at(directory), sum(sizes)
+
+    async def restore_into(self, work: WorkDirectory, checkpoint: CheckpointV2) -> None:
+        """Fill a work directory, as the restore of a task does."""
+        directory = work.store_directory(STORE)
+        directory.parent.mkdir(parents=True)
+        await self._run_restore(checkpoint, directory, (), [], [])
+
+    def content_at(self, directory: Path) -> Mapping[bytes, bytes]:
+        store = open_store(STORE, self.kind, directory)
+        try:
+            return dict(store.scan())
+        finally:
+            store.close()
+
+    async def _run_restore(
+        self,
+        checkpoint: CheckpointV2,
+        directory: Path,
+        reusable: Sequence[SealedVersion],
+        sizes: list[int],
+        totals: list[int],
+    ) -> None:
+        context = RestoreContext(
+            task=TASK,
+            directories={STORE: directory},
+            reusable=reusable,
+            open_store=lambda name, path: open_store(name, self.kind, path),
+            on_bytes=sizes.append,
+            on_total=totals.append,
+            executor=SerialExecutor(),
+            clock=FakeClock(),
+        )
+        manager = self.factory.restore_manager(context)
+        try:
+            await manager.init(checkpoint)
+            await manager.restore()
+        finally:
+            await manager.close()
+
+
+def folded(*batches: Changes) -> dict[bytes, bytes]:
+    """Return what a store holds after some batches of changes."""
+    content: dict[bytes, bytes] = {}
+    for changes in batches:
+        for key, value in changes.items():
+            if value is None:
+                content.pop(key, None)
+            else:
+                content[key] = value
+    return content
