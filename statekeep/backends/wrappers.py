@@ -1,7 +1,8 @@
-"""What goes around any `BlobStoreManager`: retry, a cap on calls in flight, logging.
+"""What goes around any `BlobStoreManager`: retry, a cap on calls in flight, a rate, logging.
 
-Put together as ``Retrying(Limited(Logged(manager)))``: a call that waits out its back-off holds no
-place, and each try is logged.
+Put together as ``Retrying(Paced(Limited(Logged(manager))))``: a call that waits out its back-off or
+for its share of the bandwidth holds no place, and each try is logged. Managers of object stores do
+all this by request instead: `statekeep.backends.blob.managers.object_requests`.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import TypeVar
 from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.clock import Clock
 from statekeep.errors import RetriableError
@@ -48,6 +50,12 @@ class WrappedBlobStoreManager(BlobStoreManager):
     @override
     async def get(self, blob_id: str) -> bytes:
         return await self._around("get", blob_id, lambda: self._inner.get(blob_id))
+
+    @override
+    async def get_start(self, blob_id: str, size: int) -> bytes:
+        return await self._around(
+            "get_start", blob_id, lambda: self._inner.get_start(blob_id, size)
+        )
 
     @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
@@ -150,6 +158,54 @@ class LimitedBlobStoreManager(WrappedBlobStoreManager):
     @override
     async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
         return await self._limit.run(call)
+
+
+class PacedBlobStoreManager(WrappedBlobStoreManager):
+    """Keeps to a rate: bytes up wait for it, bytes down, whose number is known late, pay after."""
+
+    def __init__(
+        self, inner: BlobStoreManager, bandwidth: TokenBucket, executor: BlockingExecutor
+    ) -> None:
+        super().__init__(inner)
+        self._bandwidth = bandwidth
+        self._executor = executor
+
+    @override
+    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await call()
+
+    @override
+    async def put(
+        self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
+    ) -> str:
+        await self._bandwidth.take(await self._executor.run(_size, content))
+        return await self._inner.put(name, content, metadata, if_absent=if_absent)
+
+    @override
+    async def get(self, blob_id: str) -> bytes:
+        content = await self._inner.get(blob_id)
+        await self._bandwidth.take(len(content))
+        return content
+
+    @override
+    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
+        moved = 0
+
+        def count(size: int) -> None:
+            nonlocal moved
+            moved += size
+            on_bytes(size)
+
+        digest = await self._inner.download(blob_id, target, count)
+        await self._bandwidth.take(moved)
+        return digest
+
+
+def _size(content: bytes | Path) -> int:
+    """Return the size of what is put; 0 for a file that is gone, which the put itself will tell."""
+    if isinstance(content, bytes):
+        return len(content)
+    return content.stat().st_size if content.exists() else 0
 
 
 class LoggedBlobStoreManager(WrappedBlobStoreManager):

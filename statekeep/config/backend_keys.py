@@ -44,6 +44,22 @@ BLOB_MAX_IN_FLIGHT = Key(
     "Calls to the blob store that are under way at once, of all tasks of a container.",
     "As many as the container's pool may have threads.",
 )
+BLOB_SNAPSHOT_DELTA_RATIO = Key(
+    "blob.store.snapshot.max.delta.ratio",
+    decimal(0, 10),
+    0.15,
+    "A snapshot of a store's files is due when the deltas since the last one reach this part of its "
+    "size; in between, a commit uploads its changes. 0: every commit uploads the files that are new.",
+    "A restore reads at most so much more than the files, and applies it; the lower, the more of what "
+    "compaction rewrites is uploaded.",
+)
+BLOB_SNAPSHOT_MAX_DELTAS = Key(
+    "blob.store.snapshot.max.deltas",
+    whole_number(1, 100_000, what="deltas"),
+    500,
+    "A snapshot of a store's files is due when so many deltas follow the last one.",
+    "Every commit's index names them all, at 300 bytes each.",
+)
 BLOB_MAX_RETRIES = Key(
     "blob.store.retry.policy.max.retries",
     whole_number(-1, what="retries"),

@@ -45,7 +45,7 @@ LOCAL_DIR: Key[Path | None] = Key(
     "Local directory of all stores and versions.",
     "Works everywhere without set-up. Name a disk of the executor that survives its restart, "
     "so that restores cost no download.",
-    default_text="`<temporary directory>/statekeep`",
+    default_text="`<temporary directory>/statekeep-<user id>`",
 )
 LOG_BACKEND: Key[str | None] = Key(
     "job.log.backend",
@@ -54,6 +54,23 @@ LOG_BACKEND: Key[str | None] = Key(
     "Backend that holds the job log and the checkpoints.",
     "One place less to set up: a backend that keeps the state can mostly keep the log too.",
     default_text="the first listed backend that can",
+)
+
+EVENT_FLUSH_INTERVAL_MS = Key(
+    "job.event.store.write.buffer.flush.interval.ms",
+    milliseconds(0),
+    10_000,
+    "How long a progress event (bytes, times, retries) may wait before it is written.",
+    "Nothing depends on these events, and each flush is one request; Flink flushes to a file "
+    "system every second.",
+)
+EVENT_BUFFER_BYTES = Key(
+    "job.event.store.write.buffer.size",
+    byte_count(1024),
+    _MIB,
+    "Bytes of progress events that are written without waiting; as many are kept at most while "
+    "the store cannot be reached.",
+    "The value is Flink's.",
 )
 
 TASK_COUNT: Key[int | None] = Key(

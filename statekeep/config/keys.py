@@ -6,7 +6,14 @@ The fields of `statekeep.config.model`, the checks of `statekeep.config.load` an
 
 from types import MappingProxyType
 
-from statekeep.config import backend_keys, job_keys, store_keys
+from statekeep.config import (
+    backend_keys,
+    hdfs_keys,
+    job_keys,
+    kafka_keys,
+    object_store_keys,
+    store_keys,
+)
 from statekeep.config.key import Key
 
 GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
@@ -16,6 +23,8 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             job_keys.JOB_ID,
             job_keys.LOCAL_DIR,
             job_keys.LOG_BACKEND,
+            job_keys.EVENT_FLUSH_INTERVAL_MS,
+            job_keys.EVENT_BUFFER_BYTES,
         ),
         "Tasks and commits": (
             job_keys.TASK_COUNT,
@@ -67,6 +76,8 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             backend_keys.BLOB_URI,
             backend_keys.BLOB_MANAGER_FACTORY,
             backend_keys.BLOB_MAX_IN_FLIGHT,
+            backend_keys.BLOB_SNAPSHOT_DELTA_RATIO,
+            backend_keys.BLOB_SNAPSHOT_MAX_DELTAS,
             backend_keys.BLOB_MAX_RETRIES,
             backend_keys.BLOB_MAX_RETRY_MS,
             backend_keys.BLOB_BACKOFF_MS,
@@ -74,6 +85,9 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             backend_keys.BLOB_BACKOFF_FACTOR,
             backend_keys.BLOB_JITTER_FACTOR,
         ),
+        "Object stores": object_store_keys.KEYS,
+        "Kafka": kafka_keys.ALL,
+        "HDFS": hdfs_keys.ALL,
     }
 )
 """All keys by the section of the documentation that they stand in."""
@@ -95,7 +109,7 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "job.standbytasks.replication.factor": "there are no standby tasks",
         "stores.<store>.changelog.partitions": "a changelog has one partition per task",
         "stores.<store>.changelog.replication.factor": "topics are set up by the kafka backend: "
-        "backends.kafka.*",
+        "kafka.replication.factor",
         "stores.<store>.container.cache.size.bytes": "memory is set per task: "
         "stores.<store>.rocksdb.block.cache.bytes",
         "stores.<store>.container.write.buffer.size.bytes": "memory is set per task: "

@@ -4,6 +4,7 @@ Names, types and defaults come from `statekeep.config.keys`; `statekeep.config.l
 `Config` from what somebody wrote.
 """
 
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -37,8 +38,8 @@ def _setting(key: Key[T]) -> T:
 
 
 def default_local_dir() -> Path:
-    """Return the local directory of a job that names none."""
-    return Path(tempfile.gettempdir()) / "statekeep"
+    """Return the local directory of a job that names none: one of each user of a machine."""
+    return Path(tempfile.gettempdir()) / f"statekeep-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class JobSettings:
     machine may empty it."""
     log_backend: str | None = _setting(job_keys.LOG_BACKEND)
     """Backend that holds the job log and the checkpoints; None: the first listed one that can."""
+    event_flush_interval_ms: int = _setting(job_keys.EVENT_FLUSH_INTERVAL_MS)
+    """Milliseconds that a progress event may wait: each flush is one request."""
+    event_buffer_bytes: int = _setting(job_keys.EVENT_BUFFER_BYTES)
+    """Bytes of progress events that do not wait, and the most that are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from statekeep.errors import ConfigError
 CHANGELOG_BACKEND = "kafka"
 """The backend of a store that has a changelog and lists no backend."""
 
+CHANGELOG_DEFAULTS_PREFIX = "kafka"
+"""What stands before the settings of all backends that keep changelogs."""
+
 Names: TypeAlias = tuple[str, ...]
 
 
@@ -132,9 +135,27 @@ def backend_section(
                     key = _KEY_BY_NAME.get(f"{defaults_prefix}.{rest}")
                     section[rest] = setting.value if key is None else str(setting.parse_key(key))
     section.pop("factory", None)
+    if defaults_prefix == CHANGELOG_DEFAULTS_PREFIX:
+        section |= _changelogs(settings)
     return section
 
 
+def _changelogs(settings: Mapping[str, Setting]) -> dict[str, str]:
+    """Return ``stores.*.changelog*``, which a changelog backend makes its topics by."""
+    keys = {
+        name: key
+        for key in _CHANGELOG_KEYS
+        for store in (*store_names(settings), "default")
+        if (name := key.of(store)) in settings
+    }
+    return {name: str(settings[name].parse_key(key)) for name, key in keys.items()}
+
+
+_CHANGELOG_KEYS: Final[tuple[Key[object], ...]] = (
+    store_keys.CHANGELOG,
+    store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS,
+    store_keys.CHANGELOG_DELETE_RETENTION_MS,
+)
 _KEY_BY_NAME: Final = {key.name: key for key in KEYS}
 
 

@@ -129,6 +129,19 @@ def optional(value_type: ValueType[T]) -> ValueType[T | None]:
     return ValueType(value_type.name, value_type.requirement, value_type.parse)
 
 
+def labels() -> ValueType[Mapping[str, str]]:
+    """Return the type of comma-separated ``name=value`` pairs, no name twice."""
+
+    def parse(text: str) -> Mapping[str, str]:
+        pairs = [part.partition("=") for part in text.split(",")]
+        named = {name.strip(): value.strip() for name, _, value in pairs}
+        if not all(name.strip() and equals for name, equals, _ in pairs) or len(named) < len(pairs):
+            raise ValueError("not a list of pairs")
+        return MappingProxyType(named)
+
+    return ValueType("labels", "a comma-separated list of name=value pairs, no name twice", parse)
+
+
 def _parse_boolean(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise ValueError("neither true nor false")

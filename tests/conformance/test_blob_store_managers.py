@@ -9,11 +9,13 @@ from typing_extensions import override
 from statekeep.backends.base import BlobStoreManager, BlockingExecutor
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import (
     InFlightLimit,
     LimitedBlobStoreManager,
     LoggedBlobStoreManager,
+    PacedBlobStoreManager,
     RetryingBlobStoreManager,
 )
 from statekeep.testing.blob_store_tests import BlobStoreManagerTests
@@ -53,4 +55,5 @@ class TestWrappedManager(TestFsspecManagerOnADirectory):
         clock = FakeClock()
         logged = LoggedBlobStoreManager(super().make_manager(place, executor), "blob", clock)
         limited = LimitedBlobStoreManager(logged, InFlightLimit(2))
-        return RetryingBlobStoreManager(limited, Retrier(RetryPolicy(), clock), executor)
+        paced = PacedBlobStoreManager(limited, TokenBucket(1 << 20, clock), executor)
+        return RetryingBlobStoreManager(paced, Retrier(RetryPolicy(), clock), executor)

@@ -15,6 +15,7 @@ from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExec
 from statekeep.backends.blob.managers.local_place import LocalPlace
 from statekeep.backends.blob.managers.place import Place, mapped_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
+from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
 from statekeep.backends.blob.names import check_blob_name
 from statekeep.config.redact import redact
 from statekeep.errors import (
@@ -89,6 +90,11 @@ class FsspecBlobStoreManager(BlobStoreManager):
         return await self._run(blob_id, self._open_place().read, blob_id, 0, None)
 
     @override
+    async def get_start(self, blob_id: str, size: int) -> bytes:
+        check_blob_name(blob_id)
+        return await self._run(blob_id, self._open_place().read, blob_id, 0, size)
+
+    @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
         check_blob_name(blob_id)
         place = self._open_place()
@@ -153,8 +159,7 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
     try:
         with mapped_errors(shown_root, ""):
             filesystem, path = _url_to_fs(root_uri, **storage_options)
-            is_local = isinstance(filesystem, LocalFileSystem)
-            place = LocalPlace(Path(path)) if is_local else RemotePlace(filesystem, path)
+            place = _place(filesystem, path)
             place.check()
             return place
     except (ImportError, ValueError, TypeError) as exc:
@@ -163,6 +168,14 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
     except (BlobNotFoundError, BlobExistsError) as exc:
         msg = f"no such place: root={shown_root}"
         raise ConfigError(msg) from exc
+
+
+def _place(filesystem: AbstractFileSystem, path: str) -> Place:
+    if isinstance(filesystem, LocalFileSystem):
+        return LocalPlace(Path(path))
+    if renames_atomically(filesystem):
+        return RenamingPlace(filesystem, path)
+    return RemotePlace(filesystem, path)
 
 
 def _read_range(place: Place, name: str, start: int, end: int) -> bytes:

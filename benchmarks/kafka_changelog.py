@@ -1,0 +1,179 @@
+"""``make bench-kafka``: the changelog backend beside a plain confluent-kafka loop.
+
+Both write the same store to, and from, the same broker; rounds alternate in one process.
+"""
+
+import argparse
+import asyncio
+import logging
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka_kit import ChangelogJob, Committed
+from rich.console import Console
+from servers.kafka import kafka_broker
+
+from benchmarks.figures import Figure, show, write_json
+from statekeep.backends.base import RestoreContext
+from statekeep.clock import SystemClock
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.stores.factory import open_store
+from statekeep.stores.local_files import clone_image
+from statekeep.stores.rocksdb import RocksDbStore
+from statekeep.testing.versions import STORE
+
+_BATCH: Final = 10_000
+_VALUE: Final = bytes(range(100))
+
+
+def measure(*, keys: int, rounds: int) -> list[Figure]:
+    """Measure produce and restore rates, ours and the loop's in turn, as medians of rounds."""
+    with kafka_broker() as broker, tempfile.TemporaryDirectory(prefix="statekeep-bench-") as name:
+        bench = _Bench(broker.servers, Path(name), keys)
+        seconds = [asyncio.run(bench.run(number)) for number in range(rounds + 1)][1:]
+    middle = {what: statistics.median(s[what] for s in seconds) for what in seconds[0]}
+    figures: list[Figure] = []
+    for case in ("produce", "restore"):
+        plain, ours = keys / middle[f"plain {case}"], keys / middle[case]
+        figures += [
+            Figure("kafka changelog", case, "plain loop", plain, "records/s"),
+            Figure("kafka changelog", case, "statekeep", ours, "records/s", ours / plain),
+        ]
+    return figures
+
+
+class _Bench:
+    """One broker, one store of ``keys`` keys; each round uses topics of its own."""
+
+    def __init__(self, servers: str, root: Path, keys: int) -> None:
+        self._servers = servers
+        self._root = root
+        self._keys = keys
+
+    async def run(self, number: int) -> dict[str, float]:
+        """Return the seconds of each part of a round."""
+        executor = BoundedExecutor(4, "bench")
+        root = self._root / str(number)
+        job = ChangelogJob(self._servers, root, uuid.uuid4().hex, executor=executor)
+        manager = await job.manager()
+        version = job.seal({b"key-%012d" % n: _VALUE for n in range(self._keys)})
+        clone_image(version.store_directory(STORE), root / "source")
+        commits: list[Committed] = []
+
+        async def produce() -> None:
+            commits.append(await job.upload(manager, version))
+
+        async def restore() -> None:
+            await self._restore(job, commits[0], root / "restored", executor)
+
+        topic = f"plain-{job.task.job_name}"
+        admin = AdminClient({"bootstrap.servers": self._servers})
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+        seconds = {
+            "plain produce": _timed(lambda: self._plain_produce(topic, root / "source")),
+            "produce": await _timed_async(produce),
+            "plain restore": _timed(lambda: self._plain_restore(topic, root / "plain")),
+            "restore": await _timed_async(restore),
+        }
+        await job.close()
+        await executor.close()
+        return seconds
+
+    def _plain_produce(self, topic: str, image: Path) -> None:
+        """Write every entry of the store in one transaction."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self._servers,
+                "transactional.id": topic,
+                "linger.ms": 20,
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+            }
+        )
+        store = RocksDbStore(STORE, image)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for key, value in store.scan():
+            producer.produce(topic, value, key, 0)
+        producer.commit_transaction(60)
+        store.close()
+
+    def _plain_restore(self, topic: str, directory: Path) -> None:
+        """Read every record and write it to a store of the same kind."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._servers,
+                "group.id": "plain",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+            }
+        )
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        store = RocksDbStore(STORE, directory)
+        left = self._keys
+        while left:
+            changes: dict[bytes, bytes | None] = {}
+            for message in consumer.consume(min(_BATCH, left), 1):
+                key = message.key()
+                if message.error() is None and key is not None:
+                    changes[key] = message.value()
+            store.write(changes)
+            left -= len(changes)
+        store.close()
+        consumer.close()
+
+    async def _restore(
+        self, job: ChangelogJob, commit: Committed, directory: Path, executor: BoundedExecutor
+    ) -> None:
+        manager = job.factory.restore_manager(
+            RestoreContext(
+                job.task,
+                {STORE: directory},
+                (),
+                lambda name, path: open_store(name, "rocksdb", path),
+                lambda _: None,
+                lambda _: None,
+                executor,
+                SystemClock(),
+            )
+        )
+        await manager.init(commit.checkpoint)
+        await manager.restore()
+        await manager.close()
+
+
+def _timed(call: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+async def _timed_async(call: Callable[[], Awaitable[None]]) -> float:
+    began = time.perf_counter()
+    await call()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka_changelog")
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    arguments = parser.parse_args()
+    logging.getLogger("statekeep").setLevel(logging.CRITICAL)
+    figures = measure(keys=arguments.keys, rounds=arguments.rounds)
+    show(Console(highlight=False), figures)
+    if arguments.json is not None:
+        write_json(arguments.json, figures)
+
+
+if __name__ == "__main__":
+    main()

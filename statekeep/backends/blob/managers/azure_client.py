@@ -1,0 +1,277 @@
+"""The requests of Azure Blob Storage, by azure-storage-blob."""
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, Final
+
+import requests
+from azure.core import MatchConditions
+from azure.core import exceptions as azure_errors
+from azure.core.credentials import TokenCredential
+from azure.core.pipeline.transport import RequestsTransport
+from azure.storage.blob import BlobBlock, BlobClient, ContainerClient
+from requests.adapters import HTTPAdapter
+from typing_extensions import override
+
+from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectRange, PartLimits
+from statekeep.backends.blob.managers.object_requests import ThrottledError
+from statekeep.backends.blob.managers.object_store_settings import AzureSettings
+from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError, RetriableError
+
+_MIB: Final = 1 << 20
+_CONNECT_S: Final = 10
+_READ_S: Final = 60
+"""Without a byte; a request that hangs longer is given up and made again."""
+_RANGE: Final = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+_WHOLE: Final = 5000 * _MIB
+"""No content that we hand over is cut by the SDK."""
+_THROTTLED: Final = {"ServerBusy", "OperationTimedOut"}
+_PLACE_GONE: Final = {"ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"}
+_TAKEN: Final = {"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwrite"}
+
+
+class AzureClient(ObjectClient):
+    """One container of one storage account. The SDK's own retries are off.
+
+    Credentials: ``AZURE_STORAGE_CONNECTION_STRING``; else, for the account of the URI, of the
+    settings or of ``AZURE_STORAGE_ACCOUNT``: ``AZURE_STORAGE_KEY``, ``AZURE_STORAGE_SAS_TOKEN``, or
+    what azure-identity's default chain finds.
+    """
+
+    part_limits = PartLimits(min_bytes=1, max_parts=50_000)
+
+    def __init__(
+        self,
+        container: str,
+        prefix: str,
+        account_url: str | None,
+        settings: AzureSettings,
+        connections: int,
+    ) -> None:
+        """Build a client; nothing is reached yet.
+
+        Args:
+            container: Its name.
+            prefix: Begins every blob's name; empty or with a slash at its end.
+            account_url: Of the storage account; None: by the environment.
+            settings: See there.
+            connections: Most requests at once.
+
+        Raises:
+            ConfigError: No account, or no credentials for it.
+        """
+        self._place = container
+        self._prefix = prefix
+        self._put_options: Mapping[str, Any] = _put_options(settings)
+        self._scope: Mapping[str, Any] = _given(encryption_scope=settings.encryption_scope)
+        with self._mapped(""):
+            self._container = _container_client(container, account_url, settings, connections)
+
+    @override
+    def check(self) -> None:
+        with self._mapped(""):
+            self._container.get_container_properties()
+
+    @override
+    def put(self, name: str, data: bytes, metadata: Mapping[str, str], *, if_absent: bool) -> None:
+        with self._mapped(name):
+            self._blob(name).upload_blob(
+                data,
+                length=len(data),
+                metadata=dict(metadata),
+                overwrite=not if_absent,
+                **self._put_options,
+            )
+
+    @override
+    def begin_parts(self, name: str, metadata: Mapping[str, str]) -> str:
+        # Blocks belong to a name, so those of another upload have to have other ids.
+        return os.urandom(8).hex()
+
+    @override
+    def put_part(self, name: str, upload: str, number: int, data: bytes) -> str:
+        block = f"{upload}-{number:06d}"
+        with self._mapped(name):
+            self._blob(name).stage_block(block, data, length=len(data), **self._scope)
+        return block
+
+    @override
+    def complete_parts(
+        self,
+        name: str,
+        upload: str,
+        parts: Sequence[str],
+        metadata: Mapping[str, str],
+        *,
+        if_absent: bool,
+    ) -> None:
+        absent: dict[str, Any] = {"etag": "*", "match_condition": MatchConditions.IfMissing}
+        condition = absent if if_absent else {}
+        with self._mapped(name):
+            self._blob(name).commit_block_list(
+                [BlobBlock(part) for part in parts],
+                metadata=dict(metadata),
+                **self._put_options,
+                **condition,
+            )
+
+    @override
+    def abort_parts(self, name: str, upload: str) -> None:
+        """Blocks that no blob was made of are dropped by the service after a week."""
+
+    @override
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
+        with self._mapped(name):
+            blob = self._blob(name)
+            try:
+                found = blob.download_blob(offset=start, length=length, max_concurrency=1)
+            except azure_errors.HttpResponseError as exc:
+                if exc.status_code != _RANGE:
+                    raise
+                return ObjectRange(b"", int(blob.get_blob_properties().size))
+            data: bytes = found.readall()
+        total = str(found.properties.content_range).rpartition("/")[2]
+        return ObjectRange(data, int(total))
+
+    @override
+    def delete(self, name: str) -> None:
+        try:
+            with self._mapped(name):
+                self._blob(name).delete_blob(delete_snapshots="include")
+        except BlobNotFoundError:
+            return
+
+    @override
+    def list(self, prefix: str) -> Sequence[str]:
+        with self._mapped(prefix):
+            names = self._container.list_blob_names(name_starts_with=f"{self._prefix}{prefix}")
+            return [name.removeprefix(self._prefix) for name in names]
+
+    @override
+    def close(self) -> None:
+        self._container.close()
+
+    def _blob(self, name: str) -> BlobClient:
+        return self._container.get_blob_client(f"{self._prefix}{name}")
+
+    @contextmanager
+    def _mapped(self, name: str) -> Generator[None]:
+        """Tell an error of the SDK as one of ours; none of its texts, which may quote a request."""
+        where = f"container={self._place} name={name}"
+        try:
+            yield
+        except azure_errors.ClientAuthenticationError as exc:
+            raise ConfigError(f"access denied: {where} status={exc.status_code}") from exc
+        except (
+            azure_errors.ServiceRequestError,
+            azure_errors.ServiceResponseError,
+            azure_errors.IncompleteReadError,
+            azure_errors.DecodeError,
+        ) as exc:
+            if "CERTIFICATE_VERIFY_FAILED" in str(exc):
+                msg = f"the certificate of the object store is not trusted: {where}"
+                raise ConfigError(msg, hint="set the CA bundle: azure.ca.bundle") from exc
+            msg = f"the object store did not answer: {where} kind={type(exc).__name__}"
+            raise RetriableError(msg) from exc
+        except azure_errors.HttpResponseError as exc:
+            raise _told(exc, name, where) from exc
+        except azure_errors.AzureError as exc:
+            msg = f"the object store cannot be used: {where} kind={type(exc).__name__}"
+            raise ConfigError(msg) from exc
+        except (OSError, requests.RequestException) as exc:
+            msg = f"the object store did not answer: {where} kind={type(exc).__name__}"
+            raise RetriableError(msg) from exc
+
+
+def _put_options(settings: AzureSettings) -> Mapping[str, Any]:
+    return _given(
+        standard_blob_tier=settings.access_tier,
+        encryption_scope=settings.encryption_scope,
+        tags=dict(settings.tags) or None,
+    )
+
+
+def _given(**options: object) -> Mapping[str, Any]:
+    """Return the options that are set: the SDK tells None from nothing."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _container_client(
+    container: str, account_url: str | None, settings: AzureSettings, connections: int
+) -> ContainerClient:
+    session = requests.Session()
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(pool_connections=1, pool_maxsize=connections))
+    options: dict[str, Any] = {
+        "transport": RequestsTransport(session=session, session_owner=True),
+        "retry_total": 0,
+        "connection_timeout": _CONNECT_S,
+        "read_timeout": _READ_S,
+        "max_single_put_size": _WHOLE,
+        "max_single_get_size": _WHOLE,
+        "connection_verify": settings.ca_bundle or True,
+    }
+    if settings.proxy is not None:
+        options["proxies"] = {"http": settings.proxy, "https": settings.proxy}
+    connection_string = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
+    if account_url is None and connection_string is not None:
+        try:
+            return ContainerClient.from_connection_string(connection_string, container, **options)
+        except ValueError as exc:
+            msg = "not a connection string: AZURE_STORAGE_CONNECTION_STRING"
+            raise ConfigError(msg) from exc
+    if account_url is None:
+        account_url = _account_of_environment()
+    return ContainerClient(account_url, container, credential=_credential(), **options)
+
+
+def _account_of_environment() -> str:
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT")
+    if account is None:
+        raise ConfigError(
+            "no storage account is named",
+            key="blob.store.azure.account.url",
+            hint="set azure.account.url, AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT, "
+            "or name the account in the URI: abfs://container@account.dfs.core.windows.net/path",
+        )
+    return f"https://{account}.blob.core.windows.net"
+
+
+def _credential() -> str | TokenCredential:
+    for name in ("AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"):
+        if secret := os.environ.get(name):
+            return secret
+    try:
+        from azure.identity import (  # noqa: PLC0415  # not needed with a key
+            DefaultAzureCredential,
+        )
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            "no key for the storage account, and azure-identity is missing",
+            hint="set AZURE_STORAGE_KEY, or pip install 'statekeep[azure]'",
+        ) from exc
+    return DefaultAzureCredential()
+
+
+def _told(error: azure_errors.HttpResponseError, name: str, where: str) -> Exception:
+    code = str(getattr(error, "error_code", None) or "")
+    status = error.status_code or 0
+    what = f"{where} code={code} status={status}"
+    if code in _THROTTLED or status in {
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    }:
+        return ThrottledError(f"the object store asks for fewer requests: {what}")
+    if status == 0 or status >= HTTPStatus.INTERNAL_SERVER_ERROR or code == "Md5Mismatch":
+        return RetriableError(f"the object store did not answer: {what}")
+    if code in _TAKEN:
+        return BlobExistsError(name)
+    if code in _PLACE_GONE or (status == HTTPStatus.NOT_FOUND and not name):
+        return ConfigError(f"no such container: {what}")
+    if status == HTTPStatus.NOT_FOUND:
+        return BlobNotFoundError(name)
+    denied = status in {HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED}
+    reason = "access denied" if denied else "the object store refuses a request"
+    return ConfigError(f"{reason}: {what}")

@@ -1,0 +1,123 @@
+"""What `ObjectBlobStoreManager` asks of one object store: its requests, each of them blocking."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from statekeep.backends.base import BlobMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """What the store allows in an upload in parts."""
+
+    min_bytes: int
+    """Of every part but the last."""
+    max_parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRange:
+    """Bytes of an object."""
+
+    data: bytes
+    """At most as many as were asked for; fewer only at the object's end."""
+    object_bytes: int
+    """Size of the whole object."""
+
+
+class ObjectClient(ABC):
+    """The requests of one object store, below one prefix of one bucket.
+
+    Every method makes one request (`list`: one for each page) on an executor thread and makes it
+    once: repeating is the caller's. Names are relative to the prefix.
+
+    Every method raises, beside what it says itself: `RetriableError` (`ThrottledError` where the
+    service asks for less) if asking again may help, `ConfigError` if not.
+    """
+
+    part_limits: PartLimits
+    """A class attribute."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Reach the bucket."""
+
+    @abstractmethod
+    def put(self, name: str, data: bytes, metadata: Mapping[str, str], *, if_absent: bool) -> None:
+        """Store an object whole.
+
+        Raises:
+            BlobExistsError: With ``if_absent``: the name is taken.
+        """
+
+    @abstractmethod
+    def begin_parts(self, name: str, metadata: Mapping[str, str]) -> str:
+        """Begin an upload in parts, which nobody sees before its end; return its id."""
+
+    @abstractmethod
+    def put_part(self, name: str, upload: str, number: int, data: bytes) -> str:
+        """Store a part, or store it again; return what `complete_parts` calls it by."""
+
+    @abstractmethod
+    def complete_parts(
+        self,
+        name: str,
+        upload: str,
+        parts: Sequence[str],
+        metadata: Mapping[str, str],
+        *,
+        if_absent: bool,
+    ) -> None:
+        """Make an object of the parts, in order.
+
+        Raises:
+            BlobExistsError: With ``if_absent``: the name is taken.
+            BlobNotFoundError: There is no such upload, or no longer.
+        """
+
+    @abstractmethod
+    def abort_parts(self, name: str, upload: str) -> None:
+        """Drop the parts of an upload that will not be completed; none is no error."""
+
+    @abstractmethod
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
+        """Return bytes of an object from ``start`` on; ``length`` is at least 1.
+
+        Raises:
+            BlobNotFoundError: It is not there.
+        """
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete an object; one that is not there is no error."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> Sequence[str]:
+        """Return the names that begin with ``prefix``, in any order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections. Idempotent."""
+
+
+def object_metadata(metadata: BlobMetadata) -> Mapping[str, str]:
+    """Return what an object store keeps beside a blob, for people who look at a bucket.
+
+    Only ASCII without control characters goes through every store's headers: anything else is
+    escaped. Restores read none of it.
+    """
+    values = {"payload": metadata.payload_name, "store": metadata.store_name or ""}
+    if metadata.task is not None:
+        values |= {
+            "job": metadata.task.job_name,
+            "operator": metadata.task.operator,
+            "task": metadata.task.task_name,
+        }
+    if metadata.sha256 is not None:
+        values["sha256"] = metadata.sha256
+    return {
+        key: value.encode("unicode_escape").decode("ascii").strip()
+        for key, value in values.items()
+        if value.strip()
+    }

@@ -1,0 +1,293 @@
+"""Blobs in an object store: large ones in parts, several at once, with bounded memory."""
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+from statekeep.backends.base import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob.managers.object_client import (
+    ObjectClient,
+    ObjectRange,
+    object_metadata,
+)
+from statekeep.backends.blob.managers.object_requests import Requests
+from statekeep.backends.blob.managers.parts import Part, cut, fitting_part_bytes
+from statekeep.backends.blob.managers.shared_client import SharedClient
+from statekeep.backends.blob.names import check_blob_name
+from statekeep.backends.fan_out import run_all
+from statekeep.errors import (
+    BackendClosedError,
+    BlobExistsError,
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+    StateBackupError,
+    VersionDamagedError,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+class ObjectBlobStoreManager(BlobStoreManager):
+    """A `BlobStoreManager` on an object store; a blob's id is its name.
+
+    Files above ``part_bytes`` go up in parts and appear at the end, whole; blobs come down in ranges
+    that are written and hashed in order, in one pass. A failed part is moved again alone. Retries
+    are in here, by request: no retry wrapper belongs around it.
+
+    Memory: a part is in memory from its first byte to its last, a restored one until it is written.
+    All managers of a container together hold at most ``blob.store.buffer.bytes``, or one part if a
+    part is larger; content that was given as bytes is its giver's.
+    """
+
+    def __init__(
+        self,
+        client: SharedClient,
+        place: str,
+        requests: Requests,
+        *,
+        part_bytes: int,
+    ) -> None:
+        """Take note of where the blobs are; nothing is reached before `init`.
+
+        Args:
+            client: Of the container and backend.
+            place: The root, as messages show it.
+            requests: Makes every request.
+            part_bytes: Size of a part, where the store takes as many.
+        """
+        self._shared_client = client
+        self._place = place
+        self._requests = requests
+        self._part_bytes = part_bytes
+        self._client: ObjectClient | None = None
+        client.join()
+        self._is_closed = False
+
+    @override
+    async def init(self) -> None:
+        self._check_open()
+        if self._client is None:
+            client = await self._shared_client.get(self._requests)
+            await self._requests.run("init", "", 0, client.check)
+            self._client = client
+
+    @override
+    async def put(
+        self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
+    ) -> str:
+        check_blob_name(name)
+        client = self._open_client()
+        stamps = object_metadata(metadata)
+        if isinstance(content, bytes):
+            await self._requests.run(
+                "put", name, len(content), client.put, name, content, stamps, if_absent=if_absent
+            )
+            return name
+        size = await self._requests.local(_file_size, content)
+        part_bytes = fitting_part_bytes(size, self._part_bytes, client.part_limits)
+        parts = cut(size, part_bytes) or [Part(0, 0, 0)]
+        if len(parts) > 1:
+            await self._put_parts(client, name, content, parts, stamps, if_absent=if_absent)
+            return name
+        async with self._requests.shared.buffers.hold(size):
+            put = partial(_put_file, client, name, content, parts[0], stamps, if_absent=if_absent)
+            await self._requests.run("put", name, size, put)
+        return name
+
+    @override
+    async def get(self, blob_id: str) -> bytes:
+        check_blob_name(blob_id)
+        client = self._open_client()
+        first = await self._first(client, blob_id)
+        rest = cut(first.object_bytes, self._part_bytes, start=len(first.data))
+        parts = await run_all([self._read(client, blob_id, part) for part in rest])
+        return b"".join([first.data, *parts])
+
+    @override
+    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
+        check_blob_name(blob_id)
+        client = self._open_client()
+        digest = hashlib.sha256()
+        async with self._requests.shared.buffers.hold(self._part_bytes):
+            first = await self._first(client, blob_id)
+            await self._requests.local(_write, target, "xb", first.data, digest)
+            rest = cut(first.object_bytes, self._part_bytes, start=len(first.data))
+            on_bytes(len(first.data))
+            del first
+        turns = [asyncio.Event() for _ in range(len(rest) + 1)]
+        turns[0].set()
+
+        async def fetch(part: Part) -> None:
+            # Parts are given buffers in order, so the one that is next to be written has one.
+            async with self._requests.shared.buffers.hold(part.size):
+                data = await self._read(client, blob_id, part)
+                await turns[part.number].wait()
+                await self._requests.local(_write, target, "ab", data, digest)
+            turns[part.number + 1].set()
+            on_bytes(part.size)
+
+        await run_all([fetch(part) for part in rest])
+        return digest.hexdigest()
+
+    @override
+    async def delete(self, blob_id: str) -> None:
+        check_blob_name(blob_id)
+        await self._requests.run("delete", blob_id, 0, self._open_client().delete, blob_id)
+
+    @override
+    async def list(self, prefix: str) -> Sequence[str]:
+        return sorted(await self._requests.run("list", prefix, 0, self._open_client().list, prefix))
+
+    @override
+    async def remove_ttl(self, blob_id: str) -> None:
+        self._open_client()
+
+    @override
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._client = None
+            await self._shared_client.leave(self._requests)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BackendClosedError(f"blob store is closed: root={self._place}")
+
+    def _open_client(self) -> ObjectClient:
+        self._check_open()
+        if self._client is None:
+            msg = f"init comes first: root={self._place}"
+            raise RuntimeError(msg)
+        return self._client
+
+    async def _first(self, client: ObjectClient, name: str) -> ObjectRange:
+        """Fetch the beginning of a blob, which tells its size too: small ones need no more."""
+        size = self._part_bytes
+        first = await self._requests.run("get", name, 0, client.read, name, 0, size)
+        # How much it is was not known before.
+        await self._requests.pay(len(first.data))
+        return first
+
+    async def _read(self, client: ObjectClient, name: str, part: Part) -> bytes:
+        return await self._requests.run("get", name, part.size, _read_part, client, name, part)
+
+    async def _put_parts(
+        self,
+        client: ObjectClient,
+        name: str,
+        path: Path,
+        parts: Sequence[Part],
+        metadata: Mapping[str, str],
+        *,
+        if_absent: bool,
+    ) -> None:
+        run = self._requests.run
+        upload = await run("put", name, 0, client.begin_parts, name, metadata)
+
+        async def send(part: Part) -> str:
+            async with self._requests.shared.buffers.hold(part.size):
+                return await run(
+                    "put", name, part.size, _put_part, client, name, upload, path, part
+                )
+
+        is_complete = False
+        try:
+            tags = await run_all([send(part) for part in parts])
+            complete = partial(client.complete_parts, name, upload, tags, metadata)
+            try:
+                await run("put", name, 0, complete, if_absent=if_absent)
+            except BlobNotFoundError as exc:
+                if if_absent:
+                    raise BlobExistsError(name) from exc
+                await self._check_landed(client, name, sum(part.size for part in parts))
+            is_complete = True
+        finally:
+            if not is_complete:
+                await self._abort(client, name, upload)
+
+    async def _check_landed(self, client: ObjectClient, name: str, size: int) -> None:
+        """Find out whether an upload is gone because its end was reached, unheard."""
+        found = await self._requests.run("get", name, 1, client.read, name, 0, 1)
+        if found.object_bytes != size:
+            raise RetriableError(
+                f"an upload in parts is gone: name={name} "
+                f"expected_bytes={size} actual_bytes={found.object_bytes}"
+            )
+
+    async def _abort(self, client: ObjectClient, name: str, upload: str) -> None:
+        """Drop the parts of a failed upload; what cannot be dropped is the store's to expire."""
+        try:
+            await self._requests.local(client.abort_parts, name, upload)
+        except StateBackupError as exc:
+            logger.warning("parts of a failed upload stay: blob=%s error=%s", name, exc)
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as exc:
+        raise VersionDamagedError(f"the file to store is gone: path={path}") from exc
+
+
+def _read_slice(path: Path, part: Part) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            data = os.pread(file.fileno(), part.size, part.start)
+    except OSError as exc:
+        raise VersionDamagedError(f"the file to store cannot be read: path={path}") from exc
+    if len(data) != part.size:
+        raise VersionDamagedError(
+            f"the file to store has changed: path={path} "
+            f"expected_bytes={part.start + part.size} actual_bytes={part.start + len(data)}"
+        )
+    return data
+
+
+def _put_file(
+    client: ObjectClient,
+    name: str,
+    path: Path,
+    part: Part,
+    metadata: Mapping[str, str],
+    *,
+    if_absent: bool,
+) -> None:
+    client.put(name, _read_slice(path, part), metadata, if_absent=if_absent)
+
+
+def _put_part(client: ObjectClient, name: str, upload: str, path: Path, part: Part) -> str:
+    return client.put_part(name, upload, part.number, _read_slice(path, part))
+
+
+def _read_part(client: ObjectClient, name: str, part: Part) -> bytes:
+    data = client.read(name, part.start, part.size).data
+    if len(data) != part.size:
+        raise RetriableError(
+            f"short read: name={name} expected_bytes={part.size} actual_bytes={len(data)}"
+        )
+    return data
+
+
+def _write(target: Path, mode: str, data: bytes, digest: _Digest) -> None:
+    """Write the next bytes of a file and hash them, while they are in the processor's caches."""
+    try:
+        with target.open(mode, buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+    except OSError as exc:
+        msg = f"a blob cannot be written to this machine: path={target} reason={exc.strerror}"
+        raise ConfigError(msg) from exc
+    digest.update(data)

@@ -1,0 +1,96 @@
+"""How one container makes requests of one object store: bounded, paced, repeated, at rest together."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
+from statekeep.backends.retry import Retrier
+from statekeep.backends.wrappers import InFlightLimit
+from statekeep.errors import RetriableError
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ThrottledError(RetriableError):
+    """Raised when a service asks for fewer requests: everything that talks to it has to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLimits:
+    """What all transfers of one container and backend share."""
+
+    calls: InFlightLimit
+    """Requests under way at once."""
+    buffers: ByteBudget
+    """Bytes of parts in memory."""
+    throttle: Throttle
+    bandwidth: TokenBucket | None
+    """Both directions together; None: as fast as it goes."""
+
+
+class Requests:
+    """Makes the requests of one task's manager.
+
+    A request waits for its share of the bandwidth, for a place among its task's requests and among
+    the container's, and for the end of a rest. One that raises `RetriableError` is repeated alone,
+    and waits out its back-off without a place.
+    """
+
+    def __init__(
+        self,
+        executor: BlockingExecutor,
+        retrier: Retrier,
+        shared: SharedLimits,
+        own_calls: InFlightLimit,
+    ) -> None:
+        self._executor = executor
+        self._retrier = retrier
+        self._own_calls = own_calls
+        self.shared = shared
+
+    async def run(
+        self,
+        operation: str,
+        blob: str,
+        size: int,
+        call: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Make a request that moves up to ``size`` bytes, until it is answered or time is up."""
+
+        async def placed() -> T:
+            await self.shared.throttle.wait()
+            try:
+                result = await self._executor.run(call, *args, **kwargs)
+            except ThrottledError:
+                self.shared.throttle.slow_down()
+                raise
+            self.shared.throttle.succeeded()
+            return result
+
+        async def one_try() -> T:
+            await self.pay(size)
+            return await self._own_calls.run(lambda: self.shared.calls.run(placed))
+
+        def on_retry(error: BaseException) -> None:
+            logger.warning(
+                "blob request is repeated: operation=%s blob=%s error=%s", operation, blob, error
+            )
+
+        return await self._retrier.run(one_try, on_retry=on_retry)
+
+    async def pay(self, size: int) -> None:
+        """Wait for the share of the bandwidth that ``size`` bytes need."""
+        if self.shared.bandwidth is not None and size:
+            await self.shared.bandwidth.take(size)
+
+    async def local(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make a blocking call that is no request."""
+        return await self._executor.run(call, *args, **kwargs)

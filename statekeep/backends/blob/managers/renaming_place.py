@@ -1,0 +1,136 @@
+"""Blobs on a filesystem that renames atomically and never onto a name that is taken: HDFS."""
+
+import errno
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # it ships no types
+from typing_extensions import override
+
+from statekeep.backends.blob.managers.remote_place import RemotePlace
+from statekeep.backends.blob.names import TEMPORARY_PREFIX
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.errors import RetriableError
+
+_PROTOCOLS: Final = frozenset({"hdfs", "viewfs", "webhdfs"})
+_COPY_BYTES: Final = 1 << 20
+_ERRNOS: Final = {
+    "QuotaExceededException": errno.EDQUOT,
+    "AccessControlException": errno.EACCES,
+    "PathIsNotEmptyDirectoryException": errno.ENOTEMPTY,
+    "ParentNotDirectoryException": errno.ENOTDIR,
+}
+"""What the end of a Java exception's name says, for clients that hand on its text."""
+
+
+def renames_atomically(filesystem: AbstractFileSystem) -> bool:
+    """Return whether a filesystem is one of those that `RenamingPlace` is for."""
+    protocol = cast("Any", filesystem).protocol
+    names: Sequence[str] = (protocol,) if isinstance(protocol, str) else protocol
+    return not _PROTOCOLS.isdisjoint(names)
+
+
+class RenamingPlace(RemotePlace):
+    """A `Place` on HDFS: a blob is written under a temporary name and then renamed.
+
+    The rename fails if the name is taken, so a blob is there whole or not at all, and of racing
+    creates one succeeds. What a crash leaves has a temporary name and is no blob.
+    """
+
+    def __init__(
+        self,
+        filesystem: AbstractFileSystem,
+        root: str,
+        *,
+        new_uid: Callable[[], str] = random_nonce,
+    ) -> None:
+        super().__init__(filesystem, root)
+        self._new_uid = new_uid
+
+    @override
+    def check(self) -> None:
+        with self._told_errors():
+            super().check()
+
+    @override
+    def put(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
+        target = self._path(name)
+        temporary = f"{target.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_uid()}"
+        with self._told_errors():
+            if if_absent and self._fs.exists(target):
+                raise FileExistsError(name)
+            try:
+                self._write(temporary, content)
+                self._rename(temporary, target)
+            except BaseException as exc:
+                with suppress(OSError, RuntimeError):
+                    self._fs.rm_file(temporary)
+                # Without if_absent a name is used by one writer: it was here before, and its
+                # answer was lost.
+                is_ours = isinstance(exc, FileExistsError) and not if_absent
+                if not (is_ours and int(self._fs.info(target)["size"]) == _size(content)):
+                    raise
+
+    @override
+    def size(self, name: str) -> int:
+        with self._told_errors():
+            return super().size(name)
+
+    @override
+    def read(self, name: str, start: int, end: int | None) -> bytes:
+        with self._told_errors(), self._fs.open(self._path(name), "rb") as file:
+            if start:
+                file.seek(start)
+            return bytes(file.read(-1 if end is None else end - start))
+
+    @override
+    def delete(self, name: str) -> None:
+        with self._told_errors():
+            super().delete(name)
+
+    @override
+    def list(self, prefix: str) -> Sequence[str]:
+        with self._told_errors():
+            names = super().list(prefix)
+        return [n for n in names if not n.rpartition("/")[2].startswith(TEMPORARY_PREFIX)]
+
+    def _write(self, path: str, content: bytes | Path) -> None:
+        """Write a new file, and let the filesystem confirm its size."""
+        with self._fs.open(path, "wb") as file:
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                with content.open("rb") as source:
+                    shutil.copyfileobj(source, file, _COPY_BYTES)
+        size = _size(content)
+        written = int(self._fs.info(path)["size"])
+        if written != size:
+            msg = f"short write: path={path} expected_bytes={size} actual_bytes={written}"
+            raise RetriableError(msg)
+
+    def _rename(self, temporary: str, target: str) -> None:
+        self._fs.mv(temporary, target)
+        # Over HTTP a rename that was refused is told by an answer that the client does not pass on.
+        if self._fs.exists(temporary):
+            raise FileExistsError(target)
+
+    @contextmanager
+    def _told_errors(self) -> Generator[None]:
+        """Turn what a client raises with the text of a Java exception into what it means."""
+        try:
+            yield
+        except RuntimeError as exc:
+            text = str(exc)
+            if "SafeModeException" in text:
+                raise RetriableError(f"the NameNode is in safe mode: root={self._root}") from exc
+            for name, number in _ERRNOS.items():
+                if name in text:
+                    raise OSError(number, name) from exc
+            raise OSError(errno.EIO, "the filesystem did not answer") from exc
+
+
+def _size(content: bytes | Path) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size

@@ -1,0 +1,277 @@
+"""The requests of S3, and of what speaks its protocol, by boto3."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, Final, cast
+from urllib.parse import urlencode
+
+import boto3  # pyright: ignore[reportMissingTypeStubs]  # it ships no types
+from botocore import exceptions as boto_errors  # pyright: ignore[reportMissingTypeStubs]
+from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
+from typing_extensions import override
+from urllib3.exceptions import HTTPError
+
+from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectRange, PartLimits
+from statekeep.backends.blob.managers.object_requests import ThrottledError
+from statekeep.backends.blob.managers.object_store_settings import S3Settings
+from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError, RetriableError
+
+_MIB: Final = 1 << 20
+_CONNECT_S: Final = 10
+_READ_S: Final = 60
+"""Without a byte; a request that hangs longer is given up and made again."""
+_RANGE: Final = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+_THROTTLED: Final = {
+    "SlowDown",
+    "ServiceUnavailable",
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "503",
+    "429",
+}
+_RETRIABLE: Final = {
+    "BadDigest",  # damaged on its way
+    "ConditionalRequestConflict",  # another create of the name is under way and may yet fail
+    "ExpiredToken",  # the chain of credentials draws a new one
+    "IncompleteBody",
+    "OperationAborted",
+    "RequestTimeout",
+    "XAmzContentChecksumMismatch",
+}
+_MISSING: Final = {"NoSuchKey", "NoSuchUpload", "404"}
+
+
+class S3Client(ObjectClient):
+    """One bucket. Every object is sent with a CRC32 that the store compares, unless set otherwise.
+
+    The SDK's own retries are off.
+    """
+
+    part_limits = PartLimits(min_bytes=5 * _MIB, max_parts=10_000)
+
+    def __init__(self, bucket: str, prefix: str, settings: S3Settings, connections: int) -> None:
+        """Build a client; credentials come from the SDK's usual chain at the first request.
+
+        Args:
+            bucket: Its name.
+            prefix: Begins every key; empty or with a slash at its end.
+            settings: See there.
+            connections: Most requests at once.
+        """
+        self._bucket = bucket
+        self._prefix = prefix
+        self._put_options = _put_options(settings)
+        self._checksum = {"ChecksumAlgorithm": "CRC32"} if settings.checksum == "crc32" else {}
+        with self._mapped(""):
+            session = boto3.Session(profile_name=settings.profile)
+            # The methods of a client are made at run time.
+            self._s3 = cast("Any", session).client(
+                "s3",
+                endpoint_url=settings.endpoint,
+                region_name=settings.region,
+                verify=settings.ca_bundle,
+                config=_sdk_config(settings, connections),
+            )
+
+    @override
+    def check(self) -> None:
+        with self._mapped(""):
+            self._s3.head_bucket(Bucket=self._bucket)
+
+    @override
+    def put(self, name: str, data: bytes, metadata: Mapping[str, str], *, if_absent: bool) -> None:
+        with self._mapped(name):
+            self._s3.put_object(
+                **self._key(name),
+                Body=data,
+                Metadata=metadata,
+                **self._put_options,
+                **self._checksum,
+                **_condition(if_absent),
+            )
+
+    @override
+    def begin_parts(self, name: str, metadata: Mapping[str, str]) -> str:
+        with self._mapped(name):
+            answer = self._s3.create_multipart_upload(
+                **self._key(name), Metadata=metadata, **self._put_options, **self._checksum
+            )
+        return str(answer["UploadId"])
+
+    @override
+    def put_part(self, name: str, upload: str, number: int, data: bytes) -> str:
+        with self._mapped(name):
+            answer = self._s3.upload_part(
+                **self._key(name),
+                UploadId=upload,
+                PartNumber=number + 1,
+                Body=data,
+                **self._checksum,
+            )
+        return f"{answer['ETag']} {answer.get('ChecksumCRC32', '')}"
+
+    @override
+    def complete_parts(
+        self,
+        name: str,
+        upload: str,
+        parts: Sequence[str],
+        metadata: Mapping[str, str],
+        *,
+        if_absent: bool,
+    ) -> None:
+        listed = [_listed_part(number, part) for number, part in enumerate(parts, 1)]
+        with self._mapped(name):
+            self._s3.complete_multipart_upload(
+                **self._key(name),
+                UploadId=upload,
+                MultipartUpload={"Parts": listed},
+                **_condition(if_absent),
+            )
+
+    @override
+    def abort_parts(self, name: str, upload: str) -> None:
+        try:
+            with self._mapped(name):
+                self._s3.abort_multipart_upload(**self._key(name), UploadId=upload)
+        except BlobNotFoundError:
+            return
+
+    @override
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
+        with self._mapped(name):
+            try:
+                answer = self._s3.get_object(
+                    **self._key(name), Range=f"bytes={start}-{start + length - 1}"
+                )
+            except boto_errors.ClientError as exc:
+                if _status(exc) != _RANGE:
+                    raise
+                return ObjectRange(b"", self._size(name))
+            data = cast("bytes", answer["Body"].read())
+        return ObjectRange(data, int(str(answer["ContentRange"]).rpartition("/")[2]))
+
+    @override
+    def delete(self, name: str) -> None:
+        with self._mapped(name):
+            self._s3.delete_object(**self._key(name))
+
+    @override
+    def list(self, prefix: str) -> Sequence[str]:
+        pages = self._s3.get_paginator("list_objects_v2")
+        with self._mapped(prefix):
+            return [
+                str(entry["Key"]).removeprefix(self._prefix)
+                for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}")
+                for entry in page.get("Contents", ())
+            ]
+
+    @override
+    def close(self) -> None:
+        self._s3.close()
+
+    def _key(self, name: str) -> Mapping[str, str]:
+        return {"Bucket": self._bucket, "Key": f"{self._prefix}{name}"}
+
+    def _size(self, name: str) -> int:
+        return int(self._s3.head_object(**self._key(name))["ContentLength"])
+
+    @contextmanager
+    def _mapped(self, name: str) -> Generator[None]:
+        """Tell an error of the SDK as one of ours; none of its texts, which may quote a request."""
+        where = f"bucket={self._bucket} name={name}"
+        try:
+            yield
+        except boto_errors.ClientError as exc:
+            raise _told(exc, name, where) from exc
+        except boto_errors.SSLError as exc:
+            if "CERTIFICATE_VERIFY_FAILED" not in str(exc):
+                raise RetriableError(f"the object store did not answer: {where}") from exc
+            raise ConfigError(
+                f"the certificate of the object store is not trusted: {where}",
+                hint="set the CA bundle: s3.ca.bundle",
+            ) from exc
+        except (
+            boto_errors.ConnectionError,
+            boto_errors.CredentialRetrievalError,
+            boto_errors.FlexibleChecksumError,
+            boto_errors.HTTPClientError,
+            boto_errors.IncompleteReadError,
+            HTTPError,
+            OSError,
+        ) as exc:
+            msg = f"the object store did not answer: {where} kind={type(exc).__name__}"
+            raise RetriableError(msg) from exc
+        except boto_errors.BotoCoreError as exc:
+            msg = f"the object store cannot be used: {where} kind={type(exc).__name__}"
+            raise ConfigError(msg, hint=str(exc)) from exc
+
+
+def _sdk_config(settings: S3Settings, connections: int) -> Config:
+    styles = {None: "auto", True: "path", False: "virtual"}
+    checksums = "when_supported" if settings.checksum == "crc32" else "when_required"
+    return Config(
+        connect_timeout=_CONNECT_S,
+        read_timeout=_READ_S,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        max_pool_connections=connections,
+        tcp_keepalive=True,
+        proxies={"http": settings.proxy, "https": settings.proxy} if settings.proxy else None,
+        s3={"addressing_style": styles[settings.has_path_style]},
+        request_checksum_calculation=checksums,
+        # Restores compare the sha-256 of every file; ranges have no checksum to compare anyway.
+        response_checksum_validation="when_required",
+    )
+
+
+def _put_options(settings: S3Settings) -> Mapping[str, str]:
+    options = {
+        "ServerSideEncryption": settings.server_side_encryption,
+        "SSEKMSKeyId": settings.kms_key_id,
+        "StorageClass": settings.storage_class,
+        "Tagging": urlencode(settings.tags) or None,
+    }
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _condition(if_absent: bool) -> Mapping[str, str]:  # noqa: FBT001  # of `put`, passed on
+    return {"IfNoneMatch": "*"} if if_absent else {}
+
+
+def _listed_part(number: int, part: str) -> Mapping[str, object]:
+    tag, _, crc32 = part.partition(" ")
+    return {"PartNumber": number, "ETag": tag} | ({"ChecksumCRC32": crc32} if crc32 else {})
+
+
+def _status(error: boto_errors.ClientError) -> int:
+    return int(cast("Any", error).response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _told(error: boto_errors.ClientError, name: str, where: str) -> Exception:
+    code = str(cast("Any", error).response.get("Error", {}).get("Code", ""))
+    status = _status(error)
+    what = f"{where} code={code} status={status}"
+    if code in _THROTTLED or status == HTTPStatus.TOO_MANY_REQUESTS:
+        return ThrottledError(f"the object store asks for fewer requests: {what}")
+    if code in _RETRIABLE or (
+        status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
+    ):
+        return RetriableError(f"the object store did not answer: {what}")
+    if status == HTTPStatus.PRECONDITION_FAILED:
+        return BlobExistsError(name)
+    if name and code in _MISSING:
+        return BlobNotFoundError(name)
+    return ConfigError(f"{_reason(code, status)}: {what}")
+
+
+def _reason(code: str, status: int) -> str:
+    """Say why a request will never be served."""
+    if code in {"NoSuchBucket", "404"}:
+        return "no such bucket"
+    if status in {HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED}:
+        return "access denied"
+    return "the object store refuses a request"

@@ -1,0 +1,299 @@
+"""Backing up a task's stores: the changes since the base, or all of a store."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from typing_extensions import override
+
+from statekeep.backends.base import (
+    BackupContext,
+    BlobStoreManager,
+    CommitContext,
+    TaskBackupManager,
+)
+from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.fan_out import run_all
+from statekeep.backends.hdfs.clean_up import delete_unreached
+from statekeep.backends.hdfs.lineage import LoadPlan
+from statekeep.backends.hdfs.local_work import path_of, work_directory, write_delta, write_snapshot
+from statekeep.backends.hdfs.names import FileKind, FileName, marker_of, new_file_id, parse_marker
+from statekeep.backends.hdfs.settings import HdfsSettings
+from statekeep.backends.hdfs.store_files import (
+    DELTA_BYTES_ATTRIBUTE,
+    ID_ATTRIBUTE,
+    StoreFiles,
+)
+from statekeep.backends.run_to_end import run_to_end
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import (
+    BackendClosedError,
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    StateBackupError,
+)
+from statekeep.stores.block_codec import codec_named
+from statekeep.stores.delta import DeltaHeader
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Increment:
+    """What a delta leads on from, and what is in it."""
+
+    plan: LoadPlan
+    changes: Sequence[Path]
+    delta_bytes: int
+    """Of the lineage since its snapshot, this delta included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreUpload:
+    """One store in one call of ``upload``."""
+
+    commit: CommitContext
+    store: StoreName
+    file_id: VersionId
+
+    def header(self, increment: _Increment | None) -> DeltaHeader:
+        """Return the header of a delta, or with no increment that of a snapshot."""
+        commit = self.commit
+        attributes = {
+            ID_ATTRIBUTE: str(self.file_id),
+            "epoch": str(commit.epoch),
+            "attempt": str(commit.attempt),
+        }
+        if increment is None:
+            return DeltaHeader(
+                version=str(commit.version.id), store=self.store, attributes=attributes
+            )
+        attributes[DELTA_BYTES_ATTRIBUTE] = str(increment.delta_bytes)
+        return DeltaHeader(
+            version=str(commit.version.id),
+            parent=str(commit.base_version),
+            lineage=tuple(map(str, increment.plan.lineage)),
+            store=self.store,
+            attributes=attributes,
+        )
+
+
+class HdfsBackupManager(TaskBackupManager):
+    """Uploads a delta per commit, and the whole content where there is no base to lead on from.
+
+    When a lineage has become long, a snapshot of the version just uploaded is made beside the
+    processing, after the commit's own upload has returned; one at a time per store. It has the id
+    of its upload: should that never be committed, nothing leads to it, and clean-up deletes both.
+    A snapshot that fails is a warning, and due again at the next commit.
+    """
+
+    def __init__(
+        self,
+        context: BackupContext,
+        manager: BlobStoreManager,
+        prefix: TaskPrefix,
+        settings: HdfsSettings,
+        *,
+        new_uid: Callable[[], str],
+    ) -> None:
+        """Take what the backup needs; no I/O.
+
+        Args:
+            context: The task.
+            manager: Closed by `close`.
+            prefix: Where the task's files lie.
+            settings: When snapshots are due.
+            new_uid: Draws at least 16 digits of lower-case hex, never drawn again.
+        """
+        self._context = context
+        self._manager = manager
+        self._prefix = prefix
+        self._settings = settings
+        self._new_uid = new_uid
+        self._files: dict[StoreName, StoreFiles] = {}
+        self._snapshots: dict[StoreName, asyncio.Task[None]] = {}
+        self._verified: set[str] = set()
+        self._is_closed = False
+
+    @override
+    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+        await self._manager.init()
+
+    @override
+    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
+        self._context.commit(checkpoint_id)
+        return {}
+
+    @override
+    async def upload(
+        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+    ) -> Mapping[StoreName, Marker]:
+        self._check_open()
+        commit = self._context.commit(checkpoint_id)
+        stores = self._context.stores
+        uploaded = await run_all(self._upload_store(self._begin(commit, store)) for store in stores)
+        return dict(zip(stores, uploaded, strict=True))
+
+    @override
+    async def clean_up(
+        self,
+        retained: Sequence[Mapping[StoreName, Marker]],
+        closed_attempts: Sequence[tuple[int, int]],
+    ) -> None:
+        self._check_open()
+        await delete_unreached(
+            self._manager,
+            self._prefix,
+            retained,
+            closed_attempts,
+            files_of=self._files_of,
+            executor=self._context.executor,
+            verified=self._verified,
+        )
+
+    async def finish_snapshots(self) -> None:
+        """Wait until every snapshot that was begun has ended, well or not."""
+        await asyncio.gather(*self._snapshots.values())
+
+    @override
+    async def close(self) -> None:
+        self._is_closed = True
+        for snapshot in self._snapshots.values():
+            snapshot.cancel()
+        await asyncio.gather(*self._snapshots.values(), return_exceptions=True)
+        await self._manager.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = f"hdfs backup manager is closed: task={self._context.task.task_name}"
+            raise BackendClosedError(msg)
+
+    def _files_of(self, store: StoreName) -> StoreFiles:
+        if store not in self._files:
+            prefix = self._prefix.store(store)
+            self._files[store] = StoreFiles(self._manager, prefix, self._context.task, store)
+        return self._files[store]
+
+    def _begin(self, commit: CommitContext, store: StoreName) -> _StoreUpload:
+        batch = commit.version.id.batch
+        file_id = new_file_id(batch, commit.epoch, commit.attempt, self._new_uid())
+        return _StoreUpload(commit, store, file_id)
+
+    async def _upload_store(self, upload: _StoreUpload) -> Marker:
+        started_ns = self._context.clock.monotonic_ns()
+        increment = await self._find_increment(upload)
+        if increment is None:
+            await self._upload_snapshot(upload)
+        else:
+            await self._upload_delta(upload, increment)
+            if self._is_snapshot_due(increment):
+                self._start_snapshot(upload)
+        logger.debug(
+            "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s elapsed_ms=%d is_full=%s",
+            self._context.task.task_name,
+            upload.commit.checkpoint_id,
+            self._prefix.backend,
+            upload.store,
+            (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
+            increment is None,
+        )
+        return marker_of(self._files_of(upload.store).prefix, upload.file_id)
+
+    async def _find_increment(self, upload: _StoreUpload) -> _Increment | None:
+        """Return what leads from the base to the version; None where the upload must be full."""
+        commit, store = upload.commit, upload.store
+        if commit.base is None or commit.base_version is None:
+            return None
+        marker = commit.base.markers_of(self._prefix.backend).get(store)
+        changes = commit.version.changes_since(store, commit.base_version)
+        if marker is None or changes is None:
+            return None
+        files = self._files_of(store)
+        try:
+            prefix, base = parse_marker(marker)
+            if prefix != files.prefix:  # what lies elsewhere may be deleted by somebody else
+                return None
+            plan = await files.plan(base)
+            newest = await files.header(plan.files[-1])
+        except (BlobNotFoundError, CheckpointCorruptError) as exc:
+            logger.warning(
+                "base is unusable, the upload is full: "
+                "task=%s checkpoint_id=%s backend=%s store=%s marker=%s error=%s",
+                self._context.task.task_name,
+                commit.checkpoint_id,
+                self._prefix.backend,
+                store,
+                marker,
+                exc,
+            )
+            return None
+        if newest.version != str(commit.base_version):
+            return None
+        sizes = await self._context.executor.run(_sizes, changes)
+        before = int(newest.attributes.get(DELTA_BYTES_ATTRIBUTE, "0")) if plan.deltas else 0
+        return _Increment(plan, changes, before + sizes)
+
+    async def _upload_delta(self, upload: _StoreUpload, increment: _Increment) -> None:
+        context, version = self._context, upload.commit.version
+        async with work_directory(context.executor, version, (), self._new_uid()) as work:
+            path = path_of(work, upload.file_id)
+            header, codec = upload.header(increment), codec_named(self._settings.compression)
+            await run_to_end(context.executor, write_delta, increment.changes, path, header, codec)
+            await self._files_of(upload.store).put(FileName(upload.file_id, FileKind.DELTA), path)
+
+    async def _upload_snapshot(self, upload: _StoreUpload) -> None:
+        context, version, store = self._context, upload.commit.version, upload.store
+        async with work_directory(context.executor, version, (store,), self._new_uid()) as work:
+            path = path_of(work, upload.file_id)
+            header, codec = upload.header(None), codec_named(self._settings.compression)
+            write = partial(
+                write_snapshot, work, version, store, target=path, header=header, codec=codec
+            )
+            await run_to_end(context.executor, write)
+            await self._files_of(store).put(FileName(upload.file_id, FileKind.SNAPSHOT), path)
+
+    def _is_snapshot_due(self, increment: _Increment) -> bool:
+        deltas = len(increment.plan.deltas) + 1
+        return (
+            deltas >= self._settings.min_deltas_for_snapshot
+            or increment.delta_bytes >= self._settings.max_delta_bytes
+        )
+
+    def _start_snapshot(self, upload: _StoreUpload) -> None:
+        """Begin a snapshot of what was just uploaded, unless one of the store is under way."""
+        running = self._snapshots.get(upload.store)
+        if running is None or running.done():
+            self._snapshots[upload.store] = asyncio.create_task(
+                self._make_snapshot(upload), name=f"snapshot {upload.store} {upload.file_id}"
+            )
+
+    async def _make_snapshot(self, upload: _StoreUpload) -> None:
+        try:
+            await self._upload_snapshot(upload)
+        except (StateBackupError, OSError) as exc:
+            logger.warning(
+                "snapshot failed, the next commit tries again: task=%s backend=%s store=%s "
+                "upload=%s error=%s",
+                self._context.task.task_name,
+                self._prefix.backend,
+                upload.store,
+                upload.file_id,
+                exc,
+            )
+        else:
+            logger.info(
+                "snapshot is uploaded: task=%s backend=%s store=%s upload=%s",
+                self._context.task.task_name,
+                self._prefix.backend,
+                upload.store,
+                upload.file_id,
+            )
+
+
+def _sizes(paths: Sequence[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)

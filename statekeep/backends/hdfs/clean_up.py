@@ -1,0 +1,135 @@
+"""Deleting files of a task by lineage, safely, whoever does it and however late (R8).
+
+Deleted is a file that (1) an attempt made which is not newer than the newest one that the job log
+has closed, and (2) no load of a retained commit reads. The argument of
+`statekeep.backends.blob.clean_up` holds, with "its lineage" for "its index": what a later commit
+reaches beyond its own attempt it reaches by way of its base, and so by way of the newest commit of
+the view, whose load is spared.
+
+What is particular here: a load ends at the newest snapshot of the lineage, and snapshots are made
+later than their deltas. So nothing is deleted before the snapshots at which the retained loads end
+were read to their ends and found whole. A snapshot that shows up later only makes loads shorter.
+"""
+
+import logging
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.fan_out import run_all
+from statekeep.backends.hdfs.local_work import check_file
+from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, parse_marker
+from statekeep.backends.hdfs.store_files import StoreFiles
+from statekeep.backends.run_to_end import run_to_end
+from statekeep.checkpoint.checkpoints import Marker, StoreName
+from statekeep.checkpoint.escaping import unescape_name
+from statekeep.errors import CheckpointCorruptError
+
+logger = logging.getLogger(__name__)
+
+
+async def delete_unreached(
+    manager: BlobStoreManager,
+    prefix: TaskPrefix,
+    retained: Sequence[Mapping[StoreName, Marker]],
+    closed_attempts: Sequence[tuple[int, int]],
+    *,
+    files_of: Callable[[StoreName], StoreFiles],
+    executor: BlockingExecutor,
+    verified: set[str],
+) -> None:
+    """Delete the files of closed and of older attempts that no retained commit reads. Idempotent.
+
+    Stores that the configuration has dropped are collected too.
+
+    Args:
+        manager: Where the files lie.
+        prefix: Of the task; nothing outside it is touched.
+        retained: The markers of every commit that is not released.
+        closed_attempts: (epoch, attempt) that never complete or are never restored.
+        files_of: Gives the files of a store, also of one that is no longer configured.
+        executor: For reading snapshots.
+        verified: Paths of snapshots that were found whole; more are added.
+
+    Raises:
+        BlobNotFoundError: A file of a retained commit is gone: nothing of its store was deleted.
+        CheckpointCorruptError: A header cannot be read: as above.
+        RetriableError: The service may answer later; some of it may be deleted.
+    """
+    if not closed_attempts:
+        return
+    newest_closed = max(closed_attempts)
+    stores: dict[StoreName, set[FileName]] = {}
+    for blob_id in await manager.list(str(prefix)):
+        directory, _, text = blob_id.rpartition(str(prefix))[2].rpartition("/")
+        name = FileName.parse(text)
+        if name is not None and "/" not in directory:
+            stores.setdefault(StoreName(unescape_name(directory)), set()).add(name)
+    for store, names in stores.items():
+        candidates = {name for name in names if _is_closed(name, newest_closed)}
+        if not candidates:
+            continue
+        markers = {markers[store] for markers in retained if store in markers}
+        files = files_of(store)
+        cleaner = _StoreCleaner(files, executor, verified)
+        unreached = candidates - await cleaner.reached(markers)
+        if unreached and await cleaner.are_ends_whole():
+            # The oldest last: what is left by a crash is still a chain.
+            ordered = sorted(unreached, key=lambda name: name.id, reverse=True)
+            await run_all(files.delete(name) for name in ordered)
+            logger.debug(
+                "unreached files deleted: task=%s backend=%s store=%s files=%d",
+                prefix.task.task_name,
+                prefix.backend,
+                store,
+                len(unreached),
+            )
+
+
+class _StoreCleaner:
+    """One clean-up of one store."""
+
+    def __init__(self, files: StoreFiles, executor: BlockingExecutor, verified: set[str]) -> None:
+        self._files = files
+        self._executor = executor
+        self._verified = verified
+        self._ends: set[FileName] = set()
+
+    async def reached(self, markers: set[Marker]) -> set[FileName]:
+        """Return the files that a restore from one of the markers reads."""
+        found: set[FileName] = set()
+        for marker in markers:
+            prefix, upload = parse_marker(marker)
+            if prefix != self._files.prefix:  # of another job, whose files are not deleted here
+                continue
+            plan = await self._files.plan(upload)
+            self._ends.add(FileName(plan.snapshot, FileKind.SNAPSHOT))
+            found.update(plan.files)
+        return found
+
+    async def are_ends_whole(self) -> bool:
+        """Return whether every snapshot at which a load ends can be read; False with a warning."""
+        for name in sorted(self._ends, key=str):
+            path = self._files.path(name)
+            if path in self._verified:
+                continue
+            try:
+                await self._read(name)
+            except CheckpointCorruptError as exc:
+                logger.warning("snapshot is damaged, nothing behind it is deleted: error=%s", exc)
+                return False
+            self._verified.add(path)
+        return True
+
+    async def _read(self, name: FileName) -> None:
+        with tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory:
+            target = Path(directory, str(name))
+            await self._files.download(name, target, lambda _: None)
+            await run_to_end(self._executor, check_file, target, where=self._files.path(name))
+
+
+def _is_closed(name: FileName, newest_closed: tuple[int, int]) -> bool:
+    attempt = attempt_of(name.id)
+    return attempt is not None and attempt <= newest_closed

@@ -1,0 +1,68 @@
+"""Which files give the content of one upload: a snapshot, and the deltas that lead on from it.
+
+Source: Spark's SPARK-49374, whose three examples are tests.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from statekeep.backends.hdfs.names import FileKind, FileName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
+
+ReadLineage = Callable[[VersionId], Awaitable[Sequence[VersionId]]]
+"""Gives the lineage in the header of a delta: the uploads before it, nearest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """The files to read, in this order."""
+
+    snapshot: VersionId
+    deltas: tuple[VersionId, ...]
+    """Oldest first; the last one is the upload that was asked for, unless that is the snapshot."""
+
+    @property
+    def files(self) -> tuple[FileName, ...]:
+        """The names of the files."""
+        first = FileName(self.snapshot, FileKind.SNAPSHOT)
+        return (first, *(FileName(delta, FileKind.DELTA) for delta in self.deltas))
+
+    @property
+    def lineage(self) -> tuple[VersionId, ...]:
+        """The uploads, nearest first, back to the snapshot."""
+        return (*self.deltas[::-1], self.snapshot)
+
+
+async def plan_load(
+    wanted: VersionId, files: Collection[FileName], read_lineage: ReadLineage
+) -> LoadPlan:
+    """Find the newest snapshot in an upload's lineage and the deltas since.
+
+    A lineage that ends before a snapshot is traced further by that of its oldest delta. Snapshots
+    of other lineages count for nothing, whatever their batch.
+
+    Args:
+        wanted: The upload.
+        files: What there is.
+        read_lineage: Called for deltas in ``files`` only.
+
+    Raises:
+        BlobNotFoundError: A file that is needed is not there: names it.
+        CheckpointCorruptError: A lineage leads in a circle, or a header is damaged.
+    """
+    chain: list[VersionId] = []
+    following: list[VersionId] = [wanted]
+    while following:
+        step = following.pop(0)
+        if FileName(step, FileKind.SNAPSHOT) in files:
+            return LoadPlan(step, tuple(reversed(chain)))
+        name = FileName(step, FileKind.DELTA)
+        if name not in files:
+            raise BlobNotFoundError(str(name if chain else FileName(step, FileKind.SNAPSHOT)))
+        if step in chain:
+            raise CheckpointCorruptError(f"lineage leads in a circle: upload={step}")
+        chain.append(step)
+        if not following:
+            following = list(await read_lineage(step))
+    raise BlobNotFoundError(str(FileName(chain[-1], FileKind.SNAPSHOT)))

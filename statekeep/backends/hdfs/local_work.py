@@ -1,0 +1,141 @@
+"""What is done on the local disk; but for `work_directory`, every function blocks."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.run_to_end import run_to_end
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.store_keys import StoreFactoryName
+from statekeep.errors import CheckpointCorruptError, VersionDamagedError
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.block_codec import BlockCodec
+from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
+from statekeep.stores.local_files import explained_errors
+from statekeep.stores.memory import IMAGE_FILE
+from statekeep.stores.task_directory import TaskDirectory, WorkDirectory
+from statekeep.stores.version import SealedVersion
+
+
+@asynccontextmanager
+async def work_directory(
+    executor: BlockingExecutor, version: SealedVersion, stores: Sequence[StoreName], uid: str
+) -> AsyncGenerator[WorkDirectory]:
+    """Make a work directory beside a version, with a clone of some of its stores.
+
+    It is gone after, also when this is cancelled; what a crash leaves is swept with others.
+
+    Args:
+        executor: For the blocking calls.
+        version: Not changed.
+        stores: Those to clone; may be none.
+        uid: Names the directory; never used before.
+
+    Raises:
+        VersionDamagedError: The version is gone or not whole.
+        ConfigError: The disk is full or not writable.
+    """
+    made: list[WorkDirectory] = []
+
+    def begin() -> None:
+        task = TaskDirectory(version.directory.parent, version.manifest)
+        made.append(task.begin(uid, version if stores else None, tuple(stores)))
+
+    try:
+        await run_to_end(executor, begin)
+        yield made[0]
+    finally:
+        for work in made:
+            await run_to_end(executor, work.discard)
+
+
+def write_delta(
+    changes: Sequence[Path], target: Path, header: DeltaHeader, codec: BlockCodec
+) -> None:
+    """Write the records of a version's deltas, in order, as one delta.
+
+    Raises:
+        VersionDamagedError: A delta of the version is gone or damaged.
+        ConfigError: The disk is full or not writable.
+    """
+    with explained_errors(target.parent), target.open("xb") as file:
+        writer = DeltaWriter(file, header, codec=codec)
+        for path in changes:
+            try:
+                with path.open("rb") as source:
+                    for block in DeltaReader(source, where=f"path={path}").blocks():
+                        writer.write_entries(block)
+            except (FileNotFoundError, CheckpointCorruptError) as exc:
+                raise VersionDamagedError(f"changes of a version are damaged: path={path}") from exc
+        writer.finish()
+
+
+def write_snapshot(
+    work: WorkDirectory,
+    version: SealedVersion,
+    store: StoreName,
+    *,
+    target: Path,
+    header: DeltaHeader,
+    codec: BlockCodec,
+) -> None:
+    """Write the whole content of a store, in order of its keys.
+
+    Args:
+        work: Holds a clone of the version's store.
+        version: Says which engine wrote the store.
+        store: The store.
+        target: A file in ``work`` that does not exist yet.
+        header: Of the file.
+        codec: For the blocks.
+
+    Raises:
+        VersionDamagedError: The store's image is damaged.
+        ConfigError: The disk is full or not writable.
+    """
+    names = {entry.path for entry in version.store_files(store)}
+    kind: StoreFactoryName = "memory" if IMAGE_FILE in names else "rocksdb"
+    opened = work.open_store(store, kind)
+    with explained_errors(target.parent), target.open("xb") as file:
+        writer = DeltaWriter(file, header, codec=codec)
+        writer.write_entries(opened.scan())
+        writer.finish()
+
+
+def apply_file(path: Path, store: KeyValueStore, *, where: str, may_delete: bool) -> DeltaHeader:
+    """Write the records of a downloaded file into a store; return the file's header.
+
+    Args:
+        path: The file.
+        store: Open; written by nobody else.
+        where: Named in errors.
+        may_delete: False for a snapshot, in which a deletion is an error.
+
+    Raises:
+        CheckpointCorruptError: Truncated or damaged; what was written already must be thrown away.
+    """
+    with path.open("rb") as file:
+        reader = DeltaReader(file, where=where)
+        for block in reader.blocks():
+            store.write(dict(block))
+        if reader.counts.deletes and not may_delete:
+            raise CheckpointCorruptError(f"a snapshot has a value size below 0: {where}")
+        return reader.header
+
+
+def check_file(path: Path, *, where: str) -> None:
+    """Read a downloaded file to its end.
+
+    Raises:
+        CheckpointCorruptError: Truncated or damaged.
+    """
+    with path.open("rb") as file:
+        for _ in DeltaReader(file, where=where).blocks():
+            pass
+
+
+def path_of(work: WorkDirectory, file_id: VersionId) -> Path:
+    """Return where in a work directory a file is written before it is uploaded."""
+    return work.path / f"{file_id}.part"

@@ -1,0 +1,171 @@
+"""Restoring a task's stores: the newest snapshot of the lineage, then its deltas."""
+
+import logging
+
+from typing_extensions import override
+
+from statekeep.backends.base import BlobStoreManager, RestoreContext, TaskRestoreManager
+from statekeep.backends.fan_out import run_all
+from statekeep.backends.hdfs.filling import empty_store, fetched_file
+from statekeep.backends.hdfs.lineage import LoadPlan
+from statekeep.backends.hdfs.local_work import apply_file
+from statekeep.backends.hdfs.names import FileKind, FileName, parse_marker
+from statekeep.backends.hdfs.spark_start import SparkStart
+from statekeep.backends.hdfs.store_files import StoreFiles, check_header
+from statekeep.backends.run_to_end import run_to_end
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.delta import DeltaHeader
+from statekeep.stores.local_files import remove_tree
+
+logger = logging.getLogger(__name__)
+
+
+class _DamagedSnapshotError(CheckpointCorruptError):
+    """Raised where an older snapshot of the lineage may still serve."""
+
+    def __init__(self, message: str, name: FileName) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class HdfsRestoreManager(TaskRestoreManager):
+    """Fills the directories of a task's stores from the uploads that its checkpoint names.
+
+    Every block is compared with its CRC, and every file with its place in the lineage. A snapshot
+    that is damaged is passed over for an older one, if the lineage leads to one.
+    """
+
+    def __init__(
+        self, context: RestoreContext, manager: BlobStoreManager, backend: BackendName
+    ) -> None:
+        self._context = context
+        self._manager = manager
+        self._backend = backend
+        self._files: dict[StoreName, StoreFiles] = {}
+        self._wanted: dict[StoreName, VersionId] = {}
+        self._plans: dict[StoreName, LoadPlan] = {}
+        self._spark_starts: dict[StoreName, SparkStart] = {}
+        self._is_closed = False
+
+    @override
+    async def init(self, checkpoint: CheckpointV2) -> None:
+        self._check_open()
+        await self._manager.init()
+        markers = checkpoint.markers_of(self._backend)
+        for store in self._context.directories:
+            marker = markers.get(store)
+            if marker is None:
+                msg = (
+                    f"checkpoint has no marker: task={self._context.task.task_name} "
+                    f"checkpoint_id={checkpoint.checkpoint_id} backend={self._backend} "
+                    f"store={store}"
+                )
+                raise CheckpointCorruptError(msg)
+            spark_start = SparkStart.parse(marker)
+            if spark_start is not None:
+                await spark_start.find(self._manager)
+                self._spark_starts[store] = spark_start
+                continue
+            prefix, self._wanted[store] = parse_marker(marker)
+            files = StoreFiles(self._manager, prefix, self._context.task, store)
+            self._files[store] = files
+            self._plans[store] = await files.plan(self._wanted[store])
+
+    @override
+    async def restore(self) -> None:
+        self._check_open()
+        own = [self._restore_store(store, plan) for store, plan in self._plans.items()]
+        spark = [
+            start.restore(self._context, self._manager, store)
+            for store, start in self._spark_starts.items()
+        ]
+        await run_all([*own, *spark])
+
+    @override
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._manager.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = f"hdfs restore manager is closed: task={self._context.task.task_name}"
+            raise BackendClosedError(msg)
+
+    async def _restore_store(self, store: StoreName, plan: LoadPlan) -> None:
+        damaged: set[FileName] = set()
+        while True:
+            try:
+                await self._apply(store, plan)
+            except _DamagedSnapshotError as exc:
+                damaged.add(exc.name)
+                plan = await self._older_plan(store, frozenset(damaged), exc)
+            except BlobNotFoundError:
+                # Behind a snapshot that was made meanwhile, files are deleted under a restore.
+                found = await self._files[store].plan(
+                    self._wanted[store], without=frozenset(damaged)
+                )
+                if found == plan:
+                    raise
+                plan = found
+            else:
+                return
+            directory = self._context.directories[store]
+            await run_to_end(self._context.executor, remove_tree, directory)
+
+    async def _older_plan(
+        self, store: StoreName, damaged: frozenset[FileName], error: CheckpointCorruptError
+    ) -> LoadPlan:
+        """Return a plan without the damaged snapshots.
+
+        Raises:
+            CheckpointCorruptError: ``error``, where there is none.
+        """
+        try:
+            plan = await self._files[store].plan(self._wanted[store], without=damaged)
+        except BlobNotFoundError:
+            raise error from None
+        logger.error(
+            "snapshot is damaged, an older one is used: task=%s backend=%s store=%s snapshot=%s "
+            "deltas=%d error=%s",
+            self._context.task.task_name,
+            self._backend,
+            store,
+            plan.snapshot,
+            len(plan.deltas),
+            error,
+        )
+        return plan
+
+    async def _apply(self, store: StoreName, plan: LoadPlan) -> None:
+        async with empty_store(self._context, store) as opened:
+            previous: DeltaHeader | None = None
+            for name in plan.files:
+                header = await self._apply_file(store, name, opened)
+                if previous is not None and header.parent != previous.version:
+                    msg = (
+                        "delta does not lead on from the file before it: "
+                        f"{self._files[store].path(name)} "
+                        f"parent={header.parent} before={previous.version}"
+                    )
+                    raise CheckpointCorruptError(msg)
+                previous = header
+
+    async def _apply_file(
+        self, store: StoreName, name: FileName, opened: KeyValueStore
+    ) -> DeltaHeader:
+        path, is_delta = self._files[store].path(name), name.kind is FileKind.DELTA
+        run = self._context.executor
+        try:
+            async with fetched_file(self._context, self._manager, path, store) as local:
+                header = await run_to_end(
+                    run, apply_file, local, opened, where=path, may_delete=is_delta
+                )
+            check_header(header, name, store)
+        except CheckpointCorruptError as exc:
+            if is_delta:
+                raise
+            raise _DamagedSnapshotError(str(exc), name) from exc
+        return header

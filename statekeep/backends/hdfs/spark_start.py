@@ -1,0 +1,73 @@
+"""Starting from the state files of Spark's own provider: a marker without a unique id."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from statekeep.backends.base import BlobStoreManager, RestoreContext
+from statekeep.backends.hdfs.filling import empty_store, fetched_file
+from statekeep.backends.run_to_end import run_to_end
+from statekeep.checkpoint.checkpoints import Marker, StoreName
+from statekeep.errors import CheckpointCorruptError
+from statekeep.stores.base import KeyValueStore
+
+_MARKER: Final = re.compile(r"(.*/)?(-?[0-9]{1,18})")
+_WRITE_KEYS: Final = 4096
+
+
+class SparkStart:
+    """What a marker ``<directory>/<version>`` names: one version in a directory of Spark's.
+
+    The first commit after it is a full snapshot, since such a marker is no base.
+    """
+
+    def __init__(self, directory: str, version: int) -> None:
+        self._directory = directory
+        self._version = version
+        self._paths: list[str] = []
+
+    @classmethod
+    def parse(cls, marker: Marker) -> "SparkStart | None":
+        """Read a marker; None if it is of another form."""
+        match = _MARKER.fullmatch(marker)
+        return None if match is None else cls(match[1] or "", int(match[2]))
+
+    async def find(self, manager: BlobStoreManager) -> None:
+        """Find the files of the version.
+
+        Raises:
+            BlobNotFoundError: One is missing.
+            CheckpointCorruptError: The version is negative.
+        """
+        # Here, because only who starts from Spark's files needs the libraries that read them.
+        from statekeep.backends.hdfs.spark_files import plan_spark_load  # noqa: PLC0415
+
+        ids = await manager.list(self._directory)
+        names = {blob_id.rpartition("/")[2] for blob_id in ids}
+        try:
+            plan = plan_spark_load(self._version, names)
+        except ValueError as exc:
+            raise CheckpointCorruptError(f"{exc} directory={self._directory}") from exc
+        self._paths = [f"{self._directory}{name}" for name in plan]
+
+    async def restore(
+        self, context: RestoreContext, manager: BlobStoreManager, store: StoreName
+    ) -> None:
+        """Fill a store; errors as of `TaskRestoreManager.restore`."""
+        async with empty_store(context, store) as opened:
+            for path in self._paths:
+                async with fetched_file(context, manager, path, store) as local:
+                    await run_to_end(context.executor, _apply, local, opened, path)
+
+
+def _apply(local: Path, store: KeyValueStore, path: str) -> None:
+    from statekeep.backends.hdfs.spark_files import read_spark_file  # noqa: PLC0415  # as above
+
+    changes: dict[bytes, bytes | None] = {}
+    with local.open("rb") as file:
+        for key, value in read_spark_file(file, where=path, may_delete=path.endswith(".delta")):
+            changes[key] = value
+            if len(changes) >= _WRITE_KEYS:
+                store.write(changes)
+                changes = {}
+    store.write(changes)

@@ -1,0 +1,137 @@
+"""The files of one store on the remote side: listing, headers, upload, download."""
+
+import io
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from statekeep.backends.base import BlobMetadata, BlobStoreManager, TaskIdentity
+from statekeep.backends.hdfs.lineage import LoadPlan, plan_load
+from statekeep.backends.hdfs.names import FileKind, FileName
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import CheckpointCorruptError
+from statekeep.stores.delta import DeltaHeader, DeltaReader
+
+logger = logging.getLogger(__name__)
+
+ID_ATTRIBUTE: Final = "id"
+"""The id of the upload, as in the file's name."""
+DELTA_BYTES_ATTRIBUTE: Final = "delta-bytes"
+"""Bytes of the changes since the snapshot that the lineage leads to, before compression."""
+_START_BYTES: Final = 16 << 10
+"""Holds any header: a lineage of 256 uploads, and the rest, is shorter."""
+
+
+class StoreFiles:
+    """One store's files. Remembers headers, which never change.
+
+    Attributes:
+        prefix: Where the files lie, with a slash at its end.
+    """
+
+    def __init__(
+        self, manager: BlobStoreManager, prefix: str, task: TaskIdentity, store: StoreName
+    ) -> None:
+        """Take the client and the place; nothing is reached yet.
+
+        Args:
+            manager: The client; closed by its owner.
+            prefix: Of the store's files, with a slash at its end.
+            task: Whose state it is.
+            store: The store.
+        """
+        self._manager = manager
+        self.prefix = prefix
+        self._task = task
+        self._store = store
+        self._headers: dict[FileName, DeltaHeader] = {}
+        self._warned: set[str] = set()
+
+    async def names(self) -> frozenset[FileName]:
+        """Return the names of all files; what is not ours is left alone, with a warning."""
+        found: set[FileName] = set()
+        for blob_id in await self._manager.list(self.prefix):
+            text = blob_id.rpartition(self.prefix)[2]
+            name = FileName.parse(text)
+            if name is not None:
+                found.add(name)
+            elif text not in self._warned:
+                self._warned.add(text)
+                logger.warning(
+                    "file is none of ours and is left alone: task=%s store=%s name=%s",
+                    self._task.task_name,
+                    self._store,
+                    text,
+                )
+        self._headers = {name: self._headers[name] for name in self._headers if name in found}
+        return frozenset(found)
+
+    async def header(self, name: FileName) -> DeltaHeader:
+        """Return a file's header, checked.
+
+        Raises:
+            BlobNotFoundError: The file is not there.
+            CheckpointCorruptError: It is damaged, or another file than its name says.
+        """
+        if name not in self._headers:
+            start = await self._manager.get_start(self.path(name), _START_BYTES)
+            header = DeltaReader(io.BytesIO(start), where=self.path(name)).header
+            check_header(header, name, self._store)
+            self._headers[name] = header
+        return self._headers[name]
+
+    async def plan(
+        self, wanted: VersionId, *, without: frozenset[FileName] = frozenset()
+    ) -> LoadPlan:
+        """Find the files that give the content of an upload, as `plan_load` does.
+
+        Args:
+            wanted: The upload.
+            without: Files that are taken as not there.
+        """
+        return await plan_load(wanted, (await self.names()) - without, self._lineage)
+
+    async def put(self, name: FileName, content: Path) -> None:
+        """Upload a file under a name that was never used."""
+        metadata = BlobMetadata(self._task, self._store, str(name))
+        await self._manager.put(self.path(name), content, metadata)
+
+    async def download(self, name: FileName, target: Path, on_bytes: Callable[[int], None]) -> None:
+        """Fetch a file to the new local file ``target``."""
+        await self._manager.download(self.path(name), target, on_bytes)
+
+    async def delete(self, name: FileName) -> None:
+        """Delete a file; one that is not there is no error."""
+        await self._manager.delete(self.path(name))
+
+    def path(self, name: FileName) -> str:
+        """Return where a file lies."""
+        return f"{self.prefix}{name}"
+
+    async def _lineage(self, delta: VersionId) -> Sequence[VersionId]:
+        header = await self.header(FileName(delta, FileKind.DELTA))
+        return lineage_of(header)
+
+
+def lineage_of(header: DeltaHeader) -> Sequence[VersionId]:
+    """Return the uploads before a delta, nearest first.
+
+    Raises:
+        CheckpointCorruptError: One is not of our form.
+    """
+    return [VersionId.parse(text) for text in header.lineage]
+
+
+def check_header(header: DeltaHeader, name: FileName, store: StoreName) -> None:
+    """Make sure that a file is the one that its name says.
+
+    Raises:
+        CheckpointCorruptError: It is not.
+    """
+    if header.attributes.get(ID_ATTRIBUTE) != str(name.id) or header.store != store:
+        msg = f"file is another one than its name says: name={name} store={store}"
+        raise CheckpointCorruptError(msg)
+    if (name.kind is FileKind.DELTA) != bool(header.lineage):
+        raise CheckpointCorruptError(f"lineage of a file does not fit its kind: name={name}")

@@ -1,0 +1,1 @@
+"""The Kafka backend: changelogs, job log and checkpoints in topics."""

@@ -1,0 +1,242 @@
+"""Backing up a task's stores to their changelogs: what changed, in transactions."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from typing_extensions import override
+
+from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
+from statekeep.backends.kafka.blocking import run_to_end
+from statekeep.backends.kafka.client_errors import ProducerFencedError
+from statekeep.backends.kafka.cluster import Cluster
+from statekeep.backends.kafka.epochs import EpochStamp
+from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.names import ChangelogPartition, transactional_id
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.topics import ChangelogTopics
+from statekeep.backends.kafka.upload import StorePlace, StoreUpload
+from statekeep.backends.kafka.writer import TransactionWriter
+from statekeep.backends.retry import Retrier
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.errors import BackendClosedError, CheckpointCorruptError, RetriableError
+
+logger = logging.getLogger(__name__)
+
+_FENCED_TRIES: Final = 3
+"""How often an upload takes the transactional id back from writers that belong to no newer epoch."""
+
+
+class KafkaBackupManager(TaskBackupManager):
+    """Writes the changes of a commit, keyed, to the task's partition of each store's changelog.
+
+    One producer and transactional id over all stores. What stands behind the marker of the
+    committed base, left by a void attempt, a predecessor or a zombie, is put right by the next
+    commit: each of its keys gets the value that it has in the version (R10). Between commits only
+    the producer is kept; whether it still owns the transactional id shows when it commits.
+    """
+
+    def __init__(
+        self,
+        context: BackupContext,
+        settings: KafkaSettings,
+        backend: BackendName,
+        *,
+        new_uid: Callable[[], str],
+    ) -> None:
+        """Take what the backup needs; no I/O.
+
+        Args:
+            context: The task.
+            settings: Of the backend.
+            backend: Name under which the markers stand.
+            new_uid: Draws names of work directories.
+
+        Raises:
+            ConfigError: The task has no number, or a name is too long for a topic.
+        """
+        self._context = context
+        self._settings = settings
+        self._backend = backend
+        self._new_uid = new_uid
+        self._topics = ChangelogTopics(settings, backend, context.task)
+        self._places = {store: self._topics.place(store) for store in context.stores}
+        self._retrier = Retrier(settings.retry, context.clock)
+        self._cluster: Cluster | None = None
+        self._writer: TransactionWriter | None = None
+        self._is_closed = False
+
+    @override
+    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+        self._check_open()
+        if self._cluster is None:
+            self._cluster = Cluster(self._settings)
+        await self._retrier.run(self._ensure_topics)
+
+    @override
+    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
+        self._context.commit(checkpoint_id)
+        return {}
+
+    @override
+    async def upload(
+        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+    ) -> Mapping[StoreName, Marker]:
+        self._check_open()
+        commit = self._context.commit(checkpoint_id)
+        return await self._retrier.run(lambda: self._upload_unless_fenced(commit))
+
+    @override
+    async def clean_up(
+        self,
+        retained: Sequence[Mapping[StoreName, Marker]],
+        closed_attempts: Sequence[tuple[int, int]],
+    ) -> None:
+        """Do nothing: what void attempts left is overwritten by the next commit, and compacted."""
+        self._check_open()
+
+    @override
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._drop_writer()
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            await run_to_end(self._context.executor, cluster.close)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = f"kafka backup manager is closed: task={self._context.task.task_name}"
+            raise BackendClosedError(msg)
+
+    async def _upload_unless_fenced(self, commit: CommitContext) -> Mapping[StoreName, Marker]:
+        """Upload; a writer of no newer epoch that took the transactional id loses it again.
+
+        Raises:
+            TaskFencedError: A newer epoch has written.
+            RetriableError: The cluster does not answer, or others keep taking the id.
+        """
+        last_error: ProducerFencedError | None = None
+        for _ in range(_FENCED_TRIES):
+            try:
+                return await self._upload(commit)
+            except ProducerFencedError as exc:
+                last_error = exc
+                logger.warning(
+                    "transactional id was taken by another writer, taking it back: "
+                    "task=%s checkpoint_id=%s backend=%s",
+                    self._context.task.task_name,
+                    commit.checkpoint_id,
+                    self._backend,
+                )
+        msg = f"others keep taking the transactional id: task={self._context.task.task_name}"
+        raise RetriableError(msg) from last_error
+
+    async def _upload(self, commit: CommitContext) -> Mapping[StoreName, Marker]:
+        """One try; after any error the producer is dropped, which voids its transaction."""
+        started_ns = self._context.clock.monotonic_ns()
+        stamp = EpochStamp(self._context.task.job_uid, commit.epoch, commit.attempt)
+        try:
+            writer = await self._open_writer()
+            uploads = [
+                StoreUpload(
+                    settings=self._settings,
+                    commit=commit,
+                    store=store,
+                    at=at,
+                    base=self._usable_base(commit, store, at),
+                    stamp=stamp,
+                    writer=writer,
+                    executor=self._context.executor,
+                    clock=self._context.clock,
+                    uid=self._new_uid(),
+                )
+                for store, at in (await self._look_up_places()).items()
+            ]
+            markers = {upload.store: await upload.run() for upload in uploads}
+            await writer.commit()
+        except BaseException:
+            await self._drop_writer()
+            raise
+        for upload in uploads:
+            logger.debug(
+                "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s records=%d "
+                "elapsed_ms=%d is_full=%s",
+                self._context.task.task_name,
+                commit.checkpoint_id,
+                self._backend,
+                upload.store,
+                upload.record_count,
+                (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
+                upload.is_full,
+            )
+        return {upload.store: upload.finished(markers[upload.store]).encode() for upload in uploads}
+
+    async def _open_writer(self) -> TransactionWriter:
+        if self._writer is None:
+            self._writer = TransactionWriter(
+                self._settings,
+                transactional_id(self._settings.topic_prefix, self._context.task),
+                executor=self._context.executor,
+                clock=self._context.clock,
+            )
+            await self._writer.open()
+        self._writer.offsets.clear()
+        return self._writer
+
+    async def _drop_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.discard()
+
+    async def _ensure_topics(self) -> None:
+        cluster, run = self._reach(), self._context.executor
+        for store in self._context.stores:
+            topic, form = self._places[store].topic, self._topics.form(store)
+            await run_to_end(run, cluster.ensure, topic, form)
+            await run_to_end(run, cluster.check, topic, form)
+
+    async def _look_up_places(self) -> Mapping[StoreName, StorePlace]:
+        """Ask where each changelog begins and ends; a topic that was deleted is made anew."""
+        cluster, run = self._reach(), self._context.executor
+        topics = {place.topic for place in self._places.values()}
+        facts = await run_to_end(run, cluster.describe, topics)
+        if len(facts) < len(topics):
+            await self._ensure_topics()
+            facts = await run_to_end(run, cluster.describe, topics)
+        starts = await run_to_end(run, cluster.start_offsets, self._places.values())
+        ends = await run_to_end(run, cluster.end_offsets, self._places.values())
+        missing = [place for place in self._places.values() if place.topic not in facts]
+        if missing:
+            raise RetriableError(f"topic is not there yet: topic={missing[0].topic}")
+        return {
+            store: StorePlace(place, facts[place.topic].topic_id, starts[place], ends[place])
+            for store, place in self._places.items()
+        }
+
+    def _usable_base(
+        self, commit: CommitContext, store: StoreName, at: StorePlace
+    ) -> ChangelogMarker | None:
+        """Return the marker that an increment may build on by R9; None: the upload is full."""
+        marker = commit.base.markers_of(self._backend).get(store) if commit.base else None
+        lineage = (commit.version.id, *commit.version.lineage)
+        if marker is None or commit.base_version not in lineage:
+            return None
+        try:
+            base = ChangelogMarker.decode(marker)
+        except CheckpointCorruptError:
+            return None
+        is_own = (
+            ChangelogPartition(base.topic, base.partition) == at.place
+            and base.topic_id == at.topic_id
+            and base.version == str(commit.base_version)
+            and base.content is not None
+            and (base.offset is None or base.offset < at.end)
+        )
+        return base if is_own else None
+
+    def _reach(self) -> Cluster:
+        if self._cluster is None:
+            msg = f"init comes first: task={self._context.task.task_name}"
+            raise BackendClosedError(msg)
+        return self._cluster

@@ -1,0 +1,227 @@
+"""Topics and offsets of one cluster; every method blocks, for a bounded time."""
+
+# The library does not say what its futures hold.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateImportUsage=false
+
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from statekeep.backends.kafka.client_errors import expected_topic, explained_errors
+from statekeep.backends.kafka.clients import build_admin
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.errors import ConfigError, RetriableError
+
+T = TypeVar("T")
+
+_FOREVER: Final = "-1"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicForm:
+    """How a topic of ours is created, and what it must be like when it is there."""
+
+    partitions: int
+    """At least."""
+    config: Mapping[str, str]
+    """Settings of the topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What the cluster says of a topic."""
+
+    topic_id: str
+    """Another one each time that a topic of the name is created."""
+    partitions: int
+
+
+class Cluster:
+    """Asks and changes what is not records. Safe to use from several threads."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Build the client; nothing is reached yet."""
+        self._settings = settings
+        self._held = [build_admin(settings)]
+
+    def close(self) -> None:
+        """Release the client: drops the last reference, as the library joins threads then."""
+        self._held.clear()
+
+    @property
+    def _client(self) -> AdminClient:
+        return self._held[0]
+
+    def node_count(self) -> int:
+        """Return how many nodes the cluster has.
+
+        Raises:
+            ConfigError: It refuses us.
+            RetriableError: It does not answer.
+        """
+        what = f"cluster does not answer: servers={self._settings.servers}"
+        with explained_errors(what):
+            described = self._client.describe_cluster(request_timeout=self._timeout_s)
+            return len(self._wait(described, what).nodes)
+
+    def describe(self, topics: Collection[str]) -> Mapping[str, TopicFacts]:
+        """Return the facts of those of ``topics`` that are there."""
+        found: dict[str, TopicFacts] = {}
+        what = f"topics cannot be described: topics={','.join(topics)}"
+        futures = self._client.describe_topics(
+            TopicCollection(list(topics)), request_timeout=self._timeout_s
+        )
+        for topic, future in futures.items():
+            with explained_errors(what):
+                try:
+                    described = self._wait(future, what)
+                except KafkaException as exc:
+                    if exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                        continue
+                    raise
+                found[topic] = TopicFacts(str(described.topic_id), len(described.partitions))
+        return found
+
+    def ensure(self, topic: str, form: TopicForm) -> None:
+        """Create a topic, or give it partitions that it lacks. Safe against racing callers.
+
+        Raises:
+            ConfigError: The cluster does not take it.
+        """
+        there = self.describe([topic]).get(topic)
+        what = f"topic cannot be created: topic={topic}"
+        if there is None:
+            new = NewTopic(
+                topic, form.partitions, self._settings.replication_factor, config=dict(form.config)
+            )
+            futures = self._client.create_topics([new], request_timeout=self._timeout_s)
+            self._tolerating(KafkaError.TOPIC_ALREADY_EXISTS, futures, what)
+            there = self.describe([topic]).get(topic)
+        if there is not None and there.partitions < form.partitions:
+            futures = self._client.create_partitions(
+                [NewPartitions(topic, form.partitions)], request_timeout=self._timeout_s
+            )
+            # Somebody with a higher task number may have been first.
+            self._tolerating(KafkaError.INVALID_PARTITIONS, futures, what)
+
+    def check(self, topic: str, form: TopicForm) -> None:
+        """Compare the settings of a topic with what the backend needs.
+
+        Raises:
+            ConfigError: Records would be dropped that a restore needs; names the setting.
+        """
+        what = f"settings of a topic cannot be read: topic={topic}"
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        with expected_topic(), explained_errors(what):
+            futures = self._client.describe_configs([resource], request_timeout=self._timeout_s)
+            found = {
+                name: str(entry.value)
+                for name, entry in self._wait(futures[resource], what).items()
+            }
+        problem = settings_problem(found, form.config)
+        if problem is not None:
+            raise ConfigError(
+                f"topic does not keep what a restore needs: topic={topic} {problem}",
+                key="kafka.bootstrap.servers",
+                hint="change the topic with kafka-configs, or name another one",
+            )
+
+    def end_offsets(
+        self, places: Iterable[ChangelogPartition], *, is_committed_only: bool = False
+    ) -> Mapping[ChangelogPartition, int]:
+        """Return the offsets behind the last records, open transactions included or not."""
+        isolation = (
+            IsolationLevel.READ_COMMITTED if is_committed_only else IsolationLevel.READ_UNCOMMITTED
+        )
+        newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library left it out
+        return self._offsets(places, newest, isolation)  # pyright: ignore[reportArgumentType]
+
+    def start_offsets(
+        self, places: Iterable[ChangelogPartition]
+    ) -> Mapping[ChangelogPartition, int]:
+        """Return the offsets of the oldest records that are kept."""
+        oldest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the library left it out
+        return self._offsets(places, oldest, IsolationLevel.READ_UNCOMMITTED)  # pyright: ignore[reportArgumentType]
+
+    def delete_before(self, place: ChangelogPartition, offset: int) -> None:
+        """Drop the records of a partition below ``offset``. Idempotent."""
+        what = f"records cannot be deleted: topic={place.topic} offset={offset}"
+        with explained_errors(what):
+            futures = self._client.delete_records(
+                [ClientPartition(place.topic, place.partition, offset)],
+                request_timeout=self._timeout_s,
+            )
+            for future in futures.values():
+                self._wait(future, what)
+
+    def _offsets(
+        self, places: Iterable[ChangelogPartition], spec: OffsetSpec, isolation: IsolationLevel
+    ) -> Mapping[ChangelogPartition, int]:
+        asked = {ClientPartition(place.topic, place.partition): spec for place in places}
+        found: dict[ChangelogPartition, int] = {}
+        if not asked:
+            return found
+        futures = self._client.list_offsets(
+            asked,
+            isolation_level=isolation,
+            request_timeout=self._timeout_s,
+        )
+        for partition, future in futures.items():
+            what = (
+                f"offsets cannot be read: topic={partition.topic} partition={partition.partition}"
+            )
+            with expected_topic(), explained_errors(what):
+                place = ChangelogPartition(partition.topic, partition.partition)
+                found[place] = int(self._wait(future, what).offset)
+        return found
+
+    def _tolerating(self, code: int, futures: Mapping[str, "Future[Any]"], what: str) -> None:
+        with explained_errors(what):
+            for future in futures.values():
+                try:
+                    self._wait(future, what)
+                except KafkaException as exc:
+                    if exc.args[0].code() != code:
+                        raise
+
+    def _wait(self, future: "Future[T]", what: str) -> T:
+        try:
+            # Longer than the request: the library's own time-out tells more.
+            return future.result(2 * self._timeout_s)
+        except FutureTimeoutError as exc:
+            raise RetriableError(what) from exc
+
+    @property
+    def _timeout_s(self) -> float:
+        return min(self._settings.timeout_ms / 1000, 30)
+
+
+def settings_problem(found: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+    """Return which setting of a topic lets records go that a restore needs; None: none does."""
+    policy = found.get("cleanup.policy", "")
+    if "delete" in policy.split(","):
+        limits = [found.get(name, _FOREVER) for name in ("retention.ms", "retention.bytes")]
+        if limits != [_FOREVER, _FOREVER]:
+            return f"cleanup.policy={policy} retention.ms={limits[0]} retention.bytes={limits[1]}"
+    if "compact" not in wanted.get("cleanup.policy", "") and "compact" in policy:
+        return f"cleanup.policy={policy}"
+    for name in ("min.compaction.lag.ms", "delete.retention.ms", "max.message.bytes"):
+        is_short = name in wanted and int(found.get(name, wanted[name])) < int(wanted[name])
+        if is_short and not (name == "delete.retention.ms" and "compact" not in policy):
+            return f"{name}={found[name]} needed={wanted[name]}"
+    return None

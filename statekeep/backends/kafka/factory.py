@@ -1,0 +1,77 @@
+"""The Kafka backend: everything that `statekeep.backends.kafka` offers, put together."""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from typing_extensions import override
+
+from statekeep.backends.base import (
+    BackendProperties,
+    BackupContext,
+    BlockingExecutor,
+    RestoreContext,
+    StateBackendAdmin,
+    StateBackendFactory,
+    TaskBackupManager,
+    TaskRestoreManager,
+)
+from statekeep.backends.kafka.admin import KafkaAdmin
+from statekeep.backends.kafka.backup import KafkaBackupManager
+from statekeep.backends.kafka.checkpoint_store import KafkaCheckpointStore
+from statekeep.backends.kafka.job_log import KafkaJobLog
+from statekeep.backends.kafka.names import topic_name
+from statekeep.backends.kafka.restore import KafkaRestoreManager
+from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.job_log import CheckpointStore, JobLog
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.clock import Clock
+
+
+class KafkaBackendFactory(StateBackendFactory):
+    """State backups as changelogs: one topic per store, one partition per task."""
+
+    properties = BackendProperties(needs_changes=True, can_hold_job_log=True)
+    defaults_prefix: ClassVar[str] = DEFAULTS_PREFIX
+
+    def __init__(
+        self,
+        name: BackendName,
+        settings: Mapping[str, str],
+        *,
+        new_uid: Callable[[], str] = random_nonce,
+    ) -> None:
+        """Check the settings.
+
+        Args:
+            name: Of the backend.
+            settings: See `KafkaSettings`.
+            new_uid: Draws names that are never drawn again.
+        """
+        super().__init__(name, settings)
+        self._kafka_settings = KafkaSettings.parse(name, settings)
+        self._new_uid = new_uid
+
+    @override
+    def backup_manager(self, context: BackupContext) -> TaskBackupManager:
+        return KafkaBackupManager(context, self._kafka_settings, self.name, new_uid=self._new_uid)
+
+    @override
+    def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
+        return KafkaRestoreManager(context, self._kafka_settings, self.name)
+
+    @override
+    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+        return KafkaAdmin(self.name, self._kafka_settings, executor)
+
+    @override
+    def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
+        topic = topic_name(self._kafka_settings.topic_prefix, *scope.split("/"), "job-log")
+        return KafkaJobLog(self._kafka_settings, topic, executor=executor, clock=clock)
+
+    @override
+    def checkpoint_store(
+        self, scope: str, executor: BlockingExecutor, clock: Clock
+    ) -> CheckpointStore:
+        topic = topic_name(self._kafka_settings.topic_prefix, *scope.split("/"), "checkpoints")
+        return KafkaCheckpointStore(self._kafka_settings, topic, executor=executor, clock=clock)

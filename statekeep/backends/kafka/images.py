@@ -1,0 +1,74 @@
+"""Looking into sealed versions; every function blocks, on the local disk."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.store_keys import StoreFactoryName
+from statekeep.errors import CheckpointCorruptError, VersionDamagedError
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.delta import DeltaReader
+from statekeep.stores.memory import IMAGE_FILE
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+
+_MAX_MERGED_BYTES: Final = 64 << 20
+"""Changes that are larger than this are not merged in memory."""
+
+
+@contextmanager
+def opened_image(version: SealedVersion, store: StoreName, uid: str) -> Generator[KeyValueStore]:
+    """Open a store of a version for reading, on a clone of its image.
+
+    The clone is a work directory beside the version: a sweep finds what a crash leaves.
+
+    Args:
+        version: Not changed.
+        store: Empty where the version has no image of it.
+        uid: Never used before.
+
+    Raises:
+        VersionDamagedError: The version is gone or not whole.
+    """
+    names = {entry.path for entry in version.store_files(store)}
+    kind: StoreFactoryName = "memory" if IMAGE_FILE in names else "rocksdb"
+    task = TaskDirectory(version.directory.parent, version.manifest)
+    with task.begin(uid, version, (store,)) as work:
+        yield work.open_store(store, kind)
+
+
+def find_beside(version: SealedVersion, other: VersionId) -> SealedVersion | None:
+    """Return another version of the same task if it is on this disk and whole."""
+    if other == version.id:
+        return version
+    try:
+        return TaskDirectory(version.directory.parent, version.manifest).find(other)
+    except VersionDamagedError:
+        return None
+
+
+def merged_changes(paths: Sequence[Path]) -> Mapping[bytes, bytes | None] | None:
+    """Return what a row of deltas comes to: the last change of each key.
+
+    Returns:
+        None if they are too large to be merged in memory, or one is gone.
+
+    Raises:
+        VersionDamagedError: One is damaged.
+    """
+    merged: dict[bytes, bytes | None] = {}
+    try:
+        if sum(path.stat().st_size for path in paths) > _MAX_MERGED_BYTES:
+            return None
+        for path in paths:
+            with path.open("rb") as file:
+                for block in DeltaReader(file, where=f"path={path}").blocks():
+                    merged.update(block)
+    except FileNotFoundError:
+        return None
+    except CheckpointCorruptError as exc:
+        raise VersionDamagedError(f"changes of a version are damaged: paths={paths}") from exc
+    return merged

@@ -1,0 +1,236 @@
+"""The job log in a topic of one partition: only who holds its transactional id can append."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from confluent_kafka import Message
+from typing_extensions import override
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.blocking import run_to_end
+from statekeep.backends.kafka.client_errors import ProducerFencedError
+from statekeep.backends.kafka.cluster import Cluster, TopicForm
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.reader import PartitionReader
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.writer import TransactionWriter
+from statekeep.checkpoint.job_log import JobLog, PositionTakenError
+from statekeep.clock import Clock
+from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
+
+_FLOOR: Final = b"floor"
+_FENCED_TRIES: Final = 100
+"""How often an append takes the transactional id back: each time somebody else got on."""
+
+
+class KafkaJobLog(JobLog):
+    """One record per position, in order; the key of a record is its position, or ``floor``.
+
+    An append takes the transactional id (which fences every other writer and ends what it left),
+    reads the log to its end, and writes at the next position. It is committed only if nobody took
+    the id meanwhile; so of any number of racing appends exactly one succeeds. The id is kept for
+    the next append; that somebody else took it shows then.
+
+    What was read is kept, so that a call reads no more than what is new.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        *,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> None:
+        """Build the log; nothing is reached yet.
+
+        Args:
+            settings: Of the cluster.
+            topic: Of this log alone; also its transactional id.
+            executor: For blocking calls.
+            clock: For time-outs.
+        """
+        self._settings = settings
+        self._place = ChangelogPartition(topic, 0)
+        self._executor = executor
+        self._clock = clock
+        self._cluster: Cluster | None = None
+        self._writer: TransactionWriter | None = None
+        self._records: dict[int, bytes] = {}
+        self._offsets: dict[int, int] = {}
+        self._floor = 0
+        self._floor_offset = 0
+        self._next_offset = 0
+
+    @override
+    async def probe(self) -> None:
+        form = self._form()
+        try:
+            await run_to_end(self._executor, self._reach().ensure, self._place.topic, form)
+            await run_to_end(self._executor, self._reach().check, self._place.topic, form)
+        except RetriableError as exc:
+            msg = f"the place for the job log is unreachable: topic={self._place.topic}"
+            raise ConfigError(msg, key="kafka.bootstrap.servers") from exc
+
+    @override
+    async def append(self, position: int, data: bytes) -> None:
+        def at_position(next_position: int) -> bool:
+            if position < next_position:
+                raise PositionTakenError(position)
+            if position > next_position:
+                raise RetriableError(
+                    f"the job log is shorter than its writer has seen: topic={self._place.topic} "
+                    f"position={position} next_position={next_position}"
+                )
+            return True
+
+        await self._write_if(lambda: at_position(self._next_position), b"%d" % position, data)
+
+    @override
+    async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
+        await self._catch_up()
+        first = max(start, self._floor)
+        found = [(p, data) for p, data in sorted(self._records.items()) if p >= first]
+        for expected, (position, _) in enumerate(found, first):
+            if position != expected:
+                raise CheckpointCorruptError(
+                    "a record of the job log is missing: "
+                    f"topic={self._place.topic} position={expected}"
+                )
+        return found
+
+    @override
+    async def read_floor(self) -> int:
+        await self._catch_up()
+        return self._floor
+
+    @override
+    async def trim(self, floor: int) -> None:
+        await self._catch_up()
+        if floor > self._floor:
+            await self._raise_floor(floor)
+        needed = min([self._floor_offset, *self._offsets.values()])
+        if self._floor > 0:
+            await run_to_end(self._executor, self._reach().delete_before, self._place, needed)
+
+    @override
+    async def close(self) -> None:
+        await self._drop_writer()
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            await run_to_end(self._executor, cluster.close)
+
+    async def _write_if(self, is_wanted: Callable[[], bool], key: bytes, data: bytes) -> None:
+        """Write one record, if it is still wanted once nobody else can write."""
+        for _ in range(_FENCED_TRIES):
+            try:
+                writer = await self._open_writer()
+                # Whoever had the id before us has ended: what is there now is all there is.
+                await self._catch_up()
+                if not is_wanted():
+                    return
+                await writer.write(self._place, [(key, data)], {})
+                await writer.commit()
+            except PositionTakenError:
+                raise
+            except ProducerFencedError:
+                await self._drop_writer()
+            except BaseException:
+                await self._drop_writer()
+                raise
+            else:
+                self._fold_own(writer.offsets.get(self._place), key, data)
+                return
+        raise RetriableError(f"others keep taking the job log: topic={self._place.topic}")
+
+    def _fold_own(self, offset: int | None, key: bytes, data: bytes) -> None:
+        """Take in a record of our own without reading it, if it is the next one."""
+        if offset is not None and offset == self._next_offset:
+            self._fold(key, data, offset)
+            self._next_offset = offset + 2  # the record that ends the transaction takes one
+
+    async def _catch_up(self) -> None:
+        """Read what was committed since the last call."""
+        run, cluster = self._executor, self._reach()
+        end = (await run_to_end(run, cluster.end_offsets, [self._place], is_committed_only=True))[
+            self._place
+        ]
+        # What we committed ourselves may not be marked so everywhere yet.
+        own = self._writer.offsets.get(self._place, -1) if self._writer is not None else -1
+        end = max(end, own + 1)
+        if end <= self._next_offset:
+            return
+        start = (await run_to_end(run, cluster.start_offsets, [self._place]))[self._place]
+        reader = PartitionReader(
+            self._settings,
+            self._place,
+            max(start, self._next_offset),
+            end,
+            is_committed_only=True,
+            executor=run,
+            clock=self._clock,
+        )
+        found: list[Message] = []
+        try:
+            await reader.open()
+            while not reader.is_done:
+                await reader.next(found.extend)
+        finally:
+            await reader.close()
+        for record in found:
+            self._fold(record.key() or b"", record.value() or b"", record.offset() or 0)
+        self._next_offset = max(end, self._next_offset)
+
+    def _fold(self, key: bytes, data: bytes, offset: int) -> None:
+        if key == _FLOOR:
+            self._floor, self._floor_offset = max(self._floor, int(data)), offset
+            for position in [p for p in self._records if p < self._floor]:
+                del self._records[position], self._offsets[position]
+        elif not key.isdigit():
+            raise CheckpointCorruptError(
+                f"not a record of the job log: topic={self._place.topic} offset={offset}"
+            )
+        elif int(key) >= self._floor:
+            self._records[int(key)], self._offsets[int(key)] = data, offset
+
+    @property
+    def _next_position(self) -> int:
+        return max(self._records, default=self._floor - 1) + 1
+
+    async def _raise_floor(self, floor: int) -> None:
+        # The newest floor goes behind the records, so that no trim drops it.
+        await self._write_if(lambda: floor > self._floor, _FLOOR, b"%d" % floor)
+        await self._catch_up()
+
+    async def _open_writer(self) -> TransactionWriter:
+        if self._writer is None:
+            self._writer = TransactionWriter(
+                self._settings, self._place.topic, executor=self._executor, clock=self._clock
+            )
+            try:
+                await self._writer.open()
+            except BaseException:
+                await self._drop_writer()
+                raise
+        return self._writer
+
+    async def _drop_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.discard()
+
+    def _reach(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._settings)
+        return self._cluster
+
+    def _form(self) -> TopicForm:
+        return TopicForm(
+            partitions=1,
+            config={
+                "cleanup.policy": "delete",
+                "retention.ms": "-1",
+                "retention.bytes": "-1",
+                "max.message.bytes": str(self._settings.max_message_bytes),
+            },
+        )

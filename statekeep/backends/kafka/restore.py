@@ -1,0 +1,196 @@
+"""Restoring a task's stores from their changelogs: replay up to the marker, then verify."""
+
+import logging
+from dataclasses import dataclass
+
+from confluent_kafka import Message
+from typing_extensions import override
+
+from statekeep.backends.base import RestoreContext, TaskRestoreManager
+from statekeep.backends.fan_out import run_all
+from statekeep.backends.kafka.blocking import run_to_end
+from statekeep.backends.kafka.cluster import Cluster
+from statekeep.backends.kafka.digest import ContentSummary
+from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.reader import PartitionReader
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
+from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
+from statekeep.stores.base import KeyValueStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """What has to be read for one store."""
+
+    marker: ChangelogMarker
+    start: int
+    end: int
+
+
+class KafkaRestoreManager(TaskRestoreManager):
+    """Replays the changelog of each store from its oldest record to the marker.
+
+    Nothing is written to the cluster and no transactional id is taken, so that tools may restore
+    beside a running job: a marker is only ever recorded once its transaction is committed, and no
+    transaction of the task can be open before one that came after it.
+
+    The content is then compared with the marker's count and digest: a topic that was compacted
+    beyond the marker, lost records, or was filled by somebody else, is found out.
+    """
+
+    def __init__(
+        self, context: RestoreContext, settings: KafkaSettings, backend: BackendName
+    ) -> None:
+        """Take what the restore needs; no I/O."""
+        self._context = context
+        self._settings = settings
+        self._backend = backend
+        self._stretches: dict[StoreName, _Stretch] = {}
+        self._is_closed = False
+
+    @override
+    async def init(self, checkpoint: CheckpointV2) -> None:
+        self._check_open()
+        run, cluster = self._context.executor, Cluster(self._settings)
+        try:
+            for store in self._context.directories:
+                marker = self._marker(checkpoint, store)
+                self._stretches[store] = await run_to_end(run, _find, cluster, marker)
+        finally:
+            await run_to_end(run, cluster.close)
+
+    @override
+    async def restore(self) -> None:
+        self._check_open()
+        self._context.on_total(sum(map(_size, self._stretches.values())))
+        await run_all(
+            self._restore_store(store, stretch) for store, stretch in self._stretches.items()
+        )
+
+    @override
+    async def close(self) -> None:
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = f"kafka restore manager is closed: task={self._context.task.task_name}"
+            raise BackendClosedError(msg)
+
+    def _marker(self, checkpoint: CheckpointV2, store: StoreName) -> ChangelogMarker:
+        marker = checkpoint.markers_of(self._backend).get(store)
+        if marker is None:
+            msg = (
+                f"checkpoint has no marker: task={self._context.task.task_name} "
+                f"checkpoint_id={checkpoint.checkpoint_id} backend={self._backend} store={store}"
+            )
+            raise CheckpointCorruptError(msg)
+        return ChangelogMarker.decode(marker)
+
+    async def _restore_store(self, store: StoreName, stretch: _Stretch) -> None:
+        run = self._context.executor
+        started_ns = self._context.clock.monotonic_ns()
+        directory = self._context.directories[store]
+        target = await run_to_end(run, self._context.open_store, store, directory)
+        try:
+            await self._replay(target, stretch)
+            content = await run_to_end(run, _summary, target)
+        finally:
+            await run_to_end(run, target.close)
+        self._verify(store, stretch.marker, content)
+        logger.debug(
+            "changelog replayed: task=%s backend=%s store=%s bytes=%d elapsed_ms=%d "
+            "records=%d live_keys=%d",
+            self._context.task.task_name,
+            self._backend,
+            store,
+            content.live_bytes,
+            (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
+            stretch.end - stretch.start,
+            content.live_keys,
+        )
+
+    async def _replay(self, target: KeyValueStore, stretch: _Stretch) -> None:
+        """Apply the records; progress is told as the part of the offsets that is behind us."""
+
+        def take(records: list[Message]) -> None:
+            target.write({key: r.value() for r in records if (key := r.key()) is not None})
+
+        reader = PartitionReader(
+            self._settings,
+            ChangelogPartition(stretch.marker.topic, stretch.marker.partition),
+            stretch.start,
+            stretch.end,
+            is_committed_only=True,
+            executor=self._context.executor,
+            clock=self._context.clock,
+        )
+        total, told = _size(stretch), 0
+        try:
+            await reader.open()
+            while not reader.is_done:
+                await reader.next(take)
+                passed = min(reader.position, stretch.end) - stretch.start
+                share = total * passed // (stretch.end - stretch.start)
+                self._context.on_bytes(share - told)
+                told = share
+        finally:
+            await reader.close()
+
+    def _verify(self, store: StoreName, marker: ChangelogMarker, content: ContentSummary) -> None:
+        if marker.content is None:
+            logger.warning(
+                "restored from a marker without a digest, not verified: "
+                "task=%s backend=%s store=%s topic=%s offset=%s",
+                self._context.task.task_name,
+                self._backend,
+                store,
+                marker.topic,
+                marker.offset,
+            )
+        elif content != marker.content:
+            msg = (
+                f"changelog does not give the committed content: topic={marker.topic} "
+                f"partition={marker.partition} offset={marker.offset} "
+                f"expected_keys={marker.content.live_keys} actual_keys={content.live_keys} "
+                f"expected_digest={marker.content.hexdigest} actual_digest={content.hexdigest}"
+            )
+            raise CheckpointCorruptError(msg)
+
+
+def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
+    """Look for what a marker names, as the table in the documentation says.
+
+    Raises:
+        BlobNotFoundError: The topic is gone, or another one of its name has taken its place.
+        CheckpointCorruptError: The marker lies beyond the end, or before the beginning.
+    """
+    facts = cluster.describe([marker.topic]).get(marker.topic)
+    if facts is None or marker.partition >= facts.partitions:
+        raise BlobNotFoundError(f"{marker.topic}-{marker.partition}")
+    if marker.topic_id and marker.topic_id != facts.topic_id:
+        raise BlobNotFoundError(f"{marker.topic}-{marker.partition}#{marker.topic_id}")
+    place = ChangelogPartition(marker.topic, marker.partition)
+    if marker.offset is None:
+        return _Stretch(marker, 0, 0)
+    start, end = cluster.start_offsets([place])[place], cluster.end_offsets([place])[place]
+    if not start <= marker.offset < end:
+        msg = (
+            f"changelog has not the marker's offset: topic={marker.topic} "
+            f"partition={marker.partition} offset={marker.offset} start={start} end={end}"
+        )
+        raise CheckpointCorruptError(msg)
+    return _Stretch(marker, start, marker.offset + 1)
+
+
+def _summary(store: KeyValueStore) -> ContentSummary:
+    return ContentSummary.of(store.scan())
+
+
+def _size(stretch: _Stretch) -> int:
+    """Return the bytes that a replay is announced as: the content, or a byte per record."""
+    content = stretch.marker.content
+    return max(content.live_bytes if content else 0, stretch.end - stretch.start)

@@ -1,0 +1,169 @@
+"""The settings of a Kafka backend: a cluster, the form of its topics, and how long to insist."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Final, Self, TypeVar
+
+from statekeep.backends.retry import RetryPolicy
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.config import kafka_keys, store_keys
+from statekeep.config.key import Key
+from statekeep.config.redact import is_secret_name, redact
+from statekeep.errors import ConfigError
+
+T = TypeVar("T")
+
+DEFAULTS_PREFIX: Final = "kafka"
+"""What stands before these names in the settings of all Kafka backends."""
+CLIENT_PREFIX: Final = "client."
+_STORES: Final = "stores."
+
+_OURS: Final = frozenset(
+    {
+        "acks",
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.idempotence",
+        "enable.partition.eof",
+        "group.id",
+        "isolation.level",
+        "message.max.bytes",
+        "transaction.timeout.ms",
+        "transactional.id",
+    }
+)
+"""Settings of the client library on which exactness rests."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """One Kafka backend, checked."""
+
+    servers: str
+    """``host:port``, separated by commas."""
+    topic_prefix: str
+    """First part of every topic and transactional id."""
+    replication_factor: int = kafka_keys.REPLICATION_FACTOR.default
+    """Of topics that are created; -1: the cluster's default."""
+    max_message_bytes: int = kafka_keys.MAX_MESSAGE_BYTES.default
+    """Largest record, key and value together."""
+    transaction_timeout_ms: int = kafka_keys.TRANSACTION_TIMEOUT_MS.default
+    """After this long the cluster aborts what a dead writer left open."""
+    timeout_ms: int = kafka_keys.TIMEOUT_MS.default
+    """How long a call may make no progress."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """For uploads."""
+    client: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Handed to the client library as they are; may hold secrets."""
+    stores: Mapping[str, str] = field(default_factory=dict[str, str])
+    """``<store>.changelog*``, as the job's settings have them."""
+
+    @classmethod
+    def parse(cls, backend: str, settings: Mapping[str, str]) -> Self:
+        """Read a backend's section of the configuration.
+
+        Args:
+            backend: Name of the backend, for errors and as the default prefix.
+            settings: Its settings, without ``backends.<name>.`` or ``kafka.``.
+
+        Raises:
+            ConfigError: A setting is unknown, missing, or of the wrong type.
+        """
+        section = _Section(backend, settings)
+        section.refuse_unknown()
+        servers = section.read(kafka_keys.BOOTSTRAP_SERVERS)
+        if servers is None:
+            raise ConfigError(
+                f"kafka backend has no cluster: backend={backend}",
+                key=f"backends.{backend}.bootstrap.servers",
+                hint=f"set {kafka_keys.BOOTSTRAP_SERVERS.name}, such as broker:9092",
+            )
+        return cls(
+            servers=servers,
+            topic_prefix=section.read(kafka_keys.TOPIC_PREFIX) or backend,
+            replication_factor=section.read(kafka_keys.REPLICATION_FACTOR),
+            max_message_bytes=section.read(kafka_keys.MAX_MESSAGE_BYTES),
+            transaction_timeout_ms=section.read(kafka_keys.TRANSACTION_TIMEOUT_MS),
+            timeout_ms=section.read(kafka_keys.TIMEOUT_MS),
+            retry=RetryPolicy(max_duration_ms=section.read(kafka_keys.MAX_RETRY_MS)),
+            client=section.below(CLIENT_PREFIX),
+            stores=section.below(_STORES),
+        )
+
+    def changelog(self, backend: str, store: StoreName) -> str | None:
+        """Return the topic that ``stores.<store>.changelog`` names, if it does.
+
+        Samza writes ``<system>.<topic>``: a system of this backend's name is left out.
+        """
+        topic = self.stores.get(f"{store}.changelog")
+        return None if topic is None else topic.removeprefix(f"{backend}.")
+
+    def min_compaction_lag_ms(self, store: StoreName) -> int:
+        """Return how long the cluster leaves records of a store uncompacted."""
+        return self._of_store(store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS, store)
+
+    def delete_retention_ms(self, store: StoreName) -> int:
+        """Return how long the cluster keeps tombstones of a store."""
+        return self._of_store(store_keys.CHANGELOG_DELETE_RETENTION_MS, store)
+
+    def _of_store(self, key: Key[int], store: StoreName) -> int:
+        for name in (store, "default"):
+            text = self.stores.get(key.of(name).removeprefix(_STORES))
+            if text is not None:
+                return key.type.parse(text)
+        return key.default
+
+
+class _Section:
+    """The settings of one backend, read by key."""
+
+    def __init__(self, backend: str, settings: Mapping[str, str]) -> None:
+        self._backend = backend
+        self._settings = settings
+
+    def refuse_unknown(self) -> None:
+        known = [_short(key) for key in kafka_keys.ALL]
+        for name in self._settings:
+            option = name.removeprefix(CLIENT_PREFIX)
+            if option != name and option in _OURS:
+                raise ConfigError(
+                    f"the backend sets this itself: backend={self._backend} key={name}",
+                    key=f"backends.{self._backend}.{name}",
+                )
+            if name in known or option != name or name.startswith(_STORES):
+                continue
+            nearest = get_close_matches(name, [*known, CLIENT_PREFIX], n=1, cutoff=0)[0]
+            raise ConfigError(
+                "unknown setting of a kafka backend: "
+                f"backend={self._backend} key={name} nearest={nearest}",
+                key=f"backends.{self._backend}.{name}",
+                hint=f"known are {', '.join(known)} and {CLIENT_PREFIX}*",
+            )
+
+    def read(self, key: Key[T]) -> T:
+        name = _short(key)
+        text = self._settings.get(name)
+        if text is None:
+            return key.default
+        try:
+            return key.type.parse(text)
+        except ValueError as exc:
+            shown = redact(text, is_secret=is_secret_name(name))
+            raise ConfigError(
+                f"{name} must be {key.type.requirement}: backend={self._backend} value={shown!r}",
+                key=f"backends.{self._backend}.{name}",
+            ) from exc
+
+    def below(self, prefix: str) -> Mapping[str, str]:
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self._settings.items()
+            if name.startswith(prefix)
+        }
+
+
+def _short(key: Key[object]) -> str:
+    return key.name.removeprefix(f"{DEFAULTS_PREFIX}.")

@@ -1,0 +1,249 @@
+"""One store's part of one commit: what has to be written so that its changelog holds the version.
+
+Two ways lead there. An *increment* writes the changes since the committed base, and sets every key
+of the tail (what stands behind the base's marker, by whomever) to its value in the version. A *full*
+upload does the same with the beginning of the topic in place of the base: every key of the topic
+that the version has not becomes a tombstone, and every key of the version is written.
+"""
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final
+
+from confluent_kafka import Message
+
+from statekeep.backends.base import BlockingExecutor, CommitContext
+from statekeep.backends.kafka.blocking import run_to_end
+from statekeep.backends.kafka.digest import ContentSummary
+from statekeep.backends.kafka.epochs import EpochStamp, check_epoch
+from statekeep.backends.kafka.images import find_beside, merged_changes, opened_image
+from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.reader import PartitionReader
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.writer import TransactionWriter
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.clock import Clock
+from statekeep.errors import CheckpointCorruptError, RetriableError, VersionDamagedError
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.delta import Change
+
+_CHUNK_KEYS: Final = 10_000
+_CHUNK_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Where one store's changes go, as the cluster has it at the start of an upload."""
+
+    place: ChangelogPartition
+    topic_id: str
+    start: int
+    """Offset of the oldest record."""
+    end: int
+    """Offset behind the newest record, uncommitted ones included."""
+
+
+@dataclass(slots=True)
+class StoreUpload:
+    """Brings one store's changelog to one version. Used once, by one coroutine."""
+
+    settings: KafkaSettings
+    commit: CommitContext
+    store: StoreName
+    at: StorePlace
+    base: ChangelogMarker | None
+    """Marker of the committed base, if an increment may build on it."""
+    stamp: EpochStamp
+    writer: TransactionWriter
+    executor: BlockingExecutor
+    clock: Clock
+    uid: str
+    """Never used before; names work directories."""
+    record_count: int = field(default=0, init=False)
+
+    async def run(self) -> ChangelogMarker:
+        """Write what is missing, and return the marker but for its offset if anything was written.
+
+        The caller commits the transaction and then asks the writer for the offset.
+        """
+        increment = await self._increment() if self.base is not None else None
+        if increment is None or self.base is None:
+            return await self._write_all()
+        changes, content = increment
+        async with AsyncExitStack() as stack:
+            if self._has_tail(self.base):
+                image = await stack.enter_async_context(self._image())
+                await self._mend(image, self._after(self.base), is_full=False)
+            for chunk in _chunks(changes.items()):
+                await self._write(chunk)
+        return self._marker(content, self.base.offset)
+
+    def finished(self, marker: ChangelogMarker) -> ChangelogMarker:
+        """Return what `run` gave with its offset, after the transaction was committed.
+
+        Raises:
+            RetriableError: The cluster did not say where the records are.
+        """
+        if not self.record_count:
+            return marker
+        offset = self.writer.offsets.get(self.at.place)
+        if offset is None:
+            raise RetriableError(f"offset of the records is unknown: place={self.at.place}")
+        return replace(marker, offset=offset)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no base to build on."""
+        return self.base is None
+
+    async def _increment(self) -> tuple[Mapping[bytes, bytes | None], ContentSummary] | None:
+        """Return the changes since the base and what the content adds up to with them.
+
+        None where they, or the values that they replace, are not at hand.
+        """
+        base_version = self.commit.base_version
+        if base_version is None or self.base is None or self.base.content is None:
+            return None
+        version, content = self.commit.version, self.base.content
+        paths = version.changes_since(self.store, base_version)
+        if paths is None:
+            return None
+
+        def merge() -> tuple[Mapping[bytes, bytes | None], ContentSummary] | None:
+            changes = merged_changes(paths)
+            if not changes:
+                return None if changes is None else (changes, content)
+            before = find_beside(version, base_version)
+            if before is None:
+                return None
+            try:
+                with opened_image(before, self.store, f"{self.uid}b") as image:
+                    return changes, content.changed(_with_old_values(changes, image))
+            except (VersionDamagedError, FileNotFoundError):  # dropped meanwhile
+                return None
+
+        return await run_to_end(self.executor, merge)
+
+    async def _write_all(self) -> ChangelogMarker:
+        self.base = None
+        async with self._image() as image:
+            if self.at.end > self.at.start:
+                try:
+                    await self._mend(image, self.at.start, is_full=True)
+                except CheckpointCorruptError as exc:
+                    exc.add_note("hint: delete the topic; the next commit fills it anew")
+                    raise
+            content = ContentSummary()
+            entries = image.scan()
+            while chunk := await run_to_end(self.executor, _next_chunk, entries):
+                content = await run_to_end(self.executor, _add_up, content, chunk)
+                await self._write(chunk)
+        return self._marker(content, None)
+
+    async def _mend(self, image: KeyValueStore, start: int, *, is_full: bool) -> None:
+        """Set every key that stands from ``start`` on to its value in the version.
+
+        Also keys of aborted and open transactions: writing what the version holds never harms. A
+        full upload writes the keys that the version has anyway.
+        """
+        found: list[list[bytes]] = []
+
+        def take(records: list[Message]) -> None:
+            for record in records:
+                check_epoch(self.stamp, record.headers(), self.at.place.topic)
+            found.append([key for record in records if (key := record.key()) is not None])
+
+        reader = PartitionReader(
+            self.settings,
+            self.at.place,
+            start,
+            self.at.end,
+            is_committed_only=False,
+            executor=self.executor,
+            clock=self.clock,
+        )
+        try:
+            await reader.open()
+            while not reader.is_done:
+                await reader.next(take)
+                while found:
+                    keys = list(dict.fromkeys(found.pop()))
+                    values = await run_to_end(self.executor, image.get_many, keys)
+                    entries = [
+                        (key, value)
+                        for key, value in zip(keys, values, strict=True)
+                        if value is None or not is_full
+                    ]
+                    for chunk in _chunks(entries):
+                        await self._write(chunk)
+        finally:
+            await reader.close()
+
+    async def _write(self, chunk: Sequence[Change]) -> None:
+        await self.writer.write(self.at.place, chunk, self.stamp.headers)
+        self.record_count += len(chunk)
+
+    @asynccontextmanager
+    async def _image(self) -> AsyncGenerator[KeyValueStore]:
+        """Open the version's image; closed on a pool thread too."""
+        stack = ExitStack()
+        opened = opened_image(self.commit.version, self.store, f"{self.uid}v")
+        try:
+            yield await run_to_end(self.executor, stack.enter_context, opened)
+        finally:
+            await run_to_end(self.executor, stack.close)
+
+    def _has_tail(self, base: ChangelogMarker) -> bool:
+        """Whether anything but the base's own commit record stands behind its marker."""
+        if base.offset is None:
+            return self.at.end > self.at.start
+        # The record that ends the base's last transaction takes one offset; while it is there,
+        # nobody else can have written between it and the marker.
+        return self.at.end != base.offset + 2
+
+    def _after(self, base: ChangelogMarker) -> int:
+        return self.at.start if base.offset is None else max(base.offset + 1, self.at.start)
+
+    def _marker(self, content: ContentSummary, offset: int | None) -> ChangelogMarker:
+        return ChangelogMarker(
+            topic=self.at.place.topic,
+            partition=self.at.place.partition,
+            offset=offset,
+            topic_id=self.at.topic_id,
+            version=str(self.commit.version.id),
+            content=content,
+        )
+
+
+def _with_old_values(
+    changes: Mapping[bytes, bytes | None], image: KeyValueStore
+) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
+    keys = iter(changes)
+    while chunk := list(islice(keys, _CHUNK_KEYS)):
+        for key, old in zip(chunk, image.get_many(chunk), strict=True):
+            yield key, old, changes[key]
+
+
+def _chunks(entries: Iterable[Change]) -> Iterator[list[Change]]:
+    source = iter(entries)
+    while chunk := _next_chunk(source):
+        yield chunk
+
+
+def _next_chunk(entries: Iterator[Change]) -> list[Change]:
+    """Take some thousand entries, but not many megabytes."""
+    chunk: list[Change] = []
+    size = 0
+    for entry in islice(entries, _CHUNK_KEYS):
+        chunk.append(entry)
+        size += len(entry[0]) + len(entry[1] or b"")
+        if size >= _CHUNK_BYTES:
+            break
+    return chunk
+
+
+def _add_up(content: ContentSummary, chunk: Sequence[Change]) -> ContentSummary:
+    return content.plus(ContentSummary.of((k, v) for k, v in chunk if v is not None))

@@ -1,0 +1,232 @@
+"""Writing changes of one task in transactions."""
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, ParamSpec
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.blocking import run_to_end
+from statekeep.backends.kafka.client_errors import expected_topic, explained
+from statekeep.backends.kafka.clients import build_producer
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.clock import Clock
+from statekeep.errors import ConfigError, RetriableError
+from statekeep.stores.delta import Change
+
+P = ParamSpec("P")
+
+logger = logging.getLogger(__name__)
+
+_CALL_S: Final = 5.0
+"""Longest blocking call: a cancel waits for it."""
+_TRANSACTION_BYTES: Final = 32 << 20
+"""A transaction that is larger is committed, and another one begun: readers see nothing of an open
+one, and the cluster aborts it after a while."""
+_QUEUED_BYTES: Final = 32 << 20
+"""Bytes that wait to be sent; bounds the memory of an upload."""
+
+
+class TransactionWriter:
+    """The one producer of a task, over all its stores; whoever opens one fences the one before.
+
+    After any error but `RetriableError` from `open` it must be discarded: the next one aborts what
+    this one left open. Coroutines of one event loop, one at a time; no call is left running when
+    its caller is cancelled.
+
+    Attributes:
+        offsets: Of the last record delivered to each partition by this writer.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        transactional_id: str,
+        *,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> None:
+        """Build the producer; no I/O."""
+        self.transactional_id = transactional_id
+        self.offsets: dict[ChangelogPartition, int] = {}
+        self._settings = settings
+        self._executor = executor
+        self._clock = clock
+        self._fatal: KafkaError | None = None
+        self._held = [build_producer(settings, transactional_id, self._on_error)]
+        self._headed: set[ChangelogPartition] = set()
+        self._is_in_transaction = False
+        self._transaction_bytes = 0
+        self._average_bytes = 1.0
+
+    async def open(self) -> None:
+        """Take the transactional id: older writers are fenced, their open transaction aborted.
+
+        Raises:
+            ConfigError: The cluster refuses us.
+            RetriableError: It does not answer in time.
+        """
+        await self._insist(self._producer.init_transactions, "transactional id cannot be taken")
+
+    async def write(
+        self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
+    ) -> None:
+        """Add records to the transaction; a value of None is a tombstone.
+
+        Args:
+            place: Where to.
+            entries: At most some megabytes.
+            headers: Go with the first record of each transaction and partition.
+
+        Raises:
+            ProducerFencedError: A newer writer has taken the transactional id.
+            ConfigError: A record is larger than the settings allow.
+            RetriableError: Records cannot be sent in time.
+        """
+        if not entries:
+            return
+        if self._transaction_bytes > _TRANSACTION_BYTES:
+            await self.commit()
+        if not self._is_in_transaction:
+            with self._explained("transaction cannot begin"):
+                self._producer.begin_transaction()
+            self._is_in_transaction = True
+        await self._run(self._enqueue, place, entries, headers)
+        await self._drain()
+
+    async def commit(self) -> None:
+        """Commit what was written since the last commit; nothing where nothing was.
+
+        Raises:
+            ProducerFencedError: A newer writer has taken the transactional id.
+            RetriableError: Unknown whether it is committed.
+        """
+        if not self._is_in_transaction:
+            return
+        await self._insist(self._producer.commit_transaction, "transaction cannot be committed")
+        self._is_in_transaction = False
+        self._transaction_bytes = 0
+        self._headed.clear()
+
+    async def discard(self) -> None:
+        """Release the producer with what was not committed. Idempotent."""
+        await self._run(_release, self._held)
+
+    def _enqueue(
+        self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
+    ) -> None:
+        on_delivery = self._delivered(place)
+        begin = 0
+        if place not in self._headed:
+            (key, value), begin = entries[0], 1
+            with self._explained("record cannot be sent"):
+                self._producer.produce(
+                    place.topic,
+                    value,
+                    key,
+                    place.partition,
+                    on_delivery=on_delivery,
+                    headers=dict(headers),
+                )
+            self._headed.add(place)
+        messages: list[dict[str, Any]] = [
+            {"key": key, "value": value} for key, value in entries[begin:]
+        ]
+        if messages:
+            messages[-1]["callback"] = on_delivery
+            with self._explained("records cannot be sent"):
+                taken = self._producer.produce_batch(place.topic, messages, place.partition)
+            if taken < len(messages):
+                raise self._refused(messages)
+        size = sum(len(key) + len(value or b"") for key, value in entries)
+        self._transaction_bytes += size
+        self._average_bytes = max(1.0, size / len(entries))
+        self._producer.poll(0)
+
+    def _refused(self, messages: Sequence[Mapping[str, Any]]) -> Exception:
+        for message in messages:
+            error = message.get("_error")
+            if isinstance(error, KafkaError):
+                what = self._what("record is refused")
+                if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    size = len(message["key"]) + len(message["value"] or b"")
+                    return ConfigError(
+                        f"{what} bytes={size} max_bytes={self._settings.max_message_bytes}",
+                        key="kafka.max.message.bytes",
+                        hint="raise kafka.max.message.bytes, and max.message.bytes of the topic",
+                    )
+                return explained(error, what)
+        return RetriableError(self._what("records are refused"))
+
+    def _delivered(self, place: ChangelogPartition) -> Callable[[KafkaError | None, Message], None]:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            offset = message.offset()
+            if error is None and offset is not None:
+                self.offsets[place] = max(offset, self.offsets.get(place, -1))
+
+        return on_delivery
+
+    async def _drain(self) -> None:
+        """Wait until little enough is queued, as long as it gets less."""
+        limit = max(1, int(_QUEUED_BYTES / self._average_bytes))
+        queued, since_ns = len(self._producer), self._clock.monotonic_ns()
+        while queued > limit:
+            await self._run(self._producer.poll, 0.05)
+            now = len(self._producer)
+            if now < queued:
+                queued, since_ns = now, self._clock.monotonic_ns()
+            elif self._is_over(since_ns):
+                raise RetriableError(self._what("records are not taken in time"))
+
+    async def _insist(self, call: Callable[[float], None], what: str) -> None:
+        """Repeat a call of the transaction protocol as the library asks for."""
+        since_ns = self._clock.monotonic_ns()
+        while True:
+            try:
+                await self._run(call, _CALL_S)
+            except KafkaException as exc:
+                error: KafkaError = exc.args[0]
+                if self._fatal or not error.retriable() or self._is_over(since_ns):
+                    with self._explained(what):
+                        raise
+                await self._clock.sleep(0.05)
+            else:
+                return
+
+    def _is_over(self, since_ns: int) -> bool:
+        return (self._clock.monotonic_ns() - since_ns) / 1e6 > self._settings.timeout_ms
+
+    @property
+    def _producer(self) -> Producer:
+        return self._held[0]
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Keep what the library calls fatal: later calls only say that something was."""
+        if error.fatal():
+            self._fatal = error
+        logger.debug("%s reason=%s", self._what("producer reports an error"), error.name())
+
+    @contextmanager
+    def _explained(self, what: str) -> Generator[None]:
+        """Turn what the library raises into errors of ours, as `explained_errors` does."""
+        with expected_topic():
+            try:
+                yield
+            except KafkaException as exc:
+                raise explained(self._fatal or exc.args[0], self._what(what)) from exc
+
+    async def _run(self, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        await run_to_end(self._executor, call, *args, **kwargs)
+
+    def _what(self, text: str) -> str:
+        return f"{text}: transactional_id={self.transactional_id}"
+
+
+def _release(held: list[Producer]) -> None:
+    """Drop the last reference here, on a pool thread: the library joins its threads then."""
+    if held:
+        held[0].purge()
+        held.pop()

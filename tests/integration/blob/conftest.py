@@ -1,0 +1,72 @@
+"""Servers of the blob tests: each is started once, by the first test that needs it."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from azure.storage.blob import ContainerClient
+from servers.azurite import AzureServer, azurite
+from servers.gcs import GcsServer, gcs_emulator
+from servers.process import required
+from servers.seaweedfs import S3Server, seaweedfs
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    with required(seaweedfs()) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "statekeep")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_api(s3_server: S3Server) -> Iterator[Any]:
+    """The SDK itself: to look at a bucket without the code under test."""
+    client = boto3.client("s3", endpoint_url=s3_server.endpoint)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(s3_api: Any) -> str:
+    """A bucket of this run: tests keep apart by prefix."""
+    return _new_bucket(s3_api)
+
+
+@pytest.fixture(scope="session")
+def s3_other_bucket(s3_api: Any) -> str:
+    return _new_bucket(s3_api)
+
+
+def _new_bucket(s3_api: Any) -> str:
+    name = f"statekeep-{uuid.uuid4().hex}"
+    s3_api.create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[AzureServer]:
+    with required(azurite()) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AZURE_STORAGE_CONNECTION_STRING", server.connection_string)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_container(azure_server: AzureServer) -> Iterator[ContainerClient]:
+    """A container of this run, by the SDK itself: tests keep apart by prefix."""
+    name = f"statekeep-{uuid.uuid4().hex}"
+    with ContainerClient.from_connection_string(azure_server.connection_string, name) as client:
+        client.create_container()
+        yield client
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[GcsServer]:
+    with required(gcs_emulator("statekeep")) as server, pytest.MonkeyPatch.context() as patch:
+        # Else gcsfs looks for a kind of bucket that only Google's own service has, for a minute.
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        yield server

@@ -1,0 +1,132 @@
+"""The client of blobs on a real HDFS, and the job log over it."""
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+import hdfs_native
+import pytest
+from servers.hdfs import HdfsCluster
+from typing_extensions import override
+
+from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.blob.job_log import BlobJobLog
+from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.checkpoint.job_log import PositionTakenError
+from statekeep.errors import BlobExistsError, ConfigError, RetriableError
+from statekeep.testing.blob_store_tests import BlobStoreManagerTests
+from statekeep.testing.executor import SerialExecutor
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+METADATA = BlobMetadata(None, None, "test")
+
+
+class TestHdfsManager(BlobStoreManagerTests):
+    @pytest.fixture(autouse=True)
+    def server(self, cluster: HdfsCluster) -> None:
+        self.uri, self.prefix = cluster.uri, f"/kit/{uuid.uuid4().hex}"
+
+    @override
+    def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
+        return FsspecBlobStoreManager(f"{self.uri}{self.prefix}/{place.name}", {}, executor)
+
+    @override
+    def read_back(self, place: Path, blob_id: str) -> bytes:
+        reader: Any = hdfs_native.Client(self.uri)
+        with reader.read(f"{self.prefix}/{place.name}/{blob_id}") as file:
+            content: bytes = file.read()
+        return content
+
+
+def manager_of(cluster: HdfsCluster, path: str, **options: str) -> FsspecBlobStoreManager:
+    return FsspecBlobStoreManager(f"{cluster.uri}{path}", options, SerialExecutor())
+
+
+@pytest.mark.asyncio
+async def test_a_failed_put_leaves_no_file_behind(cluster: HdfsCluster) -> None:
+    manager = manager_of(cluster, "/left-over")
+    await manager.init()
+    await manager.put("a", b"first", METADATA, if_absent=True)
+    with pytest.raises(BlobExistsError):
+        await manager.put("a", b"second", METADATA, if_absent=True)
+    client: Any = hdfs_native.Client(cluster.uri)
+    assert [status.path for status in client.list_status("/left-over", recursive=True)] == [
+        "/left-over/a"
+    ]
+    assert await manager.get("a") == b"first"
+    assert await manager.get_start("a", 3) == b"fir"
+
+
+@pytest.mark.asyncio
+async def test_a_put_that_had_landed_may_be_repeated(cluster: HdfsCluster) -> None:
+    manager = manager_of(cluster, "/repeated")
+    await manager.init()
+    for _ in range(2):
+        await manager.put("a", b"content", METADATA)
+    assert await manager.get("a") == b"content"
+    with pytest.raises(BlobExistsError):
+        await manager.put("a", b"another", METADATA, if_absent=True)
+
+
+@pytest.mark.asyncio
+async def test_the_job_log_has_one_winner_per_position(cluster: HdfsCluster) -> None:
+    logs = [BlobJobLog(manager_of(cluster, "/log"), "job") for _ in range(8)]
+    await logs[0].probe()
+    results = await asyncio.gather(
+        *(log.append(0, b"%d" % n) for n, log in enumerate(logs)), return_exceptions=True
+    )
+    losers = [type(result) for result in results if result is not None]
+    assert losers == [PositionTakenError] * 7
+    assert list(await logs[0].read(0)) == [(0, b"%d" % results.index(None))]
+
+
+@pytest.mark.asyncio
+async def test_safe_mode_is_named_and_may_be_waited_out(cluster: HdfsCluster) -> None:
+    manager = manager_of(cluster, "/safe")
+    await manager.init()
+    await manager.put("before", b"x", METADATA)
+    cluster.enter_safe_mode()
+    try:
+        with pytest.raises(RetriableError, match="safe mode"):
+            await manager.put("during", b"x", METADATA)
+        with pytest.raises(RetriableError, match="safe mode"):
+            await manager.delete("before")
+        assert await manager.get("before") == b"x"
+    finally:
+        cluster.leave_safe_mode()
+    await manager.put("during", b"x", METADATA)
+    assert await manager.list("") == ["before", "during"]
+
+
+@pytest.mark.asyncio
+async def test_a_quota_that_is_used_up_is_an_error_to_be_mended(cluster: HdfsCluster) -> None:
+    cluster.limit_space("/quota", 20 << 20)
+    manager = manager_of(cluster, "/quota")
+    await manager.init()
+    with pytest.raises(ConfigError, match="quota"):
+        await manager.put("large", bytes(30 << 20), METADATA)
+    assert await manager.list("") == []
+
+
+@pytest.mark.asyncio
+async def test_a_place_that_may_not_be_written_is_an_error_to_be_mended(
+    cluster: HdfsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.make_read_only("/closed")
+    monkeypatch.setenv("HADOOP_USER_NAME", "stranger")
+    manager = manager_of(cluster, "/closed", skip_instance_cache="true")
+    await manager.init()
+    with pytest.raises(ConfigError, match="access denied"):
+        await manager.put("a", b"x", METADATA)
+
+
+@pytest.mark.asyncio
+async def test_what_was_written_outlives_the_namenode(cluster: HdfsCluster) -> None:
+    manager = manager_of(cluster, "/restarted")
+    await manager.init()
+    await manager.put("a", b"content", METADATA)
+    cluster.restart_namenode()
+    assert await manager.get("a") == b"content"
+    await manager.put("b", b"more", METADATA)

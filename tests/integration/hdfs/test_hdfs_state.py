@@ -1,0 +1,107 @@
+"""State on a real HDFS: the conformance kit, and a DataNode that dies in between."""
+
+import itertools
+import struct
+import uuid
+from pathlib import Path
+from typing import Any
+
+import hdfs_native
+import pytest
+from hdfs_kit import HdfsKit
+from servers.hdfs import HdfsCluster
+from typing_extensions import override
+
+from statekeep.backends.base import StateBackendFactory
+from statekeep.backends.hdfs.factory import HdfsBackendFactory
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.testing.backend_harness import STORE
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.key_value_harness import KeyValueHarness
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+class TestHdfsBackend(HdfsKit):
+    @pytest.fixture(autouse=True)
+    def server(self, cluster: HdfsCluster) -> None:
+        self.uri, self.run = cluster.uri, uuid.uuid4().hex
+        self.client: Any = hdfs_native.Client(cluster.uri)
+
+    @override
+    def make_factory(self, place: Path) -> StateBackendFactory:
+        uri = f"{self.uri}/{self.run}/{place.name}"
+        return HdfsBackendFactory(BackendName("hdfs"), {"uri": uri, "compression": "none"})
+
+    def root(self, factory: StateBackendFactory) -> str:
+        return factory.settings["uri"].removeprefix(self.uri)
+
+    @override
+    def stored_files(self, factory: StateBackendFactory) -> dict[str, bytes]:
+        root = self.root(factory)
+        try:
+            statuses = [s for s in self.client.list_status(root, recursive=True) if not s.isdir]
+        except FileNotFoundError:
+            return {}
+        return {s.path.removeprefix(f"{root}/"): self.read(s.path) for s in statuses}
+
+    @override
+    def replace(self, factory: StateBackendFactory, name: str, data: bytes | None) -> None:
+        path = f"{self.root(factory)}/{name}"
+        self.client.delete(path, recursive=False)
+        if data is not None:
+            with self.client.create(path, hdfs_native.WriteOptions()) as file:
+                file.write(data)
+
+    def read(self, path: str) -> bytes:
+        with self.client.read(path) as file:
+            content: bytes = file.read()
+        return content
+
+
+def entries(size: int, salt: int) -> dict[str, bytes]:
+    value = struct.pack("<Q", salt) * 128
+    return {f"{number:08d}": value for number in range(size)}
+
+
+@pytest.mark.asyncio
+async def test_a_datanode_that_dies_during_upload_and_restore_costs_nothing(
+    cluster: HdfsCluster, tmp_path: Path
+) -> None:
+    factory = HdfsBackendFactory(
+        BackendName("hdfs"), {"uri": f"{cluster.uri}/{uuid.uuid4().hex}", "compression": "none"}
+    )
+    executor = _Interrupted(cluster, at_call=4)
+    task = KeyValueHarness(factory, executor, FakeClock(), tmp_path)
+    await task.start()
+    try:
+        content = entries(20_000, 1)
+        first = await task.commit(task.seal(content))
+        assert executor.has_struck
+        changed = content | entries(100, 2)
+        second = await task.commit(task.seal(changed))
+        assert (await task.restore(first.checkpoint)).content == {STORE: content}
+        assert (await task.restore(second.checkpoint)).content == {STORE: changed}
+    finally:
+        await task.close()
+        if executor.has_struck:
+            cluster.start_datanode()
+
+
+class _Interrupted(SerialExecutor):
+    """Stops a DataNode before one of the calls."""
+
+    def __init__(self, cluster: HdfsCluster, at_call: int) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._at_call = at_call
+        self._calls = itertools.count()
+        self.has_struck = False
+
+    @override
+    async def run(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(self._calls) == self._at_call:
+            self._cluster.stop_datanode(0)
+            self.has_struck = True
+        return await super().run(call, *args, **kwargs)

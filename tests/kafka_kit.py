@@ -1,0 +1,253 @@
+"""Plays the part of the container for one task whose store goes to a changelog."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from statekeep.backends.base import (
+    BackupContext,
+    BlockingExecutor,
+    CommitContext,
+    RestoreContext,
+    TaskBackupManager,
+    TaskIdentity,
+)
+from statekeep.backends.kafka.factory import KafkaBackendFactory
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import SystemClock
+from statekeep.stores.factory import open_store
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.versions import STORE, seal_version
+
+KAFKA: Final = BackendName("kafka")
+Changes = Mapping[bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit, recorded or not."""
+
+    checkpoint: CheckpointV2
+    version: SealedVersion
+    content: Mapping[bytes, bytes]
+
+    @property
+    def marker(self) -> str:
+        """The store's marker."""
+        return self.checkpoint.state_markers[KAFKA][STORE]
+
+
+class ChangelogJob:
+    """One task, its versions and its commits; the base of a commit is the newest recorded one.
+
+    Attributes:
+        content: What the head version holds.
+        base: The newest recorded commit.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        root: Path,
+        name: str,
+        *,
+        job_uid: str = "77aa",
+        executor: BlockingExecutor | None = None,
+        **settings: str,
+    ) -> None:
+        self.task = TaskIdentity(name, "main", TaskName("Partition 2"), job_uid)
+        self.servers = servers
+        self.topic = f"kafka.{name}.main.{STORE}.changelog"
+        self.content: dict[bytes, bytes] = {}
+        self.base: Committed | None = None
+        self.head: SealedVersion | None = None
+        self.factory = KafkaBackendFactory(
+            KAFKA,
+            {
+                "bootstrap.servers": servers,
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            },
+        )
+        self.versions = TaskDirectory.of(root / "local", self.task)
+        self._executor = executor or SerialExecutor()
+        self._root = root
+        self._contexts: dict[CheckpointId, CommitContext] = {}
+        self._numbers = itertools.count(1)
+        self._stack = AsyncExitStack()
+
+    async def manager(self) -> TaskBackupManager:
+        """Return a new backup manager of the task, closed by `close`."""
+        context = BackupContext(
+            self.task, (STORE,), self._contexts.__getitem__, self._executor, SystemClock()
+        )
+        manager = self.factory.backup_manager(context)
+        self._stack.push_async_callback(manager.close)
+        await manager.init(self.base.checkpoint if self.base else None)
+        return manager
+
+    async def close(self) -> None:
+        """Close every manager."""
+        await self._stack.aclose()
+
+    def seal(self, changes: Changes) -> SealedVersion:
+        """Make the next version, on the head."""
+        number = next(self._numbers)
+        committed = self.base.version.id if self.base else None
+        name = str(VersionId(number, f"{number:08x}"))
+        self.head = seal_version(self.versions, name, self.head, changes, committed=committed)
+        for key, value in changes.items():
+            if value is None:
+                self.content.pop(key, None)
+            else:
+                self.content[key] = value
+        return self.head
+
+    def rewind(self, to: Committed) -> None:
+        """Go back to a committed version, as a recovery does."""
+        self.head, self.content = to.version, dict(to.content)
+
+    def open_attempt(self, version: SealedVersion, *, epoch: int = 1) -> CheckpointId:
+        """Begin a commit."""
+        number = next(self._numbers)
+        checkpoint_id = CheckpointId(0, number)
+        self._contexts[checkpoint_id] = CommitContext(
+            checkpoint_id,
+            epoch,
+            number,
+            version,
+            self.base.checkpoint if self.base else None,
+            self.base.version.id if self.base else None,
+        )
+        return checkpoint_id
+
+    async def upload(
+        self, manager: TaskBackupManager, version: SealedVersion, *, epoch: int = 1
+    ) -> Committed:
+        """Upload a version; the commit is not recorded."""
+        checkpoint_id = self.open_attempt(version, epoch=epoch)
+        markers = await manager.upload(checkpoint_id, manager.snapshot(checkpoint_id))
+        checkpoint = CheckpointV2(checkpoint_id, {}, {KAFKA: dict(markers)})
+        return Committed(checkpoint, version, dict(self.content))
+
+    async def commit(
+        self, manager: TaskBackupManager, changes: Changes, *, epoch: int = 1
+    ) -> Committed:
+        """Seal, upload and record."""
+        self.base = await self.upload(manager, self.seal(changes), epoch=epoch)
+        return self.base
+
+    async def restore(self, checkpoint: CheckpointV2) -> dict[bytes, bytes]:
+        """Restore into a new directory and return what is in it."""
+        directory = self._root / f"restored-{next(self._numbers)}"
+        done: list[int] = []
+        total: list[int] = []
+        manager = self.factory.restore_manager(
+            RestoreContext(
+                self.task,
+                {STORE: directory},
+                (),
+                lambda name, path: open_store(name, "rocksdb", path),
+                done.append,
+                total.append,
+                self._executor,
+                SystemClock(),
+            )
+        )
+        try:
+            await manager.init(checkpoint)
+            await manager.restore()
+        finally:
+            await manager.close()
+        assert sum(done) == sum(total)
+        store = open_store(STORE, "rocksdb", directory)
+        try:
+            return dict(store.scan())
+        finally:
+            store.close()
+
+    def records(self, *, is_committed_only: bool = True) -> list[tuple[bytes, bytes | None]]:
+        """Return every record of the task's partition, in order, read without the backend."""
+        found = read_partition(self.servers, self.topic, 2, is_committed_only=is_committed_only)
+        return [(record.key, record.value) for record in found]
+
+    def zombie(self) -> Producer:
+        """Return a producer that has taken the task's transactional id."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "log_level": 0,
+                "transactional.id": f"kafka.{self.task.job_name}.main.Partition_202",
+            }
+        )
+        producer.init_transactions(30)
+        return producer
+
+    def write(
+        self,
+        producer: Producer,
+        entries: Iterable[tuple[bytes, bytes | None]],
+        *,
+        end: Callable[[Producer], None] | None = Producer.commit_transaction,
+        headers: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Write a transaction to the task's partition and end it, unless ``end`` is None."""
+        producer.begin_transaction()
+        for key, value in entries:
+            producer.produce(self.topic, value, key, 2, headers=dict(headers or {}))
+        producer.flush()
+        if end is not None:
+            end(producer)
+
+    def delete_topic(self) -> None:
+        """Delete the changelog."""
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        for future in admin.delete_topics([self.topic]).values():
+            future.result()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record as it stands in a partition."""
+
+    key: bytes
+    value: bytes | None
+    offset: int
+
+
+def read_partition(
+    servers: str, topic: str, partition: int, *, is_committed_only: bool = True
+) -> Iterator[Record]:
+    """Yield every record of a partition, in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "kit",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
+            "isolation.level": "read_committed" if is_committed_only else "read_uncommitted",
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+    try:
+        while True:
+            message = consumer.poll(10)
+            assert message is not None
+            if message.error() is not None:
+                return
+            key, offset = message.key(), message.offset()
+            assert key is not None
+            assert offset is not None
+            yield Record(key, message.value(), offset)
+    finally:
+        consumer.close()

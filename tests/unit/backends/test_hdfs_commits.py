@@ -1,0 +1,332 @@
+"""Snapshots, fall-back and clean-up of the HDFS backend, on a directory."""
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from hdfs_kit import header_of
+
+from statekeep.backends.hdfs import lineage, store_files
+from statekeep.backends.hdfs.backup import HdfsBackupManager
+from statekeep.backends.hdfs.factory import HdfsBackendFactory
+from statekeep.backends.hdfs.lineage import LoadPlan
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, ConfigError
+from statekeep.stores.delta import DeltaReader, DeltaWriter
+from statekeep.testing.backend_harness import STORE, Commit, LogSnapshot
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.key_value_harness import KeyValueHarness
+
+
+class Task(KeyValueHarness):
+    """One task, whose snapshots are waited for."""
+
+    def __init__(self, place: Path, local: Path, **settings: str) -> None:
+        settings = {"uri": f"file://{place}", "min.deltas.for.snapshot": "3", **settings}
+        factory = HdfsBackendFactory(BackendName("hdfs"), settings)
+        super().__init__(factory, SerialExecutor(), FakeClock(), local)
+        self.place = place
+
+    async def commit_next(self, **changes: bytes) -> Commit:
+        self.content = {**getattr(self, "content", {}), **changes}
+        commit = await self.commit(self.seal(self.content))
+        manager = self.manager
+        assert isinstance(manager, HdfsBackupManager)
+        await manager.finish_snapshots()
+        return commit
+
+    def files(self, pattern: str = "*") -> list[Path]:
+        found = [path for path in self.place.rglob(pattern) if path.is_file()]
+        return sorted(found, key=lambda path: int(path.name.partition("_")[0]))
+
+    def file(self, commit: Commit, kind: str) -> Path:
+        (found,) = self.place.rglob(f"{upload_of(commit)}.{kind}")
+        return found
+
+
+def upload_of(commit: Commit) -> str:
+    return commit.markers[STORE].rpartition("/")[2]
+
+
+def damage(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+
+
+@pytest_asyncio.fixture
+async def task(tmp_path: Path) -> AsyncIterator[Task]:
+    made = Task(tmp_path / "place", tmp_path / "local")
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.mark.asyncio
+async def test_a_commit_uploads_its_changes_and_the_first_one_everything(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(3)]
+    assert [path.name for path in task.files()] == [
+        f"{upload_of(commits[0])}.snapshot",
+        f"{upload_of(commits[1])}.delta",
+        f"{upload_of(commits[2])}.delta",
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_delta_names_its_version_its_base_and_the_uploads_back_to_the_snapshot(
+    task: Task,
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(3)]
+    header = header_of(task.file(commits[2], "delta").read_bytes())
+    context = commits[2].context
+    assert header["version"] == str(context.version.id)
+    assert header["parent"] == str(commits[1].context.version.id)
+    assert header["lineage"] == [upload_of(commits[1]), upload_of(commits[0])]
+    assert header["attributes"]["id"] == upload_of(commits[2])
+    assert header["attributes"]["epoch"] == str(context.epoch)
+    assert header["attributes"]["attempt"] == str(context.attempt)
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_follows_after_so_many_deltas_and_shortens_the_lineage(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(5)]
+    assert [path.name for path in task.files("*.snapshot")] == [
+        f"{upload_of(commits[0])}.snapshot",
+        f"{upload_of(commits[3])}.snapshot",
+    ]
+    header = header_of(task.file(commits[4], "delta").read_bytes())
+    assert header["lineage"] == [upload_of(commits[3])]
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_follows_after_so_many_bytes_too(tmp_path: Path) -> None:
+    task = Task(tmp_path / "p", tmp_path / "l", **{"max.delta.bytes": "1500"})
+    await task.start()
+    for number in range(3):
+        await task.commit_next(**{f"key{number}": bytes(600)})
+    assert len(task.files("*.snapshot")) == 2
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_every_commit_restores_whether_by_snapshot_or_by_deltas(task: Task) -> None:
+    expected = []
+    for number in range(9):
+        commit = await task.commit_next(**{f"k{number % 4}": bytes([number]) * number})
+        expected.append((commit, dict(task.content)))
+    for commit, content in expected:
+        assert (await task.restore(commit.checkpoint)).content == {STORE: content}
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_snapshot_is_passed_over_for_an_older_one(
+    task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(5)]
+    damage(task.file(commits[3], "snapshot"))
+    with caplog.at_level(logging.ERROR):
+        assert (await task.restore(commits[4].checkpoint)).content == {STORE: task.content}
+    assert "an older one is used" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_without_an_older_snapshot_a_damaged_one_is_an_error(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(2)]
+    damage(task.file(commits[0], "snapshot"))
+    with pytest.raises(CheckpointCorruptError):
+        await task.restore(commits[1].checkpoint)
+
+
+@pytest.mark.asyncio
+async def test_a_lost_snapshot_is_traced_further_back(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(5)]
+    task.file(commits[3], "snapshot").unlink()
+    assert (await task.restore(commits[4].checkpoint)).content == {STORE: task.content}
+
+
+@pytest.mark.asyncio
+async def test_a_lost_delta_is_named(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(3)]
+    task.file(commits[1], "delta").unlink()
+    with pytest.raises(BlobNotFoundError, match=f"{upload_of(commits[1])}.delta"):
+        await task.restore(commits[2].checkpoint)
+
+
+@pytest.mark.asyncio
+async def test_a_delta_that_another_one_has_replaced_is_not_believed(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(3)]
+    other = task.file(commits[1], "delta").read_bytes()
+    task.file(commits[2], "delta").write_bytes(other)
+    with pytest.raises(CheckpointCorruptError, match="another one than its name says"):
+        await task.restore(commits[2].checkpoint)
+
+
+@pytest.mark.asyncio
+async def test_a_delta_that_leads_on_from_another_version_is_not_applied(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(3)]
+    path = task.file(commits[2], "delta")
+    with path.open("rb") as file:
+        header = DeltaReader(file, where="").header
+    with path.open("wb") as file:
+        DeltaWriter(file, msgspec.structs.replace(header, parent="1_0badbad0")).finish()
+    with pytest.raises(CheckpointCorruptError, match="does not lead on"):
+        await task.restore(commits[2].checkpoint)
+
+
+@pytest.mark.asyncio
+async def test_clean_up_keeps_what_lies_behind_a_damaged_snapshot(
+    task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(6)]
+    damage(task.file(commits[3], "snapshot"))
+    for commit in commits[:5]:
+        task.release(commit)
+    await task.clean_up()
+    assert "nothing behind it is deleted" in caplog.text
+    assert (await task.restore(commits[5].checkpoint)).content == {STORE: task.content}
+
+
+@pytest.mark.asyncio
+async def test_clean_up_goes_as_far_as_the_last_snapshot(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(6)]
+    for commit in commits[:5]:
+        task.release(commit)
+    await task.clean_up()
+    assert [path.name for path in task.files()] == [
+        f"{upload_of(commits[3])}.snapshot",
+        f"{upload_of(commits[4])}.delta",
+        f"{upload_of(commits[5])}.delta",
+    ]
+
+
+@pytest.mark.asyncio
+async def test_clean_up_finds_what_an_older_attempt_left_though_nobody_names_it(
+    task: Task,
+) -> None:
+    await task.commit_next(a=b"0")
+    late = task.open_attempt(task.seal({"a": b"late"}))
+    await task.upload(late)
+    void = task.open_attempt(task.seal({"a": b"void"}))
+    task.void(void)
+    commit = await task.commit_next(a=b"1")
+    await task.clean_up()
+    assert (await task.restore(commit.checkpoint)).content == {STORE: {"a": b"1"}}
+    assert len(task.files()) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_restore_survives_a_clean_up_behind_a_new_snapshot(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(4)]
+    snapshot = task.file(commits[3], "snapshot")
+    hidden = snapshot.rename(snapshot.with_name("hidden"))
+    plan_load = lineage.plan_load
+
+    async def plan_then_clean_up(*arguments: Any) -> LoadPlan:
+        plan = await plan_load(*arguments)
+        if hidden.exists():
+            hidden.rename(snapshot)
+            task.file(commits[1], "delta").unlink()
+        return plan
+
+    monkeypatch.setattr(store_files, "plan_load", plan_then_clean_up)
+    assert (await task.restore(commits[3].checkpoint)).content == {STORE: task.content}
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_that_fails_is_a_warning_and_made_by_the_next_commit(
+    task: Task, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        await task.commit_next(a=bytes([number]))
+
+    async def fail(*_: object) -> None:
+        raise ConfigError("the disk quota is used up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HdfsBackupManager, "_upload_snapshot", fail)
+        failed = await task.commit_next(a=b"3")
+    assert "snapshot failed" in caplog.text
+    assert f"store={STORE}" in caplog.text
+    assert len(task.files("*.snapshot")) == 1
+    made = await task.commit_next(a=b"4")
+    assert task.file(made, "snapshot").exists()
+    assert not list(task.place.rglob(f"{upload_of(failed)}.snapshot"))
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_is_none_of_ours_is_left_alone_with_one_warning(
+    task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await task.commit_next(a=b"0")
+    foreign = task.file(first, "snapshot").with_name("notes.txt")
+    foreign.write_text("mine")
+    for number in range(3):
+        await task.commit_next(a=bytes([number]))
+    for commit in task.commits[:-1]:
+        task.release(commit)
+    await task.clean_up()
+    assert foreign.read_text() == "mine"
+    assert caplog.text.count("file is none of ours") == 1
+
+
+@pytest.mark.asyncio
+async def test_two_attempts_of_one_version_are_two_complete_sets_of_files(task: Task) -> None:
+    await task.commit_next(a=b"0")
+    version = task.seal({"a": b"1"})
+    one, two = task.open_attempt(version), task.open_attempt(version)
+    markers = [await task.upload(one), await task.upload(two)]
+    assert markers[0] != markers[1]
+    for context, uploaded in zip((one, two), markers, strict=True):
+        checkpoint = task.record(context, uploaded).checkpoint
+        assert (await task.restore(checkpoint)).content == {STORE: {"a": b"1"}}
+
+
+@pytest.mark.asyncio
+async def test_a_job_may_start_from_another_ones_backup_and_builds_nothing_on_it(
+    task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await task.commit_next(a=b"0")
+    await task.commit_next(b=b"1")
+    factory = HdfsBackendFactory(BackendName("hdfs"), {"uri": f"file://{task.place}"})
+    other = KeyValueHarness(factory, SerialExecutor(), FakeClock(), tmp_path / "o", job_uid="99bb")
+    await other.start()
+    restored = await other.restore(first.checkpoint)
+    assert restored.content == {STORE: {"a": b"0"}}
+    base = other.seal({"a": b"0"})
+    context = other.open_attempt(base)
+    other.record(context, first.markers)
+    commit = await other.commit(other.seal({"a": b"1"}))
+    assert list(task.place.rglob(f"{upload_of(commit)}.snapshot"))
+    assert "base is unusable" not in caplog.text
+    await other.clean_up(LogSnapshot([commit.markers], [first.attempt]))
+    assert (await task.restore(first.checkpoint)).content == {STORE: {"a": b"0"}}
+    await other.close()
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_left_beside_the_versions(task: Task) -> None:
+    for number in range(4):
+        await task.commit_next(a=bytes([number]))
+    assert [path for path in task.versions.iterdir() if path.name.startswith("work-")] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({}, "backends.hdfs.uri"),
+        ({"uri": "x", "compression": "gzip"}, "backends.hdfs.compression"),
+        ({"uri": "x", "min.deltas.for.snapshot": "0"}, "backends.hdfs.min.deltas.for.snapshot"),
+        ({"uri": "x", "min.deltas": "1"}, "backends.hdfs.min.deltas"),
+    ],
+    ids=["no place", "unknown codec", "too few", "unknown key"],
+)
+def test_settings_that_are_wrong_are_refused_by_name(settings: dict[str, str], key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        HdfsBackendFactory(BackendName("hdfs"), settings)
+    assert raised.value.key == key

@@ -1,0 +1,170 @@
+"""What the Kafka backend writes and reads, without a broker."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statekeep.backends.base import TaskIdentity
+from statekeep.backends.kafka.cluster import settings_problem
+from statekeep.backends.kafka.digest import ContentSummary
+from statekeep.backends.kafka.epochs import HEADER, EpochStamp, check_epoch
+from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.names import (
+    changelog_partition,
+    changelog_topic,
+    topic_name,
+    transactional_id,
+)
+from statekeep.checkpoint.checkpoints import Marker, StoreName, TaskName
+from statekeep.errors import CheckpointCorruptError, ConfigError, TaskFencedError
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "kafka-marker.json"
+CONTENTS = st.dictionaries(st.binary(max_size=4), st.binary(max_size=4), max_size=20)
+
+
+def test_the_marker_of_samza_is_read_and_cannot_be_verified() -> None:
+    marker = ChangelogMarker.decode(Marker(GOLDEN.read_text()))
+    assert marker == ChangelogMarker("job-sessions-changelog", 3, 5678)
+    assert marker.content is None
+
+
+def test_our_marker_has_the_fields_of_samza_and_more() -> None:
+    marker = ChangelogMarker("job-sessions-changelog", 3, 5678, "id", "7_00000000")
+    samza = json.loads(GOLDEN.read_text())
+    assert json.loads(marker.encode()) | samza == json.loads(marker.encode())
+
+
+@given(CONTENTS, st.integers(0, 1 << 40) | st.none())
+def test_a_marker_reads_back_as_it_was(content: dict[bytes, bytes], offset: int | None) -> None:
+    summary = ContentSummary.of(content.items())
+    marker = ChangelogMarker("topic", 2, offset, "id", "7_00000000", summary)
+    assert ChangelogMarker.decode(marker.encode()) == marker
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "blob-77",
+        GOLDEN.read_text().replace('"version":1', '"version":2'),
+        GOLDEN.read_text().replace('"partition":3', '"partition":-3'),
+        GOLDEN.read_text().replace('"keyBucket":-1', '"keyBucket":4'),
+        GOLDEN.read_text().replace("5678", "five"),
+    ],
+    ids=["empty", "bare", "foreign", "newer", "partition", "bucket", "offset"],
+)
+def test_other_markers_are_refused(text: str) -> None:
+    with pytest.raises(CheckpointCorruptError):
+        ChangelogMarker.decode(Marker(text))
+
+
+@given(CONTENTS, CONTENTS)
+def test_a_summary_follows_changes_to_any_other_content(
+    before: dict[bytes, bytes], after: dict[bytes, bytes]
+) -> None:
+    changes = [(key, before.get(key), after.get(key)) for key in before.keys() | after.keys()]
+    assert ContentSummary.of(before.items()).changed(changes) == ContentSummary.of(after.items())
+
+
+@given(CONTENTS)
+def test_a_summary_adds_up_in_any_order_and_in_parts(content: dict[bytes, bytes]) -> None:
+    entries = list(content.items())
+    half = len(entries) // 2
+    parts = ContentSummary.of(entries[half:]).plus(ContentSummary.of(entries[:half]))
+    assert parts == ContentSummary.of(reversed(entries))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({b"ab": b"c"}, {b"a": b"bc"}),
+        ({b"a": b"x", b"b": b"y"}, {b"a": b"y", b"b": b"x"}),
+        ({b"a": b""}, {b"": b"a"}),
+    ],
+    ids=["boundary", "swapped", "empty"],
+)
+def test_contents_that_look_alike_have_other_digests(
+    one: dict[bytes, bytes], other: dict[bytes, bytes]
+) -> None:
+    assert ContentSummary.of(one.items()).digest != ContentSummary.of(other.items()).digest
+
+
+def test_names_are_what_kafka_takes_and_never_meet() -> None:
+    parts = ["a b", "a_b", "a.b", "a_20b", "ä"]
+    names = {topic_name("p", part) for part in parts}
+    assert len(names) == len(parts)
+    assert "p.a_5fb" in names
+
+
+def test_the_places_of_a_task_come_from_its_names() -> None:
+    task = TaskIdentity("flights", "main", TaskName("Partition 12"), "77aa")
+    assert changelog_partition(task) == 12
+    assert changelog_topic("kafka", task, StoreName("s")) == "kafka.flights.main.s.changelog"
+    assert transactional_id("kafka", task) == "kafka.flights.main.Partition_2012"
+
+
+@pytest.mark.parametrize("name", ["main", "Partition", "Partition -1", "Partition 01"])
+def test_a_task_without_a_number_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="task has no number"):
+        changelog_partition(TaskIdentity("job", "main", TaskName(name)))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        [],
+        [(HEADER, b"77aa 3 9")],
+        [(HEADER, b"77aa 2 9")],
+        [(HEADER, b"other 9 9")],
+        [("x", b"77aa 9 9")],
+    ],
+    ids=["none", "empty", "same", "older", "other log", "other header"],
+)
+def test_no_newer_epoch_of_the_own_log_is_no_fence(
+    headers: list[tuple[str, bytes | str | None]] | None,
+) -> None:
+    check_epoch(EpochStamp("77aa", 3, 1), headers, "topic")
+
+
+def test_a_newer_epoch_of_the_own_log_is_a_fence() -> None:
+    stamp = EpochStamp("77aa", 4, 1)
+    with pytest.raises(TaskFencedError):
+        check_epoch(EpochStamp("77aa", 3, 1), list(stamp.headers.items()), "topic")
+
+
+WANTED = {"cleanup.policy": "compact", "min.compaction.lag.ms": "100", "max.message.bytes": "10"}
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        ({"cleanup.policy": "delete", "retention.ms": "1000"}, "retention.ms=1000"),
+        ({"cleanup.policy": "compact,delete", "retention.bytes": "5"}, "retention.bytes=5"),
+        ({"cleanup.policy": "compact", "min.compaction.lag.ms": "99"}, "min.compaction.lag.ms=99"),
+        ({"cleanup.policy": "compact", "max.message.bytes": "9"}, "max.message.bytes=9"),
+    ],
+    ids=["time", "size", "lag", "message"],
+)
+def test_a_topic_that_drops_what_a_restore_needs_is_named(
+    found: dict[str, str], named: str
+) -> None:
+    problem = settings_problem(found, WANTED)
+    assert problem is not None
+    assert named in problem
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"cleanup.policy": "compact", "min.compaction.lag.ms": "200"},
+        {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
+    ],
+    ids=["compacted", "kept"],
+)
+def test_a_topic_that_keeps_everything_is_taken(found: dict[str, str]) -> None:
+    assert settings_problem(found, WANTED) is None

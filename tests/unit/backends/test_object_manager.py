@@ -1,0 +1,311 @@
+"""Blobs of an object store: moved in parts, each repeated alone, with bounded memory."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
+from typing_extensions import override
+
+from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.blob.managers.object_client import ObjectRange, PartLimits
+from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
+from statekeep.backends.blob.managers.object_requests import ThrottledError
+from statekeep.backends.blob.managers.parts import cut, fitting_part_bytes
+from statekeep.backends.pacing import TokenBucket
+from statekeep.commit.executor import BoundedExecutor
+from statekeep.errors import (
+    BackendClosedError,
+    BlobExistsError,
+    ConfigError,
+    RetriableError,
+    VersionDamagedError,
+)
+from statekeep.testing.blob_store_tests import METADATA, BlobStoreManagerTests, ignore_bytes
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+CONTENT = bytes(range(95))
+
+
+class TestObjectManagerContract(BlobStoreManagerTests):
+    @pytest.fixture(autouse=True)
+    def store(self) -> None:
+        self.client = ObjectsInMemory()
+
+    @override
+    def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
+        rig = ObjectStoreRig(self.client, executor, part_bytes=1 << 20, buffer_bytes=4 << 20)
+        return rig.manager()
+
+    @override
+    def read_back(self, place: Path, blob_id: str) -> bytes:
+        return self.client.objects[blob_id]
+
+
+@pytest.fixture
+def client() -> ObjectsInMemory:
+    return ObjectsInMemory()
+
+
+@pytest.fixture
+def rig(client: ObjectsInMemory) -> ObjectStoreRig:
+    return ObjectStoreRig(client, SerialExecutor())
+
+
+@pytest_asyncio.fixture
+async def manager(rig: ObjectStoreRig) -> AsyncIterator[ObjectBlobStoreManager]:
+    manager = rig.manager()
+    await manager.init()
+    yield manager
+    await manager.close()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.mark.asyncio
+async def test_a_file_above_the_part_size_goes_up_in_parts(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+) -> None:
+    await manager.put("a/1", source, METADATA)
+    assert client.objects == {"a/1": CONTENT}
+    assert sorted(r for r in client.requests if r.startswith("part")) == [
+        f"part {number}" for number in range(10)
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_small_blob_comes_down_with_one_request(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, tmp_path: Path
+) -> None:
+    await manager.put("a/1", b"small", METADATA)
+    await manager.download("a/1", tmp_path / "target", ignore_bytes)
+    assert [r for r in client.requests if r.startswith("read")] == ["read 0"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.asyncio
+async def test_a_failed_part_is_sent_again_alone(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path, moment: str
+) -> None:
+    setattr(client, moment, Failing("part 3", RetriableError("lost"), times=2))
+    await manager.put("a/1", source, METADATA)
+    assert client.objects["a/1"] == CONTENT
+    assert client.requests.count("part 3") == 3
+    assert sum(r.startswith("part") for r in client.requests) == 12
+
+
+@pytest.mark.asyncio
+async def test_a_failed_range_is_fetched_again_alone(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path, tmp_path: Path
+) -> None:
+    await manager.put("a/1", source, METADATA)
+    client.before = Failing("read 30", RetriableError("lost"), times=2)
+    sizes: list[int] = []
+    digest = await manager.download("a/1", tmp_path / "target", sizes.append)
+    assert digest == hashlib.sha256(CONTENT).hexdigest()
+    assert (tmp_path / "target").read_bytes() == CONTENT
+    assert sum(sizes) == len(CONTENT)
+    assert client.requests.count("read 30") == 3
+    assert client.requests.count("read 40") == 1
+
+
+@pytest.mark.asyncio
+async def test_an_upload_that_fails_for_good_leaves_neither_blob_nor_parts(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+) -> None:
+    client.before = Failing("part 3", ConfigError("no"), times=1)
+    with pytest.raises(ConfigError):
+        await manager.put("a/1", source, METADATA)
+    assert (client.objects, client.uploads) == ({}, {})
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_upload_leaves_neither_blob_nor_parts(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+) -> None:
+    task = asyncio.create_task(manager.put("a/1", source, METADATA))
+    while "part 1" not in client.requests:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (client.objects, client.uploads) == ({}, {})
+
+
+@pytest.mark.asyncio
+async def test_an_end_of_an_upload_that_landed_unheard_counts(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+) -> None:
+    client.after = Failing("complete", RetriableError("answer lost"))
+    await manager.put("a/1", source, METADATA)
+    assert client.objects == {"a/1": CONTENT}
+
+
+@pytest.mark.asyncio
+async def test_an_upload_that_is_gone_without_a_blob_does_not_count(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+) -> None:
+    def expire(request: str) -> None:
+        if request == "complete":
+            client.uploads.clear()
+
+    client.before = expire
+    with pytest.raises(FileNotFoundError):
+        await manager.put("a/1", source, METADATA)
+
+
+@pytest.mark.asyncio
+async def test_a_create_in_parts_that_landed_unheard_is_told_as_taken(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+) -> None:
+    client.after = Failing("complete", RetriableError("answer lost"))
+    with pytest.raises(BlobExistsError):
+        await manager.put("a/1", source, METADATA, if_absent=True)
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_shrinks_while_it_is_sent_is_no_backup(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+) -> None:
+    def shrink(request: str) -> None:
+        if request == "begin":
+            source.write_bytes(CONTENT[:50])
+
+    client.before = shrink
+    with pytest.raises(VersionDamagedError):
+        await manager.put("a/1", source, METADATA)
+    assert client.objects == {}
+
+
+@pytest.mark.asyncio
+async def test_a_range_that_comes_short_is_fetched_again(
+    manager: ObjectBlobStoreManager,
+    client: ObjectsInMemory,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await manager.put("a/1", source, METADATA)
+    whole, cut_short = client.read, iter([True])
+
+    def read(name: str, start: int, length: int) -> ObjectRange:
+        found = whole(name, start, length)
+        if start == 30 and next(cut_short, False):
+            return ObjectRange(found.data[:-1], found.object_bytes)
+        return found
+
+    monkeypatch.setattr(client, "read", read)
+    digest = await manager.download("a/1", tmp_path / "target", ignore_bytes)
+    assert digest == hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.mark.asyncio
+async def test_restored_parts_in_memory_never_exceed_the_buffer(
+    client: ObjectsInMemory, tmp_path: Path
+) -> None:
+    executor = BoundedExecutor(8, "test")
+    rig = ObjectStoreRig(client, executor, buffer_bytes=25)
+    manager = rig.manager()
+    await manager.init()
+    contents = {f"a/{number}": bytes([number]) * 95 for number in range(5)}
+    client.objects.update(contents)
+    # The first ranges fail now and then: whoever holds a buffer then must not stop the others.
+    client.before = Failing("read 20", RetriableError("lost"), times=3)
+    downloads = [manager.download(n, tmp_path / n[2:], ignore_bytes) for n in contents]
+    digests = await asyncio.wait_for(asyncio.gather(*downloads), 20)
+    assert digests == [hashlib.sha256(content).hexdigest() for content in contents.values()]
+    await manager.close()
+    await executor.close()
+
+
+@pytest.mark.asyncio
+async def test_all_transfers_rest_after_a_throttled_request(
+    client: ObjectsInMemory, rig: ObjectStoreRig, manager: ObjectBlobStoreManager
+) -> None:
+    client.before = Failing("put", ThrottledError("slow down"))
+    other = rig.manager()
+    await other.init()
+    await asyncio.gather(manager.put("a/1", b"1", METADATA), other.put("a/2", b"2", METADATA))
+    assert rig.clock.monotonic_ns() == 250_000_000
+    await other.close()
+
+
+@pytest.mark.asyncio
+async def test_bytes_wait_for_the_bandwidth(client: ObjectsInMemory) -> None:
+    clock = FakeClock()
+    bucket = TokenBucket(10, clock)
+    rig = ObjectStoreRig(client, SerialExecutor(), clock, bandwidth=bucket)
+    manager = rig.manager()
+    await manager.init()
+    for number in range(5):
+        await manager.put(f"a/{number}", bytes(10), METADATA)
+    # 50 bytes at 10 a second, the first second saved up.
+    assert clock.monotonic_ns() == 4_000_000_000
+    await manager.close()
+
+
+@pytest.mark.asyncio
+async def test_a_small_blob_pays_for_its_own_bytes_and_not_for_a_part(
+    client: ObjectsInMemory, tmp_path: Path
+) -> None:
+    clock = FakeClock()
+    rig = ObjectStoreRig(
+        client, SerialExecutor(), clock, part_bytes=1000, bandwidth=TokenBucket(10, clock)
+    )
+    manager = rig.manager()
+    await manager.init()
+    client.objects["a/1"] = bytes(30)
+    await manager.get("a/1")
+    await manager.download("a/1", tmp_path / "target", ignore_bytes)
+    assert clock.monotonic_ns() == 5_000_000_000
+    await manager.close()
+
+
+@pytest.mark.asyncio
+async def test_the_last_manager_closes_the_client_that_all_share(
+    client: ObjectsInMemory, rig: ObjectStoreRig
+) -> None:
+    managers = [rig.manager() for _ in range(3)]
+    for manager in managers:
+        await manager.init()
+    for manager in managers[:2]:
+        await manager.close()
+        await manager.close()
+    assert client.closed_count == 0
+    await managers[2].close()
+    assert client.closed_count == 1
+    with pytest.raises(BackendClosedError):
+        await managers[2].get("a/1")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        pytest.param(100, 8 << 20, id="small"),
+        pytest.param(10_000 * (8 << 20), 8 << 20, id="just fits"),
+        pytest.param(10_000 * (8 << 20) + 1, 9 << 20, id="one byte more"),
+        pytest.param(5 << 40, 525 << 20, id="5 TiB"),
+    ],
+)
+def test_parts_grow_with_a_blob_that_would_need_too_many(size: int, expected: int) -> None:
+    part_bytes = fitting_part_bytes(size, 8 << 20, PartLimits(5 << 20, 10_000))
+    assert part_bytes == expected
+    assert -(-size // part_bytes) <= 10_000
+
+
+def test_parts_cover_a_blob_without_gap_or_overlap() -> None:
+    parts = cut(95, 10, start=7)
+    assert [part.number for part in parts] == list(range(9))
+    assert parts[0].start == 7
+    assert all(a.start + a.size == b.start for a, b in pairwise(parts))
+    assert parts[-1].start + parts[-1].size == 95

@@ -1,0 +1,136 @@
+"""Blobs that get their name by a rename, on a filesystem that can be made to fail."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+
+from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
+from statekeep.errors import RetriableError
+
+RENAME = "mv"
+QUOTA = 'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "The DiskSpace'
+DENIED = 'RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied'
+SAFE_MODE = 'RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot'
+
+
+class FakeHdfs(MemoryFileSystem):  # type: ignore[misc]  # as its import
+    """Renames as HDFS does; one call may raise, before or after it is done."""
+
+    protocol = "hdfs"
+    cachable = False
+    store: dict[str, Any] = {}  # noqa: RUF012  # fsspec keeps the files of a class here
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store.clear()
+        self.failures: dict[str, tuple[BaseException, bool]] = {}
+        self.is_silent = False
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        error, is_done = self.failures.pop(RENAME, (None, False))
+        if error is not None and not is_done:
+            raise error
+        if self.exists(path2):
+            if self.is_silent:
+                return
+            raise FileExistsError(path2)
+        self.store[path2] = self.store.pop(path1)
+        if error is not None:
+            raise error
+
+    def rm_file(self, path: str) -> None:
+        if self.exists(path):
+            super().rm_file(path)
+
+
+@pytest.fixture
+def fs() -> FakeHdfs:
+    return FakeHdfs()
+
+
+@pytest.fixture
+def place(fs: FakeHdfs) -> RenamingPlace:
+    return RenamingPlace(fs, "/root")
+
+
+def test_it_is_for_filesystems_that_rename_as_hdfs_does(fs: FakeHdfs) -> None:
+    assert renames_atomically(fs)
+    assert not renames_atomically(MemoryFileSystem())
+
+
+def test_bytes_and_files_are_stored_whole(
+    place: RenamingPlace, fs: FakeHdfs, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"of a file")
+    place.put("a/b", b"bytes", if_absent=True)
+    place.put("a/c", path, if_absent=False)
+    assert (place.read("a/b", 0, None), place.read("a/c", 3, 6)) == (b"bytes", b"a f")
+    assert sorted(fs.store) == ["/root/a/b", "/root/a/c"]
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["raises", "says nothing"])
+def test_a_name_that_is_taken_meanwhile_stays_as_it_is(
+    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
+) -> None:
+    fs.is_silent = is_silent
+    place.put("a", b"first", if_absent=True)
+    real_exists = fs.exists
+    answers = iter([False])
+    monkeypatch.setattr(fs, "exists", lambda path: next(answers, None) or real_exists(path))
+    with pytest.raises(FileExistsError):
+        place.put("a", b"later", if_absent=True)
+    assert {path: file.getvalue() for path, file in fs.store.items()} == {"/root/a": b"first"}
+
+
+def test_a_put_whose_answer_was_lost_may_be_repeated(place: RenamingPlace, fs: FakeHdfs) -> None:
+    fs.failures[RENAME] = (TimeoutError(), True)
+    with pytest.raises(TimeoutError):
+        place.put("a", b"content", if_absent=False)
+    place.put("a", b"content", if_absent=False)
+    assert sorted(fs.store) == ["/root/a"]
+
+
+def test_another_content_under_a_name_that_is_taken_is_an_error(place: RenamingPlace) -> None:
+    place.put("a", b"content", if_absent=False)
+    with pytest.raises(FileExistsError):
+        place.put("a", b"longer content", if_absent=False)
+
+
+def test_temporary_names_are_not_listed(place: RenamingPlace, fs: FakeHdfs) -> None:
+    place.put("a/b", b"", if_absent=False)
+    fs.pipe_file("/root/a/.tmp-1", b"half")
+    assert list(place.list("a/")) == ["a/b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(QUOTA, errno.EDQUOT), (DENIED, errno.EACCES), ("connection refused", errno.EIO)],
+    ids=["quota", "denied", "unknown"],
+)
+def test_java_exceptions_become_what_they_mean(
+    place: RenamingPlace, fs: FakeHdfs, text: str, number: int
+) -> None:
+    fs.failures[RENAME] = (RuntimeError(text), False)
+    with pytest.raises(OSError) as raised:  # noqa: PT011  # the number is what is looked at
+        place.put("a", b"x", if_absent=False)
+    assert raised.value.errno == number
+    assert not fs.store
+
+
+def test_safe_mode_is_named(place: RenamingPlace, fs: FakeHdfs) -> None:
+    fs.failures[RENAME] = (RuntimeError(SAFE_MODE), False)
+    with pytest.raises(RetriableError, match="safe mode"):
+        place.put("a", b"x", if_absent=False)
+
+
+def test_a_file_that_arrived_short_gets_no_name(
+    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fs, "info", lambda path: {"size": 3})
+    with pytest.raises(RetriableError, match="short write"):
+        place.put("a", b"content", if_absent=False)
+    assert not fs.store

@@ -1,0 +1,159 @@
+"""How answers of S3 become errors of ours, and settings become fields of requests."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from botocore import exceptions as boto_errors
+
+from statekeep.backends.blob.managers.object_requests import ThrottledError
+from statekeep.backends.blob.managers.object_store_settings import S3Settings
+from statekeep.backends.blob.managers.s3_client import S3Client
+from statekeep.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+)
+
+ENDPOINT = "http://127.0.0.1:9"
+
+
+class AnsweringS3:
+    """Stands in for the SDK's client: records a request, raises or answers."""
+
+    def __init__(self, answer: Mapping[str, Any] | Exception) -> None:
+        self.answer = answer
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+
+    def __getattr__(self, operation: str) -> Any:
+        def request(**fields: Any) -> Any:
+            self.requests.append((operation, fields))
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        return request
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "id")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+        patch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def client(environment: None) -> Iterator[S3Client]:
+    """One for many tests: the SDK takes its time to build it."""
+    client = S3Client("bucket", "p/", S3Settings(endpoint=ENDPOINT), 4)
+    yield client
+    client.close()
+
+
+def answering(
+    answer: Mapping[str, Any] | Exception, settings: S3Settings
+) -> tuple[S3Client, AnsweringS3]:
+    client = S3Client("bucket", "p/", settings, 4)
+    client.close()
+    stand_in = AnsweringS3(answer)
+    client._s3 = stand_in
+    return client, stand_in
+
+
+def answered(code: str, status: int) -> boto_errors.ClientError:
+    answer: Any = {
+        "Error": {"Code": code, "Message": "m"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return boto_errors.ClientError(answer, "Operation")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (answered("SlowDown", 503), ThrottledError),
+        (answered("ServiceUnavailable", 503), ThrottledError),
+        (answered("TooManyRequests", 429), ThrottledError),
+        (answered("InternalError", 500), RetriableError),
+        (answered("RequestTimeout", 400), RetriableError),
+        (answered("BadDigest", 400), RetriableError),
+        (answered("ConditionalRequestConflict", 409), RetriableError),
+        (answered("ExpiredToken", 400), RetriableError),
+        (answered("PreconditionFailed", 412), BlobExistsError),
+        (answered("NoSuchKey", 404), BlobNotFoundError),
+        (answered("NoSuchUpload", 404), BlobNotFoundError),
+        (answered("NoSuchBucket", 404), ConfigError),
+        (answered("AccessDenied", 403), ConfigError),
+        (answered("SignatureDoesNotMatch", 403), ConfigError),
+        (answered("InvalidAccessKeyId", 403), ConfigError),
+        (answered("NotImplemented", 501), ConfigError),
+        (answered("AuthorizationHeaderMalformed", 400), ConfigError),
+        (boto_errors.EndpointConnectionError(endpoint_url=ENDPOINT), RetriableError),
+        (boto_errors.ReadTimeoutError(endpoint_url=ENDPOINT), RetriableError),
+        (boto_errors.SSLError(endpoint_url=ENDPOINT, error="EOF occurred"), RetriableError),
+        (
+            boto_errors.SSLError(endpoint_url=ENDPOINT, error="CERTIFICATE_VERIFY_FAILED"),
+            ConfigError,
+        ),
+        (boto_errors.NoCredentialsError(), ConfigError),
+        (ConnectionResetError(), RetriableError),
+    ],
+    ids=str,
+)
+def test_each_answer_is_told_by_what_its_receiver_must_do(
+    client: S3Client, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(client, "_s3", AnsweringS3(error))
+    with pytest.raises(kind) as caught:
+        client.put("a", b"1", {}, if_absent=True)
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is error
+
+
+def test_settings_go_with_every_new_object_and_a_checksum_too() -> None:
+    settings = S3Settings(
+        endpoint=ENDPOINT,
+        server_side_encryption="aws:kms",
+        kms_key_id="key-1",
+        storage_class="STANDARD_IA",
+        tags={"team": "a b"},
+    )
+    client, s3 = answering({"UploadId": "1"}, settings)
+    client.put("a", b"1", {"store": "s"}, if_absent=False)
+    client.begin_parts("a", {"store": "s"})
+    for _, fields in s3.requests:
+        fields.pop("Body", None)
+        assert fields == {
+            "Bucket": "bucket",
+            "Key": "p/a",
+            "Metadata": {"store": "s"},
+            "ServerSideEncryption": "aws:kms",
+            "SSEKMSKeyId": "key-1",
+            "StorageClass": "STANDARD_IA",
+            "Tagging": "team=a+b",
+            "ChecksumAlgorithm": "CRC32",
+        }
+
+
+def test_a_store_that_refuses_checksums_gets_none() -> None:
+    client, s3 = answering({}, S3Settings(endpoint=ENDPOINT, checksum="none"))
+    client.put("a", b"1", {}, if_absent=True)
+    assert s3.requests == [
+        (
+            "put_object",
+            {"Bucket": "bucket", "Key": "p/a", "Body": b"1", "Metadata": {}, "IfNoneMatch": "*"},
+        )
+    ]
+
+
+def test_an_unknown_profile_is_told() -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        S3Client("bucket", "", S3Settings(profile="no-such-profile"), 4)
+
+
+def test_no_proxy_password_is_shown() -> None:
+    settings = S3Settings(proxy="http://user:hidden@proxy:3128")
+    assert "hidden" not in repr(settings)

@@ -1,0 +1,152 @@
+"""An object store in memory, whose requests can be made to fail."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectRange, PartLimits
+from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
+from statekeep.backends.blob.managers.object_requests import Requests, SharedLimits
+from statekeep.backends.blob.managers.shared_client import SharedClient
+from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
+from statekeep.backends.retry import Retrier, RetryPolicy
+from statekeep.backends.wrappers import InFlightLimit
+from statekeep.clock import Clock
+from statekeep.errors import BlobExistsError, BlobNotFoundError
+from statekeep.testing.clock import FakeClock
+
+
+@dataclass
+class ObjectsInMemory(ObjectClient):
+    """Objects and unfinished uploads; `before` and `after` may raise around each request."""
+
+    part_limits = PartLimits(min_bytes=1, max_parts=10_000)
+    objects: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict[str, dict[int, bytes]])
+    requests: list[str] = field(default_factory=list[str])
+    before: Callable[[str], None] = lambda request: None
+    after: Callable[[str], None] = lambda request: None
+    closed_count: int = 0
+
+    def _done(self, request: str) -> None:
+        self.after(request)
+
+    def _begin(self, request: str) -> None:
+        self.requests.append(request)
+        self.before(request)
+
+    @override
+    def check(self) -> None:
+        self._begin("check")
+
+    @override
+    def put(self, name: str, data: bytes, metadata: Mapping[str, str], *, if_absent: bool) -> None:
+        self._begin("put")
+        self._create(name, data, if_absent=if_absent)
+        self._done("put")
+
+    @override
+    def begin_parts(self, name: str, metadata: Mapping[str, str]) -> str:
+        self._begin("begin")
+        upload = f"upload-{len(self.requests)}"
+        self.uploads[upload] = {}
+        return upload
+
+    @override
+    def put_part(self, name: str, upload: str, number: int, data: bytes) -> str:
+        self._begin(f"part {number}")
+        self.uploads[upload][number] = data
+        self._done(f"part {number}")
+        return str(number)
+
+    @override
+    def complete_parts(
+        self,
+        name: str,
+        upload: str,
+        parts: Sequence[str],
+        metadata: Mapping[str, str],
+        *,
+        if_absent: bool,
+    ) -> None:
+        self._begin("complete")
+        if upload not in self.uploads:
+            raise BlobNotFoundError(name)
+        data = b"".join(self.uploads[upload][int(part)] for part in parts)
+        self._create(name, data, if_absent=if_absent)
+        del self.uploads[upload]
+        self._done("complete")
+
+    @override
+    def abort_parts(self, name: str, upload: str) -> None:
+        self._begin("abort")
+        self.uploads.pop(upload, None)
+
+    @override
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
+        self._begin(f"read {start}")
+        if name not in self.objects:
+            raise BlobNotFoundError(name)
+        data = self.objects[name]
+        return ObjectRange(data[start : start + length], len(data))
+
+    @override
+    def delete(self, name: str) -> None:
+        self._begin("delete")
+        self.objects.pop(name, None)
+
+    @override
+    def list(self, prefix: str) -> Sequence[str]:
+        self._begin("list")
+        return [name for name in self.objects if name.startswith(prefix)]
+
+    @override
+    def close(self) -> None:
+        self.closed_count += 1
+
+    def _create(self, name: str, data: bytes, *, if_absent: bool) -> None:
+        if if_absent and name in self.objects:
+            raise BlobExistsError(name)
+        self.objects[name] = data
+
+
+class Failing:
+    """Raises an error at the first so many requests of a name."""
+
+    def __init__(self, request: str, error: Exception, times: int = 1) -> None:
+        self._request = request
+        self._error = error
+        self._times_left = times
+
+    def __call__(self, request: str) -> None:
+        if request == self._request and self._times_left:
+            self._times_left -= 1
+            raise self._error
+
+
+@dataclass
+class ObjectStoreRig:
+    """Managers of one container on one object store."""
+
+    client: ObjectsInMemory
+    executor: BlockingExecutor
+    clock: Clock = field(default_factory=FakeClock)
+    part_bytes: int = 10
+    buffer_bytes: int = 40
+    bandwidth: TokenBucket | None = None
+    own_calls: int = 4
+
+    def __post_init__(self) -> None:
+        self.shared = SharedLimits(
+            InFlightLimit(8), ByteBudget(self.buffer_bytes), Throttle(self.clock), self.bandwidth
+        )
+        self.shared_client = SharedClient(lambda: self.client)
+
+    def manager(self) -> ObjectBlobStoreManager:
+        retrier = Retrier(RetryPolicy(max_retries=3, jitter_factor=0), self.clock)
+        requests = Requests(self.executor, retrier, self.shared, InFlightLimit(self.own_calls))
+        return ObjectBlobStoreManager(
+            self.shared_client, "memory", requests, part_bytes=self.part_bytes
+        )
