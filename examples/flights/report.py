@@ -67,7 +67,8 @@ def _runtime_line(event: Event) -> str | None:
     match event["what"]:
         case "commit":
             again = ", begun before the crash" if event["was_rolled_forward"] else ""
-            took = f"{event['tasks_uploaded']} tasks in {event['elapsed_ms']} ms"
+            sent = f"{event['tasks_uploaded']} tasks, {size(event['bytes_uploaded'])}"
+            took = f"{sent} in {event['elapsed_ms']} ms"
             return f"[green]commit[/] of batch {event['batch']}: {took}{again}"
         case "recovery" if event["restored"] or event["replayed"]:
             restored = f"{count(event['restored'], 'task')}, {size(event['bytes_fetched'])}"
@@ -121,6 +122,7 @@ def _runtime_figures(events: Sequence[Event]) -> list[tuple[str, str]]:
         ("longest pause of a task, worst batch", f"{pauses[-1]:.0f} ms"),
         ("commits", f"{len(commits)}"),
         ("longest commit", f"{max((event['elapsed_ms'] for event in commits), default=0)} ms"),
+        ("bytes uploaded by commits", size(sum(event["bytes_uploaded"] for event in commits))),
         ("tasks restored", f"{sum(len(event['restored']) for event in recoveries)}"),
         ("bytes restored", size(sum(event["bytes_fetched"] for event in recoveries))),
         ("batches replayed, unseen by the sink", f"{_replayed(recoveries)}"),

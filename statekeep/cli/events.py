@@ -1,11 +1,14 @@
 """``statekeep events``: the job log, read as a history."""
 
 import asyncio
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from typing import Annotated, cast
 
 import typer
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.records import (
     AttemptRecord,
     BadMarkerRecord,
@@ -30,6 +33,10 @@ def events(
     last: Annotated[
         int | None, typer.Option("--last", "-n", min=1, help="Only so many, the newest.")
     ] = None,
+    is_progress: Annotated[
+        bool,
+        typer.Option("--progress", help="What the job did, with bytes and times, not its log."),
+    ] = False,
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogOfTask = None,
@@ -37,17 +44,45 @@ def events(
 ) -> None:
     """Show what happened to the job: reigns, batches, commits, voids, releases, pins."""
 
-    async def run() -> list[tuple[int, Record]]:
+    async def run() -> list[dict[str, JsonValue]]:
         async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
-            return list(job.records)
+            if is_progress:
+                return [_progress(event) for event in await job.progress()]
+            return [_row(position, record) for position, record in job.records]
 
-    rows = [_row(position, record) for position, record in asyncio.run(run())]
+    rows = asyncio.run(run())
     rows = rows[-last:] if last else rows
     if as_json:
         print_json(rows)
+    elif is_progress:
+        print_table(
+            ["time", "epoch", "event", "what"],
+            [[row["time"], row["epoch"], row["event"], _details(row["details"])] for row in rows],
+        )
     else:
         columns = ["position", "epoch", "event", "what"]
         print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def _progress(event: Event) -> dict[str, JsonValue]:
+    return {
+        "time": utc(event.time_ms),
+        "epoch": event.epoch,
+        "sequence": event.sequence,
+        "event": event.kind,
+        "details": event.details,
+    }
+
+
+def _details(details: JsonValue) -> str:
+    """Return the details of an event in one line, without those that say nothing."""
+    named = cast("Mapping[str, JsonValue]", details)
+    told = {name: value for name, value in named.items() if value not in (None, [], {})}
+    return " ".join(f"{name}={_plain(value)}" for name, value in told.items())
+
+
+def _plain(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def _row(position: int, record: Record) -> dict[str, JsonValue]:

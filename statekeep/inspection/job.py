@@ -9,6 +9,7 @@ from typing import Final
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.event_log import KEPT_REIGNS, Event, read_events
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_guest import LogGuest
 from statekeep.checkpoint.log_reader import LogReader
@@ -54,6 +55,7 @@ class InspectedJob:
         executor: BoundedExecutor,
         clock: Clock,
         *,
+        scope: str,
         log: JobLog,
         log_backend: BackendName,
         records: Sequence[tuple[int, Record]],
@@ -64,6 +66,7 @@ class InspectedJob:
         self.records = records
         self.view = view
         self.log = log
+        self._scope = scope
         self._factories = factories
         self._executor = executor
         self._clock = clock
@@ -72,6 +75,20 @@ class InspectedJob:
     def guest(self) -> LogGuest:
         """What writes pins beside the job's own driver."""
         return LogGuest(self.log)
+
+    async def progress(self) -> Sequence[Event]:
+        """Return the progress events of the newest reigns, oldest first; what is damaged is left out.
+
+        Raises:
+            RetriableError: The service may answer later.
+        """
+        factory = self._factories[self.log_backend]
+        store = factory.checkpoint_store(self._scope, self._executor, self._clock)
+        newest = self.view.epoch
+        try:
+            return await read_events(store, range(max(1, newest - KEPT_REIGNS + 1), newest + 1))
+        finally:
+            await store.close()
 
     @asynccontextmanager
     async def held(self, position: int) -> AsyncGenerator[None]:
@@ -225,6 +242,7 @@ async def open_job(
                 factories,
                 executor,
                 clock,
+                scope=scope,
                 log=log,
                 log_backend=log_backend,
                 records=records,

@@ -17,7 +17,7 @@ class StatefulStreamingQuery:
     def __init__(self, query: StreamingQuery, job: StatefulJob) -> None:
         self._query = query
         self._job = job
-        job.attach(lambda: bool(query.isActive), lambda: query.exception() is None)
+        job.attach(lambda: bool(query.isActive), lambda: query.exception() is None, query.stop)
 
     @property
     def id(self) -> str:
@@ -86,6 +86,7 @@ class StatefulStreamingQuery:
             raise
         if timeout is None or ended:
             self._job.wait_ended()
+            self._raise_if_fenced()
             self._job.raise_if_failed()
         return ended
 
@@ -97,6 +98,7 @@ class StatefulStreamingQuery:
             if self._job.failure is not None:
                 raise exc from self._job.failure
             raise
+        self._raise_if_fenced()
 
     def stop(self) -> None:
         """Stop the query; commit first what was delivered, within ``task.shutdown.ms``."""
@@ -109,7 +111,21 @@ class StatefulStreamingQuery:
 
     def exception(self) -> StreamingQueryException | None:
         """Return what the query failed with, None if it did not."""
-        return self._query.exception()
+        return self._query.exception() or self._fencing()
+
+    def _fencing(self) -> StreamingQueryException | None:
+        """Return what stopped an idle query, in the form that failed queries have."""
+        fenced = self._job.fenced
+        if fenced is None:
+            return None
+        exception = StreamingQueryException(str(fenced))
+        exception.__cause__ = fenced
+        return exception
+
+    def _raise_if_fenced(self) -> None:
+        fencing = self._fencing()
+        if fencing is not None:
+            raise fencing
 
     def _with_state(self, progress: Any) -> Any:  # noqa: ANN401 - Spark's class
         entry = self._job.operator_progress(progress["batchId"])

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from statekeep.spark.worker.job_spec import OPERATOR, STATE_STORE
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.temporary_directory import temporary_directory
 from statekeep.stores.version import SealedVersion
 
 
@@ -55,8 +55,7 @@ def read_state(settings: Mapping[str, Any] | Config, variable: str) -> Iterator[
         RestoreFailedError: No backend can give the state.
     """
     config = settings if isinstance(settings, Config) else load_dict(settings, "settings")
-    with tempfile.TemporaryDirectory(prefix="statekeep-read-") as name:
-        directory = Path(name)
+    with temporary_directory("statekeep-read-") as directory:
         versions = asyncio.run(_restore_all(config, directory))
         for task, version in versions.items():
             yield from _entries(config, directory, task, version, variable)

@@ -20,8 +20,9 @@ from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.query import StatefulStreamingQuery
+from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, table_sink
-from statekeep.spark.worker.job_spec import STATE_STORE
+from statekeep.spark.termination import termination
 
 Transformation = Callable[[DataFrame], DataFrame]
 
@@ -227,10 +228,12 @@ class StatefulStreamWriter:
                 writer = writer.queryName(self._query_name)
             if self._trigger:
                 writer = writer.trigger(**self._trigger)
-            return StatefulStreamingQuery(writer.start(), job)
+            query = StatefulStreamingQuery(writer.start(), job)
         except BaseException:
             job.close()
             raise
+        termination.stop_before_end(query, config.task.shutdown_ms)
+        return query
 
     def _checkpoint_location(self) -> str:
         given = self._options.get("checkpointLocation")
@@ -255,18 +258,5 @@ class StatefulStreamWriter:
             "blob.store.uri": f"{location}-statekeep",
         }
         config = self._config.with_defaults(defaults, source="the query")
-        config.check()
-        if not config.job.local_dir.is_absolute():
-            raise ConfigError(
-                f"the local directory must be absolute: path={config.job.local_dir}",
-                key="job.logged.store.base.dir",
-                hint="executors and containers have working directories of their own",
-            )
-        unknown = [store for store in config.store_names if store != STATE_STORE]
-        if unknown:
-            raise ConfigError(
-                f"unknown store: store={unknown[0]} stores={STATE_STORE}",
-                key=f"stores.{unknown[0]}",
-                hint=f"state variables of a processor are kept in the store {STATE_STORE!r}",
-            )
+        check_settings(config)
         return config

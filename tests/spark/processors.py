@@ -34,6 +34,15 @@ class Count(StatefulProcessor):
         """Nothing is open."""
 
 
+class Overflowing(Count):
+    """Puts a text where the state holds a number."""
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        self._state.update((sum(1 for _ in rows), "many"))
+        yield Row(key=key[0], n=0, s=0)
+
+
 class CountFrames(Count):
     """The same on pandas frames."""
 

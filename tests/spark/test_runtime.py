@@ -17,7 +17,6 @@ from rich.console import Console
 import statekeep.spark as sk
 from statekeep.checkpoint.records import TaskBatch
 from statekeep.errors import (
-    CheckpointLocationError,
     ConfigError,
     ReplayDivergedError,
     TaskFencedError,
@@ -326,65 +325,6 @@ def test_a_second_driver_fences_the_first(stream: Stream) -> None:
     assert isinstance(seen[0], TaskFencedError)
 
 
-def test_another_number_of_tasks_is_refused(stream: Stream) -> None:
-    stream.add_batches(1)
-    stream.run()
-    with pytest.raises(ConfigError, match="partitions: before=4 now=3"):
-        stream.run(task__count=3)
-
-
-def test_a_used_checkpoint_location_beside_an_empty_log_is_refused(stream: Stream) -> None:
-    stream.add_batches(1)
-    stream.run()
-    with pytest.raises(CheckpointLocationError, match="job log has no commit"):
-        stream.run(blob__store__uri=str(stream.root / "elsewhere"))
-
-
-def test_the_checkpoint_location_of_another_query_is_refused(stream: Stream) -> None:
-    stream.add_batches(1)
-    backup = {"blob.store.uri": str(stream.root / "backup")}
-    stream.settings = backup
-    stream.run()
-    shutil.rmtree(stream.location)
-    with pytest.raises(CheckpointLocationError, match="is empty"):
-        stream.run()
-
-
-def test_a_stateful_operator_upstream_is_refused(stream: Stream) -> None:
-    stream.add_batches(1)
-    counted = stream.frame().groupBy("key").count()
-    with pytest.raises(ConfigError, match="an aggregation"):
-        sk.grouped(counted.groupBy("key"))
-
-
-def test_a_processor_that_cannot_be_sent_is_refused(stream: Stream) -> None:
-    stream.add_batches(1)
-    processor = Count()
-    processor.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="cannot be sent"):
-        stream.stateful(processor)
-
-
-def test_an_unknown_store_is_refused(stream: Stream) -> None:
-    stream.add_batches(1)
-    with pytest.raises(ConfigError, match="unknown store: store=stat "):
-        stream.run(stores__stat__backup__factories="blob")
-
-
-def test_timers_are_refused_by_name(stream: Stream) -> None:
-    stream.add_batches(1)
-    grouped = sk.grouped(stream.frame().groupBy("key"))
-    with pytest.raises(ConfigError, match="timers and TTL"):
-        grouped.transformWithState(Count(), OUTPUT, "Append", "ProcessingTime")
-
-
-def test_a_sink_without_idempotence_is_refused_by_name(stream: Stream) -> None:
-    stream.add_batches(1)
-    writer = stream.stateful().writeStream.option("checkpointLocation", str(stream.location))
-    with pytest.raises(ConfigError, match="format='memory' supported=csv"):
-        writer.format("memory").start()
-
-
 def test_committed_state_is_read_from_the_backup(stream: Stream) -> None:
     stream.settings = {
         "stores.backup.factories": "blob",
@@ -397,38 +337,6 @@ def test_committed_state_is_read_from_the_backup(stream: Stream) -> None:
     assert {entry.key[0]: entry.value for entry in entries} == stream.expected(2)
     with pytest.raises(ConfigError, match="variables=count"):
         list(sk.read_state(settings, "counts"))
-
-
-def test_a_local_directory_that_cannot_be_written_is_named(stream: Stream) -> None:
-    stream.add_batches(1)
-    (stream.root / "file").write_text("not a directory")
-    with pytest.raises(StreamingQueryException, match=r"job\.logged\.store\.base\.dir|/file"):
-        stream.run(job__logged__store__base__dir=str(stream.root / "file"))
-
-
-def test_a_backup_location_that_cannot_be_written_is_named(stream: Stream) -> None:
-    stream.add_batches(1)
-    (stream.root / "file").write_text("not a directory")
-    with pytest.raises(ConfigError, match="/file"):
-        stream.run(blob__store__uri=str(stream.root / "file" / "backup"))
-
-
-def test_another_type_of_the_key_is_refused(stream: Stream) -> None:
-    stream.add_batches(1)
-    stream.run()
-    stream.key = F.length("key").alias("key_length")
-    with pytest.raises(ConfigError, match="key_schema: before='struct<key:string>'"):
-        stream.run()
-
-
-def test_a_session_without_the_settings_is_refused_by_name(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream.add_batches(1)
-    conf = stream.spark.sparkContext.getConf().set("spark.locality.wait", "3s")
-    monkeypatch.setattr(type(stream.spark.sparkContext), "getConf", lambda context: conf)
-    with pytest.raises(ConfigError, match=r"spark\.locality\.wait must be 600s: value='3s'"):
-        sk.grouped(stream.frame().groupBy("key"))
 
 
 def test_a_bar_counts_the_tasks_of_a_long_restore(

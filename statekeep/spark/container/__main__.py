@@ -9,11 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from statekeep.clock import SystemClock
-from statekeep.spark.container.launch import take_lock
+from statekeep.clock import Clock, SystemClock
+from statekeep.spark.container.launch import sweep_dead_places, take_lock
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
 from statekeep.spark.container.server import ContainerServer
 from statekeep.spark.container.work import ContainerWork
+
+logger = logging.getLogger("statekeep.spark.container")
 
 _LOG_BYTES = 10 * 1024 * 1024
 
@@ -29,21 +31,30 @@ def main(directory: Path) -> None:
         handlers=[handler],
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    with place.lock.open("w") as lock:
-        if not take_lock(lock):
-            logging.getLogger(__name__).info("a container is here already: directory=%s", directory)
-            return
+    lock = take_lock(place)
+    if lock is None:
+        logger.info("a container is here already: directory=%s", directory)
+        return
+    status = 1
+    try:
         place.socket.unlink(missing_ok=True)
         spec = msgspec.json.decode(place.spec.read_bytes(), type=ContainerSpec)
-        try:
-            asyncio.run(_serve(place, spec))
-        except Exception:
-            logging.getLogger(__name__).exception("the container failed")
-            raise
+        clock = SystemClock()
+        sweep_dead_places(place, spec.app_id, clock.time_ns())
+        asyncio.run(_serve(place, spec, clock))
+        status = 0
+    except TimeoutError:
+        logger.warning("ended with a blocking call under way")
+    except Exception:
+        logger.exception("the container failed")
+    finally:
+        lock.leave()
+        logging.shutdown()
+        # Threads that are still in a call of a client library are not waited for.
+        os._exit(status)  # the end of a process of our own, which has nobody to return to
 
 
-async def _serve(place: ContainerPlace, spec: ContainerSpec) -> None:
-    clock = SystemClock()
+async def _serve(place: ContainerPlace, spec: ContainerSpec, clock: Clock) -> None:
     work = ContainerWork(spec, clock)
     await ContainerServer(place, work, clock, work.config.container.grace_ms).run(spec.jvm_pid)
 

@@ -20,6 +20,7 @@ from statekeep.spark.container.protocol import (
     Progress,
     Refused,
     Request,
+    Stop,
     decode_answer,
     encode,
 )
@@ -28,6 +29,7 @@ _START_TIMEOUT_S = 60.0
 _CONNECT_PAUSE_S = 0.02
 _READ_TIMEOUT_S = 120.0
 """A restore reports twice a second, a hand-over is answered after one write: silence is a fault."""
+_LEAVE_TIMEOUT_S = 10.0
 _SUCCESSOR_ROUNDS = 600
 _SUCCESSOR_PAUSE_S = 0.1
 _tick = threading.Event()
@@ -75,13 +77,48 @@ def ask(
     raise RetriableError(msg)
 
 
+def tell_to_stop(place: ContainerPlace, epoch: int) -> None:
+    """Tell the container of a place to end, if there is one, and wait until it has gone.
+
+    Args:
+        place: Where it lives.
+        epoch: Of the driver that asks.
+
+    Raises:
+        ContainerError: It serves a newer driver by now.
+        RetriableError: It fell silent, or has not gone after ten seconds: it ends by itself.
+    """
+    connection = _try_connect(place.socket)
+    if connection is None:
+        return
+    answer = _exchange(connection, place, Stop(epoch=epoch), None)
+    if isinstance(answer, Refused):
+        raise ContainerError(answer.error, answer.message)
+    waited = 0.0
+    while place.lock.exists():
+        if waited > _LEAVE_TIMEOUT_S:
+            msg = f"the container still works: directory={place.directory}"
+            raise RetriableError(msg)
+        _tick.wait(_CONNECT_PAUSE_S)
+        waited += _CONNECT_PAUSE_S
+
+
 def _ask_once(
     place: ContainerPlace,
     spec: ContainerSpec,
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
-    with _connect(place, spec) as connection, connection.makefile("rwb") as stream:
+    return _exchange(_connect(place, spec), place, request, on_progress)
+
+
+def _exchange(
+    connection: socket.socket,
+    place: ContainerPlace,
+    request: Request,
+    on_progress: Callable[[Progress], None] | None,
+) -> Done | Refused:
+    with connection, connection.makefile("rwb") as stream:
         try:
             stream.write(encode(request))
             stream.flush()
@@ -103,7 +140,7 @@ def _connect(place: ContainerPlace, spec: ContainerSpec) -> socket.socket:
     if connection is not None:
         return connection
     place.prepare()
-    with (place.directory / "start-lock").open("w") as lock:
+    with place.start_lock.open("w") as lock:
         # One starter at a time: the others find the socket once they get the lock.
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = _try_connect(place.socket)

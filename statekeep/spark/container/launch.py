@@ -1,27 +1,121 @@
-"""The lock that makes a container the only one of its place."""
+"""The lock that makes a container the only one of its place, and what is left when it goes."""
 
 import fcntl
+import logging
+import os
 import threading
 from collections.abc import Callable
-from typing import Final, TextIO
+from typing import Final
+
+from statekeep.spark.container.place import ContainerPlace
+from statekeep.stores.local_files import remove_tree
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE_S: Final = 30.0
 _PAUSE_S: Final = 0.1
+_LOG_KEPT_NS: Final = 7 * 24 * 3600 * 1_000_000_000
+"""The log of a container that died stays for a week."""
 _tick = threading.Event()
 """Never set: the end of another process is no event of ours."""
 
 
-def take_lock(lock: TextIO, pause: Callable[[float], object] = _tick.wait) -> bool:
-    """Take the lock of a container's place; False if another container keeps it.
+class PlaceLock:
+    """Held by the container of a place, until `leave` or its death."""
+
+    def __init__(self, place: ContainerPlace, descriptor: int) -> None:
+        self._place = place
+        self._descriptor = descriptor
+
+    def leave(self) -> None:
+        """Remove all that a container needs to live, the lock last; its log stays.
+
+        So does an outbox with hand-overs in it, for a container that comes after.
+        """
+        place = self._place
+        place.socket.unlink(missing_ok=True)
+        place.spec.unlink(missing_ok=True)
+        place.start_lock.unlink(missing_ok=True)
+        if place.outbox.exists() and not any(place.outbox.iterdir()):
+            place.outbox.rmdir()
+        place.lock.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def take_lock(
+    place: ContainerPlace, pause: Callable[[float], object] = _tick.wait
+) -> PlaceLock | None:
+    """Take the lock of a container's place; None if another container keeps it.
 
     The container of a query that has just ended holds it until its backends are closed: that is
     waited for, at most 30 seconds.
     """
     for _ in range(round(_PATIENCE_S / _PAUSE_S)):
+        lock = _try_lock(place)
+        if lock is not None:
+            return lock
+        pause(_PAUSE_S)
+    return None
+
+
+def sweep_dead_places(own: ContainerPlace, app_id: str, now_ns: int) -> int:
+    """Remove what containers of other applications left when they died; return how many had.
+
+    Their hand-overs are void: the driver that is served here has closed the attempts of all drivers
+    before it. Containers that live hold their lock and are left alone, and so is every place of
+    this application: a container may be about to begin there.
+
+    Args:
+        own: The place of the container that sweeps; its neighbours are looked at.
+        app_id: Its application.
+        now_ns: Wall clock; old logs go.
+    """
+    count = 0
+    for directory in sorted(own.directory.parent.glob("container-*")):
+        if directory.name.startswith(f"container-{app_id}-"):
+            continue
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pause(_PAUSE_S)
-        else:
-            return True
+            count += _sweep(ContainerPlace(directory), now_ns)
+        except OSError as exc:  # another container sweeps too, or the next one will
+            logger.warning("place is not swept: directory=%s error=%s", directory, exc)
+    if count:
+        logger.info("places of dead containers swept: count=%d", count)
+    return count
+
+
+def _sweep(place: ContainerPlace, now_ns: int) -> bool:
+    """Sweep one place; return whether a container had died there."""
+    if place.lock.exists():
+        lock = _try_lock(place)
+        if lock is None:
+            return False
+        remove_tree(place.outbox)
+        lock.leave()
+        return True
+    if _is_log_old(place, now_ns):
+        remove_tree(place.directory)
     return False
+
+
+def _is_log_old(place: ContainerPlace, now_ns: int) -> bool:
+    try:
+        return now_ns - place.log.stat().st_mtime_ns > _LOG_KEPT_NS
+    except FileNotFoundError:
+        return False
+
+
+def _try_lock(place: ContainerPlace) -> PlaceLock | None:
+    """Take the lock if it is free; not that of a file which its holder has just removed."""
+    while True:
+        descriptor = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = place.lock.stat().st_ino
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except FileNotFoundError:
+            found = -1
+        if os.fstat(descriptor).st_ino == found:
+            return PlaceLock(place, descriptor)
+        os.close(descriptor)

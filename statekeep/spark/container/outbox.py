@@ -60,6 +60,10 @@ class Outbox:
                 found.append(request)
         return sorted(found, key=lambda request: request.partition)
 
+    def drop_older(self, epoch: int) -> None:
+        """Drop what drivers before ``epoch`` handed over: their attempts are closed."""
+        self._drop_below(f"{epoch:012d}-")
+
     def _drop_below(self, attempt: str) -> None:
         for path in self._directory.glob("*.json"):
             if path.name[:_ATTEMPT_LENGTH] < attempt:

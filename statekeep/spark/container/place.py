@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from statekeep.checkpoint.escaping import escape_name
+from statekeep.stores.local_files import make_private
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -50,6 +51,11 @@ class ContainerPlace:
         return self.directory / "lock"
 
     @property
+    def start_lock(self) -> Path:
+        """Held by the task that starts a container, so that one starts at a time."""
+        return self.directory / "start-lock"
+
+    @property
     def spec(self) -> Path:
         """What the container was started with."""
         return self.directory / "spec.json"
@@ -71,10 +77,15 @@ class ContainerPlace:
         return _runtime_directory() / f"{digest}.sock"
 
     def prepare(self) -> None:
-        """Make the directories, private to the user."""
+        """Make the directories, private to the user.
+
+        Raises:
+            ConfigError: The directory of sockets is another user's.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.outbox.mkdir(mode=0o700, exist_ok=True)
-        self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.socket.parent.parent)
+        make_private(self.socket.parent)
 
 
 def container_place(local_dir: Path, job_name: str, app_id: str, executor: str) -> ContainerPlace:
@@ -83,4 +94,4 @@ def container_place(local_dir: Path, job_name: str, app_id: str, executor: str) 
 
 
 def _runtime_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"statekeep-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"statekeep-{os.getuid()}" / ".sockets"

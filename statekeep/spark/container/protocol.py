@@ -29,12 +29,14 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", rena
 class _Request(_Message, frozen=True, kw_only=True):
     spec_digest: str = ""
     """`ContainerSpec.digest` of the job as the task knows it; `client.ask` fills it in."""
+    epoch: int
+    """Of the driver that asks. A newer one than before ends all uploads for older drivers: it has
+    closed their attempts before its first request (R5)."""
 
 
 class HandOver(_Request, frozen=True, kw_only=True, tag="hand-over"):
     """Upload a sealed version and write the task's checkpoint (R5)."""
 
-    epoch: int
     attempt: int
     """Requests of a lower (epoch, attempt) are dropped from now on."""
     partition: int
@@ -65,7 +67,7 @@ class Restore(_Request, frozen=True, kw_only=True, tag="restore"):
 
 
 class Stop(_Request, frozen=True, kw_only=True, tag="stop"):
-    """End as soon as the outbox is empty."""
+    """End as soon as the outbox is empty; obeyed whatever the settings."""
 
 
 class Progress(_Message, frozen=True, kw_only=True, tag="progress"):

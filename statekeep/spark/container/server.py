@@ -10,6 +10,7 @@ import msgspec
 
 from statekeep.clock import Clock
 from statekeep.errors import StateBackupError
+from statekeep.fault_points import fault_point
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.spark.container.protocol import (
@@ -32,6 +33,8 @@ from statekeep.spark.container.work import ContainerWork
 logger = logging.getLogger(__name__)
 
 _PROGRESS_PERIOD_S: Final = 0.5
+_CLOSE_S: Final = 10.0
+"""A call of a client library cannot be cancelled; its result counts for nothing by then."""
 
 
 class ContainerServer:
@@ -59,7 +62,13 @@ class ContainerServer:
         self._is_stopping = asyncio.Event()
 
     async def run(self, jvm_pid: int) -> None:
-        """Serve until stopped or until the executor's JVM has ended and the grace time is over."""
+        """Serve until stopped, or until the executor's JVM has ended; finish what is under way.
+
+        That takes the grace time at most; less once a newer driver asks for anything.
+
+        Raises:
+            TimeoutError: A blocking call does not end: the process must, without waiting for it.
+        """
         watch = _watch(jvm_pid, self._is_stopping.set)
         pending = await self._work.executor.run(self._outbox.pending)
         server = await asyncio.start_unix_server(
@@ -78,7 +87,7 @@ class ContainerServer:
             for upload in self._uploads.values():
                 upload.cancel()
             await asyncio.gather(*self._uploads.values(), return_exceptions=True)
-            await self._work.close()
+            await asyncio.wait_for(self._work.close(), _CLOSE_S)
 
     async def _drain(self) -> None:
         try:
@@ -103,14 +112,15 @@ class ContainerServer:
             writer.close()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> Answer:
-        if isinstance(request, Stop):
-            self._is_stopping.set()
-            return Done()
+        await self._note_epoch(request.epoch)
         refused = self._refusal(request)
         if refused is not None:
             return refused
         try:
             match request:
+                case Stop():
+                    self._is_stopping.set()
+                    return Done()
                 case HandOver():
                     return await self._take(request)
                 case Restore():
@@ -123,8 +133,24 @@ class ContainerServer:
             logger.exception("request failed")
             return Refused(error=type(exc).__name__, message=str(exc))
 
+    async def _note_epoch(self, epoch: int) -> None:
+        """End the uploads of older drivers: nothing that they still bring about can count."""
+        if epoch <= self._newest[0]:
+            return
+        self._newest = (epoch, 0)
+        self._settled.clear()
+        for key, upload in self._uploads.items():
+            if key[0] < epoch:
+                upload.cancel()
+        await self._work.executor.run(self._outbox.drop_older, epoch)
+
     def _refusal(self, request: Request) -> Refused | None:
         """Send a task to this container's successor, or return None."""
+        if request.epoch < self._newest[0]:
+            msg = f"a newer driver has taken over: epoch={request.epoch} newest={self._newest[0]}"
+            return Refused(error=StateBackupError.__name__, message=msg)
+        if isinstance(request, Stop):
+            return None
         if request.spec_digest != self._work.spec_digest:
             self._is_stopping.set()
             return Refused(error=STALE_CONTAINER, message="started with other settings; it ends")
@@ -149,7 +175,9 @@ class ContainerServer:
                 upload.cancel()
         if self._is_known((*key, request.partition)):
             return Done()
+        fault_point("outbox.before_write")
         await self._work.executor.run(self._outbox.replace, request)
+        fault_point("outbox.after_write")
         self._start_upload(request)
         return Done()
 
@@ -185,6 +213,7 @@ class ContainerServer:
         # They were cancelled, but a task's backends take one commit at a time.
         await asyncio.gather(*superseded, return_exceptions=True)
         await self._work.upload(request)
+        fault_point("outbox.before_remove")
         await self._work.executor.run(self._outbox.remove, request)
 
     async def _restore(self, request: Restore, writer: asyncio.StreamWriter) -> Done:

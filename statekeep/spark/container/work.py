@@ -26,6 +26,7 @@ from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
 from statekeep.errors import CommitFailedError
+from statekeep.fault_points import fault_point
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
 from statekeep.spark.container.place import ContainerSpec
@@ -44,7 +45,11 @@ logger = logging.getLogger(__name__)
 
 
 class ContainerWork:
-    """Backups and restores of all tasks of one executor, on one event loop and one pool."""
+    """Backups and restores of all tasks of one executor, on one event loop.
+
+    Restores have a pool of their own: a task that waits for its state is not kept waiting by the
+    uploads of others.
+    """
 
     def __init__(self, spec: ContainerSpec, clock: Clock) -> None:
         """Build factories and pool from what the container was started with; no I/O."""
@@ -60,6 +65,9 @@ class ContainerWork:
         self.executor = BoundedExecutor(
             container.commit_pool_threads(container.commit_pool_max_size), "statekeep-commit"
         )
+        self._restore_executor = BoundedExecutor(
+            container.restore_pool_threads(container.restore_pool_max_size), "statekeep-restore"
+        )
         self._checkpoints: CheckpointStore = registry.factory(spec.log_backend).checkpoint_store(
             escape_name(spec.job_name), self.executor, clock
         )
@@ -74,6 +82,7 @@ class ContainerWork:
         except Exception as exc:  # a plug-in may raise anything, and the driver waits for an entry
             logger.exception("backup failed: task=%s", task_name(request.partition))
             entry = _failed(exc)
+        fault_point("entry.before_write")
         await self._checkpoints.write(
             attempt, task_name(request.partition), encode_attempt_entry(entry)
         )
@@ -95,7 +104,7 @@ class ContainerWork:
             local_directory(Path(self._spec.local_dir), self._spec.local_name, request.partition),
             self._stores,
             self._factories,
-            executor=self.executor,
+            executor=self._restore_executor,
             clock=self._clock,
             on_progress=note,
             bad_markers=set(request.bad_markers),
@@ -110,9 +119,11 @@ class ContainerWork:
             await pipeline.close()
         self._pipelines.clear()
         await self._checkpoints.close()
+        await self._restore_executor.close()
         await self.executor.close()
 
     async def _back_up(self, request: HandOver) -> AttemptEntry:
+        began_ns = self._clock.monotonic_ns()
         version_id = VersionId.parse(request.version)
         template = decode_checkpoint_v2(bytes(request.checkpoint), where="hand-over")
         directory = local_directory(
@@ -122,6 +133,7 @@ class ContainerWork:
         if version is None:
             return FailedTask("snapshot", f"the version is gone: version={version_id}")
         base = _base(request)
+        sent: list[int] = []
         context = CommitContext(
             checkpoint_id=template.checkpoint_id,
             epoch=request.epoch,
@@ -129,10 +141,12 @@ class ContainerWork:
             version=version,
             base=base,
             base_version=VersionId.parse(request.base_version) if base is not None else None,
+            count_bytes=sent.append,
         )
         pipeline = await self._pipeline(request.partition, base)
         checkpoint = await pipeline.commit(context, template.input_offsets)
-        return FinishedTask(checkpoint, version_id)
+        elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
+        return FinishedTask(checkpoint, version_id, sum(sent), elapsed_ms)
 
     async def _pipeline(self, partition: int, base: CheckpointV2 | None) -> TaskCommitPipeline:
         pipeline = self._pipelines.get(partition)

@@ -12,13 +12,17 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.records import BatchRecord, JobIdentity, TaskBatch
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.errors import CommitFailedError, RestoreFailedError, StateBackupError
+from statekeep.errors import RestoreFailedError, StateBackupError
+from statekeep.fault_points import fault_point
+from statekeep.spark.driver.awaited_commits import AwaitedCommits
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.history import VersionHistory
 from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
 from statekeep.spark.driver.processing import BatchProcessor, BatchResult
 from statekeep.spark.driver.recovery import Recovery
-from statekeep.spark.driver.reign import Reign, Resumption
+from statekeep.spark.driver.reign import Reign
+from statekeep.spark.driver.replay_checks import REPLAY_MARGIN
+from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import BatchClock, OperatorSpec
 from statekeep.spark.worker.errands import MISSING_OUTPUT
@@ -37,8 +41,6 @@ Sink = Callable[[DataFrame, int], None]
 _MAX_ROUNDS: Final = 8
 """Each round of healing may find more executors lost; a cluster that loses some in every round is
 failing."""
-REPLAY_MARGIN: Final = 2
-"""Batches between the replay limit and what Spark keeps: the one in flight and its predecessor."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class BatchLoop:
         self.last_batch = BatchStatistics()
         self._history = VersionHistory(identity.partitions)
         self._processor = BatchProcessor(jobs)
+        self._awaited_commits = AwaitedCommits(config.task, reign, jobs, self.versions, self._heal)
         self._recovery = Recovery(
             frame=frame,
             location=location,
@@ -108,7 +111,6 @@ class BatchLoop:
         self.head = resumption.head
         everyone = range(self._identity.partitions)
         summary = self._recovery.recover(everyone, resumption.head, is_thorough=True)
-        self._events.add("started", head=resumption.head, committed=resumption.committed)
         self._note_recovery(summary.__dict__, began_ns)
 
     def run(self, rows: DataFrame, batch: int) -> None:
@@ -124,6 +126,8 @@ class BatchLoop:
         if batch <= self._reign.committer.committed_batch:
             self._check_repeated(batch)
             return
+        if batch > self.head + 1 and batch - 1 in self._reign.view.overtaken_batches:
+            self._catch_up(batch - 1)
         if batch != self.head + 1:
             msg = f"not the next batch: batch={batch} head={self.head}"
             raise StateBackupError(msg)
@@ -132,12 +136,14 @@ class BatchLoop:
         result = self._process_all(rows, batch, offsets, plan)
         self._deliver(rows, batch, offsets, result)
         self._history.put(batch, result.tasks)
+        fault_point("batch_record.before")
         self._reign.append(self._record(batch, offsets, result.tasks))
+        fault_point("batch_record.after")
         self.head = batch
         self._history.forget_below(min(self._reign.retained_batches(), default=-1))
         self._note(batch, result)
         if self._config.task.is_commit_every_batch:
-            self._commit_inside_call(batch)
+            self._awaited_commits.commit_inside_call(batch)
 
     def versions(self, batch: int) -> dict[int, str]:
         """Return ``{partition: VersionId}`` after ``batch``."""
@@ -147,7 +153,20 @@ class BatchLoop:
         millis, nanos = divmod(self._clock.time_ns(), 1_000_000)
         self._reign.begin(self._identity, CheckpointId(millis, nanos).serialize())
         self._is_new = False
-        self._events.add("started", partitions=self._identity.partitions)
+
+    def _catch_up(self, batch: int) -> None:
+        """Take in a batch that Spark need not call: an older driver's query has ended it (R4).
+
+        That driver had recorded it before this one took over, and wrote its ``commits/`` file
+        after this one had looked: it was delivered, by versions that nobody may use.
+        """
+        self._location.require(f"commits/{batch}")
+        logger.warning("an older driver has ended a batch, it is replayed: batch=%d", batch)
+        began_ns = self._clock.monotonic_ns()
+        everyone = range(self._identity.partitions)
+        summary = self._recovery.recover(everyone, batch, is_thorough=False)
+        self.head = batch
+        self._note_recovery(summary.__dict__, began_ns)
 
     def _check_repeated(self, batch: int) -> None:
         """A batch that is committed already: Spark repeats it after a crash; nothing to do (R4)."""
@@ -158,10 +177,14 @@ class BatchLoop:
 
     def _prepare_commit(self) -> HandOverPlan | None:
         committer = self._reign.committer
-        lag = self.head - committer.committed_batch
-        is_lagging = lag >= self._config.task.replay_max_batches - REPLAY_MARGIN
         if self._config.task.is_commit_every_batch:
             return None
+        lag = self.head - committer.committed_batch
+        limit = self._config.task.replay_max_batches
+        if lag >= limit:
+            self._awaited_commits.commit_at_limit(self.head)
+            return None
+        is_lagging = lag >= limit - REPLAY_MARGIN
         return self._reign.run(
             committer.prepare(self.head, self.versions(self.head), is_forced=is_lagging)
         )
@@ -201,7 +224,7 @@ class BatchLoop:
     ) -> BatchResult:
         time = parse_batch_time(offsets, f"offsets/{batch}")
         committer = self._reign.committer
-        kept = {committer.committed_batch, self.head, batch - 1}
+        kept = {committer.committed_batch, self.head, batch - 1, *self._kept_commits()}
         if committer.open_batch is not None:
             kept.add(committer.open_batch)
         return self._processor.process_once(
@@ -216,6 +239,11 @@ class BatchLoop:
             committed=self._committed_versions(),
         )
 
+    def _kept_commits(self) -> list[int]:
+        """Return the batches of the newest commits, whose versions stay where they are."""
+        batches = sorted(self._reign.retained_batches())
+        return batches[-self._config.checkpoint.local_retain_versions :]
+
     def _committed_versions(self) -> dict[int, str]:
         commit = self._reign.view.last_commit
         versions: Mapping[str, str] = {} if commit is None else commit.versions
@@ -226,6 +254,7 @@ class BatchLoop:
         for _ in range(_MAX_ROUNDS):
             outputs = {p: result.tasks[p].version for p in result.with_output}
             plan = OutputPlan(batch, outputs, self._operator.output_schema)
+            fault_point("sink.before")
             try:
                 self._sink(self._jobs.output(plan), batch)
             except Exception as exc:
@@ -233,6 +262,7 @@ class BatchLoop:
                     raise
                 self._heal_output(rows, batch, offsets, result)
             else:
+                fault_point("sink.after")
                 return
         msg = f"output was lost again and again: batch={batch} rounds={_MAX_ROUNDS}"
         raise RestoreFailedError(
@@ -277,24 +307,10 @@ class BatchLoop:
                     commit.batch,
                     {partition_of(task): TaskBatch(version=version) for task, version in versions},
                 )
-        for batch, record in sorted(view.batches.items()):
+        for batch, record in sorted(view.trusted_batches.items()):
             if batch <= resumption.head:
                 tasks = {partition_of(task): done for task, done in record.tasks.items()}
                 self._history.put(batch, tasks)
-
-    def _commit_inside_call(self, batch: int) -> None:
-        """Commit the batch that is being called, and wait for it: the every-batch mode (R5)."""
-        committer = self._reign.committer
-        plan = self._reign.run(committer.prepare(batch, self.versions(batch), is_forced=True))
-        if plan is not None:
-            self._reign.run(committer.handed_over(plan, self._jobs.hand_over(plan)))
-        self._reign.run(committer.settle(self._config.task.commit_timeout_ms / 1000))
-        if committer.committed_batch < batch:
-            # Whatever is tolerated elsewhere: the next batch must not be delivered on top of it.
-            msg = f"the batch could not be committed: batch={batch}"
-            raise CommitFailedError(
-                msg, checkpoint_id=plan.checkpoint_id if plan else "", step="record"
-            )
 
     def _record(self, batch: int, offsets: str, tasks: Mapping[int, TaskBatch]) -> BatchRecord:
         previous = self._location.read(f"commits/{batch - 1}") if batch > 0 else None

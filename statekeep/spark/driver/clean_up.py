@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
@@ -15,10 +16,14 @@ from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release
 from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
-from statekeep.spark.driver.markers import usable
+from statekeep.fault_points import fault_point
+from statekeep.spark.driver.events import Note, no_note
 from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec, task_name
 
 logger = logging.getLogger(__name__)
+
+_TASKS_AT_ONCE: Final = 8
+"""Enough to overlap waiting; a job may have hundreds of tasks, and each needs clients."""
 
 
 class CleanUp:
@@ -38,23 +43,18 @@ class CleanUp:
         checkpoints: CheckpointStore,
         executor: BlockingExecutor,
         clock: Clock,
+        note: Note = no_note,
     ) -> None:
         self._spec = spec
         self._writer = writer
         self._checkpoints = checkpoints
-        store = spec.config.store(STATE_STORE)
-        self._pipelines = {
-            partition: TaskCommitPipeline(
-                spec.task(partition),
-                {STATE_STORE: store},
-                factories,
-                executor=executor,
-                clock=clock,
-                metrics=CommitMetrics(),
-            )
-            for partition in range(partitions)
-        }
+        self._partitions = range(partitions)
+        self._factories = factories
+        self._executor = executor
+        self._clock = clock
+        self._note = note
         self._running = asyncio.Lock()
+        self._places = asyncio.Semaphore(_TASKS_AT_ONCE)
 
     async def run(self) -> None:
         """Release, delete, trim; a failure is a warning and is retried after the next commit."""
@@ -66,35 +66,53 @@ class CleanUp:
             except (StateBackupError, RetriableError, ExceptionGroup) as exc:
                 logger.warning("clean-up failed and will be repeated: error=%s", exc)
 
-    async def close(self) -> None:
-        """Close the backends. Idempotent."""
-        async with self._running:
-            for pipeline in self._pipelines.values():
-                await pipeline.close()
-
     async def _run(self) -> None:
         view = self._writer.view
         positions = commits_to_release(view, self._spec.config.checkpoint.retain_commits)
         if positions:
             # A fenced driver finds out here, before anything is deleted.
+            fault_point("release_record.before")
             await self._writer.append(ReleaseRecord(epoch=0, nonce="", positions=positions))
+            fault_point("release_record.after")
         closed = closed_attempts(view)
         if not closed:
             return
-        retained = {partition: _retained(view, partition) for partition in self._pipelines}
+        retained = [_retained(view, partition) for partition in self._partitions]
         async with asyncio.TaskGroup() as group:
-            for partition, pipeline in self._pipelines.items():
-                group.create_task(pipeline.clean_up(retained[partition], closed))
-        for epoch, attempt in closed:
-            await self._checkpoints.delete(f"{epoch}-{attempt}")
+            for partition in self._partitions:
+                group.create_task(self._clean_up_task(partition, retained[partition], closed))
+        # An entry that a late writer left for an attempt that nobody names any more is among them.
+        for epoch, attempt in {*closed, *await self._checkpoints.attempts()}:
+            if (epoch, attempt) <= closed[-1]:
+                await self._checkpoints.delete(f"{epoch}-{attempt}")
+        fault_point("log_trim.before")
         await self._writer.trim(view.lowest_needed)
         logger.info("clean-up done: attempts=%d released=%d", len(closed), len(positions))
+        self._note("clean-up", attempts=len(closed), released=len(positions))
+
+    async def _clean_up_task(
+        self,
+        partition: int,
+        retained: Sequence[CheckpointV2],
+        closed: Sequence[tuple[int, int]],
+    ) -> None:
+        """Let the backends of one task delete; nothing of them is kept open between runs."""
+        async with self._places:
+            pipeline = TaskCommitPipeline(
+                self._spec.task(partition),
+                {STATE_STORE: self._spec.config.store(STATE_STORE)},
+                self._factories,
+                executor=self._executor,
+                clock=self._clock,
+                metrics=CommitMetrics(),
+            )
+            try:
+                await pipeline.clean_up(retained, closed)
+            finally:
+                await pipeline.close()
 
 
 def _retained(view: LogView, partition: int) -> Sequence[CheckpointV2]:
     name = task_name(partition)
-    return [
-        usable(name, bytes(commit.checkpoints[name]), view.bad_markers)
-        for commit in view.commits.values()
-        if name in commit.checkpoints
-    ]
+    found = [view.usable_checkpoint(commit, name) for commit in view.commits.values()]
+    return [checkpoint for checkpoint in found if checkpoint is not None]

@@ -14,10 +14,9 @@ from statekeep.checkpoint.checkpoints import (
     SystemStreamPartition,
 )
 from statekeep.checkpoint.log_writer import LogWriter
-from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
+from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.spark.driver.markers import usable
-from statekeep.spark.worker.job_spec import STATE_STORE, partition_of, task_name
+from statekeep.spark.worker.job_spec import STATE_STORE, HandOverPlan, partition_of, task_name
 
 StateMarkers = Mapping[BackendName, Mapping[StoreName, Marker]]
 
@@ -48,14 +47,14 @@ class CommitRecords:
 
     def bases(self) -> dict[int, Base]:
         """Return what the newest commit holds, by partition; nothing for empty state."""
-        commit = self._writer.view.last_commit
+        view = self._writer.view
+        commit = view.last_commit
         if commit is None:
             return {}
-        bad = self._writer.view.bad_markers
         return {
-            partition_of(task): Base(commit.versions[task], usable(task, bytes(raw), bad))
-            for task, raw in commit.checkpoints.items()
-            if commit.versions.get(task)
+            partition_of(task): Base(version, checkpoint)
+            for task, version in commit.versions.items()
+            if version and (checkpoint := view.usable_checkpoint(commit, task)) is not None
         }
 
     def must_upload(self, version: str, base: Base | None) -> bool:
@@ -66,6 +65,35 @@ class CommitRecords:
             return True
         markers = base.checkpoint.state_markers
         return any(STATE_STORE not in markers.get(name, {}) for name in self._required_backends)
+
+    def plan(
+        self, attempt: int, checkpoint_id: str, batch: int, versions: Mapping[int, str]
+    ) -> HandOverPlan:
+        """Return what the tasks hand over for an attempt: those that must upload, and their bases.
+
+        Args:
+            attempt: Its number in this reign.
+            checkpoint_id: Of the attempt.
+            batch: The batch that is committed.
+            versions: ``{partition: VersionId}`` of all tasks.
+        """
+        bases = self.bases()
+        return HandOverPlan(
+            epoch=self._writer.epoch,
+            attempt=attempt,
+            checkpoint_id=checkpoint_id,
+            batch=batch,
+            versions={
+                partition: version
+                for partition, version in versions.items()
+                if self.must_upload(version, bases.get(partition))
+            },
+            bases={
+                partition: (base.version, encode_checkpoint_v2(base.checkpoint))
+                for partition, base in bases.items()
+            },
+            checkpoint=self.checkpoint(checkpoint_id, batch, {}),
+        )
 
     async def build(
         self,
@@ -112,6 +140,19 @@ class CommitRecords:
         return encode_checkpoint_v2(
             CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
         )
+
+
+def attempt_record(plan: HandOverPlan, versions: Mapping[int, str]) -> AttemptRecord:
+    """Return the record that precedes the hand-over of a plan; ``versions`` are all tasks'."""
+    return AttemptRecord(
+        epoch=0,
+        nonce="",
+        attempt=plan.attempt,
+        batch=plan.batch,
+        checkpoint_id=plan.checkpoint_id,
+        versions={task_name(partition): version for partition, version in versions.items()},
+        uploads=[task_name(partition) for partition in plan.versions],
+    )
 
 
 def _markers(base: Base | None) -> StateMarkers:

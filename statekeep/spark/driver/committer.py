@@ -9,6 +9,7 @@ from typing import Final
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
@@ -18,12 +19,14 @@ from statekeep.checkpoint.records import (
     QueryState,
     VoidRecord,
 )
-from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.checkpoint.serde import FinishedTask
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate, Decision
 from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedError
-from statekeep.spark.driver.commit_records import CommitRecords
-from statekeep.spark.driver.gathering import gather
+from statekeep.fault_points import fault_point
+from statekeep.spark.driver.commit_records import CommitRecords, attempt_record
+from statekeep.spark.driver.events import Note, no_note
+from statekeep.spark.driver.gathering import GatheredTasks, gather
 from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan, partition_of, task_name
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ class CommitSummary:
     position: int
     elapsed_ms: int
     tasks_uploaded: int
+    bytes_uploaded: int = 0
+    """By all tasks to all backends, as far as backends count."""
     was_rolled_forward: bool = False
 
 
@@ -50,6 +55,7 @@ class _Attempt:
     all_versions: Mapping[int, str]
     began_ns: int
     follower: asyncio.Task[None] | None = None
+    bytes_uploaded: int = 0
 
 
 class Committer:
@@ -72,6 +78,7 @@ class Committer:
         query_state: Callable[[int], Awaitable[QueryState]],
         on_commit: Callable[[CommitSummary], None],
         required_backends: Collection[str] = (),
+        note: Note = no_note,
     ) -> None:
         """Wire the committer.
 
@@ -85,6 +92,7 @@ class Committer:
             on_commit: Told of every commit, on the loop.
             required_backends: Names of the backends that every task must be in: a task that one of
                 them lacks uploads again, though unchanged.
+            note: Told of every upload and of void attempts, on the loop.
         """
         self._writer = writer
         self._checkpoints = checkpoints
@@ -92,6 +100,7 @@ class Committer:
         self._clock = clock
         self._records = CommitRecords(writer, identity, query_state, required_backends)
         self._on_commit = on_commit
+        self._note = note
         self._attempts = 0
         self._open: _Attempt | None = None
         self._ending = asyncio.Lock()
@@ -138,7 +147,7 @@ class Committer:
             CommitFailedError: More commits failed in a row than are tolerated.
             TaskFencedError: Another driver has taken over.
         """
-        self._raise_if_fenced()
+        self.raise_if_fenced()
         while batch > self.committed_batch:
             now = self._clock.monotonic_ns()
             if not (is_forced or self._gate.is_due(now)):
@@ -150,7 +159,7 @@ class Committer:
                     return None
                 case Decision.BLOCK:
                     await self._wait_for_open(self._gate.remaining_block_ns(now) / _NS_PER_S)
-                    self._raise_if_fenced()
+                    self.raise_if_fenced()
         return None
 
     async def handed_over(self, plan: HandOverPlan, errors: Mapping[int, str]) -> None:
@@ -178,7 +187,7 @@ class Committer:
         """Wait for the open attempt to end, for at most ``timeout_s``; then make it void."""
         if self._open is not None:
             await self._wait_for_open(timeout_s)
-        self._raise_if_fenced()
+        self.raise_if_fenced()
 
     async def void_if_lost(self, lost: Mapping[int, str]) -> None:
         """Make the open attempt void if it still has to upload a version that is lost.
@@ -194,50 +203,34 @@ class Committer:
                 return
 
     async def record_now(
-        self, attempt_key: tuple[int, int], attempt: AttemptRecord, entries: Mapping[int, bytes]
+        self, attempt_key: tuple[int, int], attempt: AttemptRecord, gathered: GatheredTasks
     ) -> CommitSummary:
         """Append the commit record of an attempt of an earlier driver: roll it forward (R5)."""
         versions = {partition_of(task): version for task, version in attempt.versions.items()}
         record = await self._records.build(
-            attempt_key, attempt.batch, attempt.checkpoint_id, versions, entries
+            attempt_key, attempt.batch, attempt.checkpoint_id, versions, gathered.checkpoints
         )
+        fault_point("roll_forward.before")
         position = await self._writer.append(record)
+        fault_point("roll_forward.after")
         return CommitSummary(
-            attempt.checkpoint_id, attempt.batch, position, 0, len(entries), was_rolled_forward=True
+            attempt.checkpoint_id,
+            attempt.batch,
+            position,
+            elapsed_ms=0,
+            tasks_uploaded=len(gathered.checkpoints),
+            bytes_uploaded=gathered.bytes_uploaded,
+            was_rolled_forward=True,
         )
 
     async def _begin(self, batch: int, versions: Mapping[int, str]) -> HandOverPlan:
         now_ns = self._clock.monotonic_ns()
         self._attempts += 1
         checkpoint_id = self._new_checkpoint_id()
-        bases = self._records.bases()
-        changed = {
-            partition: version
-            for partition, version in versions.items()
-            if self._records.must_upload(version, bases.get(partition))
-        }
-        plan = HandOverPlan(
-            epoch=self._writer.epoch,
-            attempt=self._attempts,
-            checkpoint_id=checkpoint_id,
-            batch=batch,
-            versions=changed,
-            bases={
-                partition: (base.version, encode_checkpoint_v2(base.checkpoint))
-                for partition, base in bases.items()
-            },
-            checkpoint=self._records.checkpoint(checkpoint_id, batch, {}),
-        )
-        record = AttemptRecord(
-            epoch=0,
-            nonce="",
-            attempt=self._attempts,
-            batch=batch,
-            checkpoint_id=checkpoint_id,
-            versions={task_name(partition): version for partition, version in versions.items()},
-            uploads=[task_name(partition) for partition in changed],
-        )
-        await self._append(record)
+        plan = self._records.plan(self._attempts, checkpoint_id, batch, versions)
+        fault_point("attempt_record.before")
+        await self._append(attempt_record(plan, versions))
+        fault_point("attempt_record.after")
         self._gate.started(now_ns, checkpoint_id)
         self._open = _Attempt(plan, dict(versions), now_ns)
         return plan
@@ -252,7 +245,9 @@ class Committer:
     async def _follow(self, attempt: _Attempt) -> None:
         """Wait for the tasks' entries, then append the commit record."""
         try:
-            gathered = await gather(attempt.plan, self._checkpoints, self._clock)
+            gathered = await gather(
+                attempt.plan, self._checkpoints, self._clock, on_finished=self._note_upload
+            )
             await self._complete(attempt, gathered)
         except TaskFencedError as exc:
             self._fenced = exc
@@ -265,30 +260,56 @@ class Committer:
             await self._fail(attempt, _described(exc))
             raise
 
-    async def _complete(self, attempt: _Attempt, gathered: Mapping[int, bytes]) -> None:
+    def _note_upload(self, plan: HandOverPlan, task: TaskName, done: FinishedTask) -> None:
+        self._note(
+            "task-uploaded",
+            task=task,
+            attempt=plan.attempt,
+            batch=plan.batch,
+            bytes=done.bytes_uploaded,
+            elapsed_ms=done.elapsed_ms,
+        )
+
+    async def _complete(self, attempt: _Attempt, gathered: GatheredTasks) -> None:
         plan = attempt.plan
+        attempt.bytes_uploaded = gathered.bytes_uploaded
         key = (plan.epoch, plan.attempt)
         record = await self._records.build(
-            key, plan.batch, plan.checkpoint_id, attempt.all_versions, gathered
+            key, plan.batch, plan.checkpoint_id, attempt.all_versions, gathered.checkpoints
         )
         async with self._ending:
             if self._open is not attempt:
                 return
+            fault_point("commit_record.before")
             position = await self._append(record)
+            fault_point("commit_record.after")
             self._open = None
-        now_ns = self._clock.monotonic_ns()
+        self._succeeded(attempt, position)
+
+    def _succeeded(self, attempt: _Attempt, position: int) -> None:
+        plan, now_ns = attempt.plan, self._clock.monotonic_ns()
         self._gate.succeeded(now_ns)
         elapsed_ms = (now_ns - attempt.began_ns) // 1_000_000
+        tasks = len(plan.versions)
         logger.info(
-            "commit is durable: checkpoint_id=%s batch=%d position=%d tasks=%d elapsed_ms=%d",
+            "commit is durable: checkpoint_id=%s batch=%d position=%d tasks=%d bytes=%d "
+            "elapsed_ms=%d",
             plan.checkpoint_id,
             plan.batch,
             position,
-            len(gathered),
+            tasks,
+            attempt.bytes_uploaded,
             elapsed_ms,
         )
         self._on_commit(
-            CommitSummary(plan.checkpoint_id, plan.batch, position, elapsed_ms, len(gathered))
+            CommitSummary(
+                plan.checkpoint_id,
+                plan.batch,
+                position,
+                elapsed_ms,
+                tasks,
+                bytes_uploaded=attempt.bytes_uploaded,
+            )
         )
 
     async def _wait_for_open(self, timeout_s: float) -> None:
@@ -312,7 +333,11 @@ class Committer:
             self._gate.abandoned(self._clock.monotonic_ns())
 
     async def _make_void(self, attempt: _Attempt, reason: str) -> bool:
-        """End an attempt without a commit; False if it has ended already."""
+        """End an attempt without a commit; False if it has ended already, or has a commit.
+
+        The answer to its commit record may have been lost: the void record settles whether that
+        had landed, and then has no effect itself.
+        """
         plan = attempt.plan
         async with self._ending:
             if self._open is not attempt:
@@ -320,15 +345,26 @@ class Committer:
             record = VoidRecord(
                 epoch=0, nonce="", attempt_epoch=plan.epoch, attempt=plan.attempt, reason=reason
             )
+            fault_point("void_record.before")
             await self._append(record)
             self._open = None
+        view = self._writer.view
+        if view.is_committed(plan.epoch, plan.attempt):
+            self._succeeded(attempt, view.last_commit_position)
+            return False
         logger.warning("commit is void: checkpoint_id=%s reason=%s", plan.checkpoint_id, reason)
+        self._note("void", attempt=plan.attempt, batch=plan.batch, reason=reason)
         follower = attempt.follower
         if follower is not None and follower is not asyncio.current_task():
             follower.cancel()
         return True
 
-    def _raise_if_fenced(self) -> None:
+    def raise_if_fenced(self) -> None:
+        """Raise what an append has found out already, if anything; asks nobody.
+
+        Raises:
+            TaskFencedError: Another driver has taken over.
+        """
         if self._fenced is not None:
             raise self._fenced
 

@@ -1,16 +1,19 @@
 """What happened in a query, as data: for ``query.events``, for tests and for people."""
 
 import logging
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from statekeep.clock import Clock
+from statekeep.config.redact import redact
 
 logger = logging.getLogger(__name__)
 
 _KEPT: Final = 1000
+_LONGEST_SUMMARY: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,23 +21,66 @@ class QueryEvent:
     """One thing that happened."""
 
     kind: str
-    """``started``, ``batch``, ``commit``, ``recovery``, ``healed-output`` or ``clean-up``."""
+    """One of those that ``docs/formats.md`` lists under "Progress events"."""
     time_ms: int
     """Wall clock of the driver; a label."""
     details: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+class Note(Protocol):
+    """Takes in an event; never waits and never fails."""
+
+    def __call__(self, kind: str, **details: Any) -> None:  # noqa: ANN401 - each kind has its own
+        """Take in an event of a kind, with what JSON can hold."""
+        ...
+
+
+def no_note(kind: str, **details: Any) -> None:  # noqa: ANN401 - each kind has its own
+    """Forget an event, where nobody asks for it."""
+
+
+def summary_of(error: BaseException) -> str:
+    """Return the first line of an error with its type, for an event: no stack, no URI's secrets."""
+    first, *_ = [*str(error).strip().splitlines(), ""]
+    return redact(f"{type(error).__name__}: {first}"[:_LONGEST_SUMMARY], is_secret=False)
+
+
 class EventList:
-    """The newest events of a query; appended by the batch thread and the commit thread."""
+    """The newest events of a query, over all its restarts; added to by any thread.
+
+    While a reign writes events down, each one is passed on to it; what happens between two reigns
+    waits for the next one.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._events: deque[QueryEvent] = deque(maxlen=_KEPT)
+        self._waiting: deque[QueryEvent] = deque(maxlen=_KEPT)
+        self._write_down: Callable[[QueryEvent], None] | None = None
+        self._adding = threading.Lock()
 
     def add(self, kind: str, **details: Any) -> None:  # noqa: ANN401 - each kind has its own
         """Append an event."""
-        self._events.append(QueryEvent(kind, self._clock.time_ns() // 1_000_000, details))
+        event = QueryEvent(kind, self._clock.time_ns() // 1_000_000, details)
+        with self._adding:
+            self._events.append(event)
+            if self._write_down is None:
+                self._waiting.append(event)
+            else:
+                self._write_down(event)
+
+    def pass_to(self, write_down: Callable[[QueryEvent], None] | None) -> None:
+        """Pass events on from now on, with those that wait; None: let them wait again.
+
+        Args:
+            write_down: Called by any thread that adds; must not wait.
+        """
+        with self._adding:
+            self._write_down = write_down
+            while self._waiting and write_down is not None:
+                write_down(self._waiting.popleft())
 
     def snapshot(self) -> Sequence[QueryEvent]:
         """Return the events so far, oldest first."""
-        return list(self._events)
+        with self._adding:
+            return list(self._events)

@@ -1,47 +1,84 @@
 """Waits for the entries that containers write for the tasks of one attempt."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.job_log import CheckpointStore
-from statekeep.checkpoint.serde import FailedTask, decode_attempt_entry, encode_checkpoint_v2
+from statekeep.checkpoint.serde import (
+    FailedTask,
+    FinishedTask,
+    decode_attempt_entry,
+    encode_checkpoint_v2,
+)
 from statekeep.clock import Clock
 from statekeep.errors import CommitFailedError
-from statekeep.spark.worker.job_spec import HandOverPlan, partition_of
+from statekeep.spark.worker.job_spec import HandOverPlan, partition_of, task_name
 
 _FIRST_POLL_S: Final = 0.05
 _LONGEST_POLL_S: Final = 0.5
 
 
+@dataclass(slots=True)
+class GatheredTasks:
+    """What the containers have written for the tasks of one attempt."""
+
+    checkpoints: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """``{partition: CheckpointV2 in JSON}``"""
+    bytes_uploaded: int = 0
+    """By all of them, to all backends."""
+
+
 async def gather(
-    plan: HandOverPlan, checkpoints: CheckpointStore, clock: Clock
-) -> dict[int, bytes]:
-    """Return ``{partition: CheckpointV2 in JSON}`` once every task of the plan has an entry.
+    plan: HandOverPlan,
+    checkpoints: CheckpointStore,
+    clock: Clock,
+    *,
+    deadline_ns: int | None = None,
+    on_finished: Callable[[HandOverPlan, TaskName, FinishedTask], None] | None = None,
+) -> GatheredTasks:
+    """Return the tasks' checkpoints once every task of the plan has an entry.
 
     Polls with growing pauses, and reads what it has found only once.
 
+    Args:
+        plan: The attempt.
+        checkpoints: Where the containers write.
+        clock: For the pauses.
+        deadline_ns: Monotonic time at which an entry that lacks is waited for no longer; None
+            waits for ever.
+        on_finished: Told of each entry as it is found.
+
     Raises:
-        CommitFailedError: A task reports a failure.
+        CommitFailedError: A task reports a failure, or the deadline is over.
         CheckpointCorruptError: An entry cannot be read.
     """
-    found: dict[int, bytes] = {}
+    found = GatheredTasks()
     known: set[TaskName] = set()
     pause_s = _FIRST_POLL_S
     while True:
         name = f"{plan.epoch}-{plan.attempt}"
         for task, data in (await checkpoints.read(name, known=known)).items():
-            checkpoint = _checkpoint_in(data, task, plan)
-            if checkpoint is not None:
-                found[partition_of(task)] = checkpoint
+            entry = _finished(data, task, plan)
+            if entry is not None:
+                found.checkpoints[partition_of(task)] = encode_checkpoint_v2(entry.checkpoint)
+                found.bytes_uploaded += entry.bytes_uploaded
                 known.add(task)
-        if len(found) >= len(plan.versions):
+                if on_finished is not None:
+                    on_finished(plan, task, entry)
+        if len(found.checkpoints) >= len(plan.versions):
             return found
+        if deadline_ns is not None and clock.monotonic_ns() >= deadline_ns:
+            absent = min(plan.versions.keys() - found.checkpoints.keys())
+            msg = f"a task's backup is not finished: task={task_name(absent)}"
+            raise CommitFailedError(msg, checkpoint_id=plan.checkpoint_id, step="timeout")
         await clock.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 
 
-def _checkpoint_in(data: bytes, task: TaskName, plan: HandOverPlan) -> bytes | None:
-    """Return a task's checkpoint; None if its entry is of another version than the plan's."""
+def _finished(data: bytes, task: TaskName, plan: HandOverPlan) -> FinishedTask | None:
+    """Return a task's entry; None if it is of another version than the plan's."""
     entry = decode_attempt_entry(data, where=f"attempt={plan.epoch}-{plan.attempt} task={task}")
     if isinstance(entry, FailedTask):
         raise CommitFailedError(
@@ -51,4 +88,4 @@ def _checkpoint_in(data: bytes, task: TaskName, plan: HandOverPlan) -> bytes | N
         )
     if str(entry.version_id) != plan.versions.get(partition_of(task)):
         return None
-    return encode_checkpoint_v2(entry.checkpoint)
+    return entry

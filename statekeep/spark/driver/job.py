@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
@@ -20,18 +20,24 @@ from pyspark.sql import DataFrame, SparkSession
 
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.errors import ConfigError, StateBackupError
+from statekeep.errors import StateBackupError, TaskFencedError
 from statekeep.spark.anchor import ROUTER, Anchor, expected_executors, wait_for_executors
-from statekeep.spark.driver.batch_loop import REPLAY_MARGIN, BatchLoop, Sink
+from statekeep.spark.driver.batch_loop import BatchLoop, Sink
 from statekeep.spark.driver.committer import CommitSummary
-from statekeep.spark.driver.events import EventList
+from statekeep.spark.driver.events import EventList, summary_of
+from statekeep.spark.driver.fence_watch import FenceWatch
+from statekeep.spark.driver.hand_over_repeats import HandOverRepeats
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.progress import operator_progress
 from statekeep.spark.driver.reign import Reign, new_identity
+from statekeep.spark.driver.replay_checks import check_retention, check_sources
+from statekeep.spark.driver.shadow import sweep_shadows
 from statekeep.spark.driver.stall_guard import StallGuard
+from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.worker.errands import whereabouts
-from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan, JobSpec
+from statekeep.spark.worker.job_spec import STATE_STORE, HandOverPlan, JobSpec
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +64,7 @@ class StatefulJob:
         location: CheckpointLocation,
         sink: Sink,
         clock: Clock,
+        events: EventList | None = None,
     ) -> None:
         """Wire the job; no I/O.
 
@@ -69,6 +76,7 @@ class StatefulJob:
             location: The query's checkpoint location.
             sink: Gets the output of each batch, with its number.
             clock: For delays.
+            events: Where events go; None: a list of its own.
         """
         self._spark = spark
         self._frame = frame
@@ -77,19 +85,21 @@ class StatefulJob:
         self._location = location
         self._sink = sink
         self._clock = clock
-        self.events = EventList(clock)
+        self.events = EventList(clock) if events is None else events
         self.last_commit: CommitSummary | None = None
         self.failure: BaseException | None = None
         """What the batch call raised, as Python has it."""
+        self.fenced: TaskFencedError | None = None
+        """Why the query was stopped while it was idle: no batch call could raise it."""
+        self._anchor: Anchor | None = None
         self._turn = threading.Lock()
-        self._reign = Reign(config, location, clock)
+        self._is_sound = True
+        self._reign = Reign(config, location, clock, self.events)
         self._last_batch_ns = clock.monotonic_ns()
         self._is_open = False
         self._commit_made = threading.Condition()
         self._ended = threading.Event()
         self._end_error: Exception | None = None
-        self._awaited_plan: HandOverPlan | None = None
-        self._repeat_at_ns = 0
         self._closing = threading.Lock()
         self._is_closed = False
 
@@ -101,14 +111,15 @@ class StatefulJob:
             CheckpointLocationError: The checkpoint location is not the job's.
             RestoreFailedError: State is out of reach.
         """
-        self._check_retention()
+        check_retention(self._spark, self._config.task.replay_max_batches)
+        check_sources(self._frame, is_replay_needed=not self._config.task.is_commit_every_batch)
         commit = self._reign.open()
         partitions = self._config.task.count or int(
             self._spark.conf.get("spark.sql.shuffle.partitions") or 200
         )
         expected = new_identity(self._config, partitions, ROUTER, self._key_schema())
         self._identity = self._reign.identity(commit, expected)
-        self._reign.check_location(commit)
+        self._reign.check_location()
         spec = JobSpec(
             config=self._config,
             job_uid=self._identity.job_uid,
@@ -120,10 +131,13 @@ class StatefulJob:
         )
         tag = f"statekeep-{self._identity.job_uid}"
         wait_for_executors(self._spark, expected_executors(self._spark))
-        self._jobs = TaskJobs(self._spark, Anchor(self._spark, partitions, tag), spec, self._reign)
-        self._jobs.anchor.place(whereabouts)
+        self._anchor = Anchor(self._spark, partitions, tag)
+        self._anchor.place(whereabouts)
+        self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign)
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
         resumption = self._reign.take_over(spec, self._identity, self._committed)
+        self._jobs.epoch = self._reign.epoch
+        sweep_shadows(self._location, self._reign.epoch)
         self._batches = BatchLoop(
             frame=self._frame,
             operator=self._operator,
@@ -136,6 +150,7 @@ class StatefulJob:
             events=self.events,
             clock=self._clock,
         )
+        self._note_start(resumption)
         if resumption is not None:
             self._batches.resume(resumption)
         self._is_open = True
@@ -156,14 +171,20 @@ class StatefulJob:
             self.failure = exc
             raise
 
-    def attach(self, is_active: Callable[[], bool], is_sound: Callable[[], bool]) -> None:
+    def attach(
+        self,
+        is_active: Callable[[], bool],
+        is_sound: Callable[[], bool],
+        stop: Callable[[], None],
+    ) -> None:
         """Watch the Spark query from now on: commit when idle, commit and close when it ends.
 
         Args:
             is_active: Whether the Spark query runs.
             is_sound: Whether it ended without an error.
+            stop: Ends it; called when another driver has taken over while it was idle.
         """
-        self._reign.spawn(self._watch(is_active, is_sound))
+        self._reign.spawn(self._watch(is_active, is_sound, stop))
 
     @property
     def has_ended(self) -> bool:
@@ -182,6 +203,11 @@ class StatefulJob:
                 lambda: self.last_commit is not None and self.last_commit.batch >= batch, timeout_s
             )
 
+    @property
+    def error(self) -> BaseException | None:
+        """Why the job has ended, as far as Python knows it; None if it was asked to."""
+        return self.fenced or (None if self._is_sound else self.failure) or self._end_error
+
     def raise_if_failed(self) -> None:
         """Raise what kept the last commit from being made, if anything."""
         if self._end_error is not None:
@@ -194,6 +220,14 @@ class StatefulJob:
             if not self._is_closed:
                 self._is_closed = True
                 self._reign.close()
+                self._release_anchor()
+
+    def _release_anchor(self) -> None:
+        if self._anchor is not None:
+            try:
+                self._anchor.close()
+            except (PySparkException, Py4JError, OSError) as exc:
+                logger.info("the anchor goes with its session: error=%s", exc)
 
     def status(self) -> dict[str, Any]:
         """Return how far commits are."""
@@ -208,34 +242,47 @@ class StatefulJob:
         done = self._batches.last_batch
         if done.batch != batch:
             return None
-        pause_ms = round(max(done.pauses_ns, default=0) / 1e6, 3)
-        return {
-            "operatorName": "statekeep",
-            "numRowsUpdated": done.changed_keys,
-            "numShufflePartitions": self._identity.partitions,
-            "numStateStoreInstances": self._identity.partitions,
-            "customMetrics": {
-                "rowsIn": done.rows_in,
-                "rowsOut": done.rows_out,
-                "maxSyncPauseMs": pause_ms,
-                "committedBatch": -1 if self.last_commit is None else self.last_commit.batch,
-            },
-        }
+        return operator_progress(done, self._identity.partitions, self.last_commit)
 
-    async def _watch(self, is_active: Callable[[], bool], is_sound: Callable[[], bool]) -> None:
+    async def _watch(
+        self,
+        is_active: Callable[[], bool],
+        is_sound: Callable[[], bool],
+        stop: Callable[[], None],
+    ) -> None:
         """Runs on the commit thread's loop for as long as the query lives, and ends the job."""
         try:
-            while await self._reign.blocking(is_active):
-                await self._clock.sleep(_POLL_S)
-                await self._commit_if_idle()
-                await self._repeat_hand_over()
-            await self._end(is_committing=await self._reign.blocking(is_sound))
+            try:
+                await self._work_beside(is_active)
+            except TaskFencedError as exc:
+                logger.warning("the query is stopped: error=%s", exc)
+                self.fenced = exc
+                await self._reign.blocking(stop)
+            self._is_sound = await self._reign.blocking(is_sound)
+            await self._end(is_committing=self._is_sound and self.fenced is None)
         except Exception as exc:
             logger.exception("the job did not end well")
             self._end_error = exc
         finally:
             self._is_open = False
+            self._note_end()
             self._ended.set()
+
+    async def _work_beside(self, is_active: Callable[[], bool]) -> None:
+        """Do what an active query needs besides its batches.
+
+        Raises:
+            TaskFencedError: Another driver has taken over, and no batch is there to find out.
+        """
+        fence_watch = FenceWatch(self._reign, self._clock)
+        patience_ms = self._config.task.commit_max_delay_ms // 2
+        repeats = HandOverRepeats(self._reign.committer, self._hand_over, self._clock, patience_ms)
+        while await self._reign.blocking(is_active):
+            await self._clock.sleep(_POLL_S)
+            if not self._turn.locked():
+                await fence_watch.look()
+            await self._commit_if_idle()
+            await repeats.look()
 
     async def _commit_if_idle(self) -> None:
         """Commit the newest batch if that is due and no batch comes along to ride on."""
@@ -250,33 +297,13 @@ class StatefulJob:
             return
         try:
             await self._commit_settled_batch(is_forced=False)
+        except TaskFencedError:
+            raise
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
             # The next batch call meets the same error and fails the query with it.
             logger.warning("commit of the idle stream failed: error=%s", exc)
         finally:
             self._turn.release()
-
-    async def _repeat_hand_over(self) -> None:
-        """Hand an attempt over once more if it takes long: its container may have died.
-
-        A container ignores what it works on already or has finished; a new one begins.
-        """
-        committer = self._reign.committer
-        plan, now_ns = committer.open_plan, self._clock.monotonic_ns()
-        patience_ns = self._config.task.commit_max_delay_ms * 500_000
-        if plan is not self._awaited_plan:
-            self._awaited_plan, self._repeat_at_ns = plan, now_ns + patience_ns
-        if plan is None or now_ns < self._repeat_at_ns:
-            return
-        self._repeat_at_ns = now_ns + patience_ns
-        logger.warning("commit takes long, its hand-over is repeated: batch=%d", plan.batch)
-        try:
-            errors = await self._reign.blocking(self._jobs.hand_over, plan)
-        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-            logger.warning("hand-over could not be repeated: error=%s", exc)
-            return
-        lost = [p for p, error in errors.items() if error.startswith(VERSION_NOT_HERE)]
-        await committer.void_if_lost({p: plan.versions[p] for p in lost})
 
     async def _end(self, *, is_committing: bool) -> None:
         """Commit what was delivered, within ``task.shutdown.ms``; then let the containers end."""
@@ -326,10 +353,13 @@ class StatefulJob:
         if plan is None:
             return
         try:
-            errors = await self._reign.blocking(self._jobs.hand_over, plan)
+            errors = await self._hand_over(plan)
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
             errors = dict.fromkeys(plan.versions, f"{type(exc).__name__}: {exc}")
         await committer.handed_over(plan, errors)
+
+    async def _hand_over(self, plan: HandOverPlan) -> Mapping[int, str]:
+        return await self._reign.blocking(self._jobs.hand_over, plan)
 
     def _committed(self, summary: CommitSummary) -> None:
         with self._commit_made:
@@ -341,21 +371,33 @@ class StatefulJob:
             checkpoint_id=summary.checkpoint_id,
             elapsed_ms=summary.elapsed_ms,
             tasks_uploaded=summary.tasks_uploaded,
+            bytes_uploaded=summary.bytes_uploaded,
             was_rolled_forward=summary.was_rolled_forward,
         )
 
-    def _check_retention(self) -> None:
-        """Spark must keep the boundaries of every batch that a replay may need (R12)."""
-        key = "spark.sql.streaming.minBatchesToRetain"
-        kept = int(self._spark.conf.get(key) or 100)
-        wanted = self._config.task.replay_max_batches
-        if wanted > kept - REPLAY_MARGIN:
-            raise ConfigError(
-                f"Spark forgets batches that a replay may need: task.replay.max.batches={wanted}"
-                f" {key}={kept}",
-                key="task.replay.max.batches",
-                hint=f"raise {key} to at least {wanted + REPLAY_MARGIN}",
-            )
+    def _note_start(self, resumption: Resumption | None) -> None:
+        view = self._reign.view
+        self.events.add(
+            "job-initialised",
+            partitions=self._identity.partitions,
+            stores=self._identity.stores,
+            backends=self._config.store(STATE_STORE).backup_factories,
+            log_backend=self._reign.log_backend,
+            commit_position=view.last_commit_position,
+            committed=-1 if resumption is None else resumption.committed,
+            head=-1 if resumption is None else resumption.head,
+        )
+
+    def _note_end(self) -> None:
+        error, committer = self.error, self._reign.committer
+        if isinstance(error, TaskFencedError):
+            self.events.add("fenced", own_epoch=error.own_epoch, newer_epoch=error.newer_epoch)
+        self.events.add(
+            "stopped",
+            committed=committer.committed_batch,
+            head=self._batches.head,
+            error=None if error is None else summary_of(error),
+        )
 
     def _key_schema(self) -> str:
         return self._operator.key_schema.simpleString()

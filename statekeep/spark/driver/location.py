@@ -45,6 +45,16 @@ class CheckpointLocation:
         """Return the location ``<uri><suffix>``."""
         return type(self)(self._spark, self.uri + suffix)
 
+    def sibling_suffixes(self, start: str) -> list[str]:
+        """Return the suffixes of the locations ``<uri><suffix>`` that begin with ``start``."""
+        own = self._path("")
+        parent = own.getParent()
+        if parent is None or not self._fs.exists(parent):
+            return []
+        names = [status.getPath().getName() for status in self._fs.listStatus(parent)]
+        prefix = str(own.getName())
+        return [n.removeprefix(prefix) for n in names if n.startswith(prefix + start)]
+
     def query_id(self) -> str | None:
         """Return the id in ``metadata``; None if the location was never used.
 

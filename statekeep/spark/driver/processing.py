@@ -28,15 +28,18 @@ class BatchResult:
     changed_keys: int = 0
     pauses_ns: list[int] = field(default_factory=list[int])
     hand_over_errors: dict[int, str] = field(default_factory=dict[int, str])
+    key_ranges: dict[int, str] = field(default_factory=dict[int, str])
+    """First and last grouping key of each task's rows, for messages."""
 
     def merge(self, other: "BatchResult") -> None:
-        """Add what came of another run for other tasks of the same batch."""
+        """Add what came of another run of the same batch, for some of its tasks."""
         self.tasks |= other.tasks
-        self.missing = other.missing
+        self.missing = (self.missing - other.tasks.keys()) | other.missing
         self.with_output |= other.with_output
         self.changed_keys += other.changed_keys
         self.pauses_ns += other.pauses_ns
         self.hand_over_errors |= other.hand_over_errors
+        self.key_ranges |= other.key_ranges
 
 
 class BatchProcessor:
@@ -86,9 +89,7 @@ class BatchProcessor:
         if overrun:
             logger.info("rows sorted by Spark: batch=%d tasks=%d", batch, len(overrun))
             again = self.process_once(rows, batch, bases, clock, overrun, is_sorted=True)
-            missing = result.missing | again.missing
             result.merge(again)
-            result.missing = missing
         return result
 
 
@@ -101,6 +102,7 @@ def _result(receipts: Mapping[int, Receipt], *, is_sorted: bool) -> BatchResult:
             result.missing.add(partition)
         elif not receipt.is_overflow:
             result.tasks[partition] = _task_batch(receipt, is_sorted=is_sorted)
+            result.key_ranges[partition] = receipt.key_range
             result.changed_keys += receipt.changed_keys
             if receipt.has_output:
                 result.with_output.add(partition)

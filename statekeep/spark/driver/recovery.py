@@ -11,13 +11,19 @@ from pyspark.sql import DataFrame
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, TaskBatch
 from statekeep.errors import ReplayDivergedError, RestoreFailedError
+from statekeep.fault_points import fault_point
 from statekeep.spark.driver.history import EMPTY, VersionHistory
 from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
 from statekeep.spark.driver.processing import BatchProcessor
-from statekeep.spark.driver.shadow import RecordedBatch, replay
+from statekeep.spark.driver.shadow import (
+    SOURCE_HINT,
+    RecordedBatch,
+    boundaries_are_gone,
+    replay,
+)
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import BatchClock
-from statekeep.spark.worker.job_spec import task_name
+from statekeep.spark.worker.job_spec import partition_of, task_name
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +115,7 @@ class Recovery:
         summary = RecoverySummary(head, len(partitions))
         lost: Collection[int] = partitions
         for _ in range(_MAX_ROUNDS):
+            fault_point("recovery.before")
             starts = self._obtain(lost, head, summary, is_thorough=is_thorough)
             behind = {partition: start for partition, start in starts.items() if start < head}
             if not behind:
@@ -199,8 +206,17 @@ class Recovery:
             self._replay_batch(rows, batch, only, recorded[batch].offsets, summary)
 
         logger.info("replay begins: first=%d last=%d tasks=%d", first + 1, head, len(starts))
-        replay(self._frame, self._location, recorded, call, start=first, end=head)
+        replay(
+            self._frame,
+            self._location,
+            recorded,
+            call,
+            start=first,
+            end=head,
+            epoch=self._view.epoch,
+        )
         for batch in range(first + 1, head + 1):
+            fault_point("replay.before_record")
             self._on_replayed(batch)
         summary.replayed += range(first + 1, head + 1)
 
@@ -213,7 +229,7 @@ class Recovery:
         summary: RecoverySummary,
     ) -> None:
         time = parse_batch_time(offsets, f"offsets/{batch}")
-        expected = self._history.of(batch) if batch in self._history else {}
+        expected = self._expected(batch)
         done = self._processor.process_once(
             rows,
             batch,
@@ -226,26 +242,42 @@ class Recovery:
             raise _LostAgainError(done.missing)
         for partition, outcome in done.tasks.items():
             if partition in expected:
-                self._compare(expected[partition], outcome, partition, batch)
+                self._compare(
+                    expected[partition], outcome, partition, batch, done.key_ranges[partition]
+                )
             summary.rows_replayed += outcome.rows_in
         self._history.put(batch, done.tasks)
 
-    def _compare(self, before: TaskBatch, now: TaskBatch, partition: int, batch: int) -> None:
+    def _expected(self, batch: int) -> dict[int, TaskBatch]:
+        """Return what each task did by the newest readable record, whose versions may be lost."""
+        record = self._view.batches.get(batch)
+        if record is None:
+            logger.warning("no record of a replayed batch is readable: batch=%d", batch)
+            return {}
+        return {partition_of(task): done for task, done in record.tasks.items()}
+
+    def _compare(
+        self, before: TaskBatch, now: TaskBatch, partition: int, batch: int, keys: str
+    ) -> None:
         if (before.rows_in, before.input_digest) != (now.rows_in, now.input_digest):
             msg = (
                 "the source no longer gives the rows of a delivered batch:"
                 f" recorded_rows={before.rows_in} replayed_rows={now.rows_in}"
             )
-            raise ReplayDivergedError(msg, task_name=task_name(partition), batch=batch)
+            error = ReplayDivergedError(msg, task_name=task_name(partition), batch=batch, keys=keys)
+            error.add_note(SOURCE_HINT)
+            raise error
         was = (before.rows_out, before.output_digest, before.changes_digest)
         if was == (now.rows_out, now.output_digest, now.changes_digest):
             return
         msg = "the processor is not deterministic, or sums floats in the order of the rows"
         if self._is_divergence_fatal:
-            error = ReplayDivergedError(msg, task_name=task_name(partition), batch=batch)
+            error = ReplayDivergedError(msg, task_name=task_name(partition), batch=batch, keys=keys)
             error.add_note("hint: set task.commit.every.batch=true for such a processor")
             raise error
-        logger.warning("replay differs, %s: task=%s batch=%d", msg, task_name(partition), batch)
+        logger.warning(
+            "replay differs, %s: task=%s batch=%d keys=%s", msg, task_name(partition), batch, keys
+        )
 
     def _recorded(self, first: int, head: int) -> dict[int, RecordedBatch]:
         """Gather the boundaries of the batches from ``first`` to ``head``."""
@@ -269,10 +301,10 @@ class Recovery:
         """Fill from the query's own location what no record holds."""
         offsets = known.offsets if known is not None else None
         commit = known.commit if known is not None else None
-        return RecordedBatch(
-            offsets or self._location.require(f"offsets/{batch}"),
-            commit or self._location.read(f"commits/{batch}"),
-        )
+        offsets = offsets or self._location.read(f"offsets/{batch}")
+        if offsets is None:
+            raise boundaries_are_gone(batch)
+        return RecordedBatch(offsets, commit or self._location.read(f"commits/{batch}"))
 
 
 def _candidate(commit: CommitRecord, partition: int) -> tuple[str, bytes | None]:

@@ -7,8 +7,7 @@ import socket
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
@@ -18,7 +17,6 @@ from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
-    AttemptRecord,
     BadMarkerRecord,
     BaseRecord,
     BatchRecord,
@@ -26,37 +24,25 @@ from statekeep.checkpoint.records import (
     JobIdentity,
     QueryState,
 )
-from statekeep.checkpoint.serde import FinishedTask, decode_attempt_entry, encode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
-from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
+from statekeep.errors import ConfigError, StateBackupError
+from statekeep.fault_points import fault_point
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.event_recorder import EventRecorder
+from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec, partition_of
+from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
+from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-_ROLL_FORWARD_S: Final = 10.0
-"""How long a new driver waits for the uploads of the attempt that its predecessor left open."""
-_POLL_S: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """Where a job goes on."""
-
-    query_id: str
-    committed: int
-    """C"""
-    head: int
-    """H: every batch up to it counts."""
 
 
 class Reign:
@@ -66,19 +52,25 @@ class Reign:
     `open`, `check_location`, `take_over`, then commits and records, then `close`.
     """
 
-    def __init__(self, config: Config, location: CheckpointLocation, clock: Clock) -> None:
+    def __init__(
+        self, config: Config, location: CheckpointLocation, clock: Clock, events: EventList
+    ) -> None:
         self._config = config
         self._location = location
         self._clock = clock
+        self._events = events
+        self._recorder: EventRecorder | None = None
         self._thread = CommitThread("statekeep-commit")
+        threads = config.container
         self._executor = BoundedExecutor(
-            config.container.commit_pool_threads(1), "statekeep-driver"
+            threads.commit_pool_threads(1),
+            "statekeep-driver",
+            ceiling=threads.commit_pool_max_size,
         )
         self._factories: dict[BackendName, StateBackendFactory] = {}
         self._writer: LogWriter | None = None
         self._checkpoints: CheckpointStore | None = None
         self._committer: Committer | None = None
-        self._clean_up: CleanUp | None = None
         self._cleaning: asyncio.Task[None] | None = None
         self._background: list[Future[None]] = []
 
@@ -94,6 +86,11 @@ class Reign:
             msg = "the reign has not begun"
             raise RuntimeError(msg)
         return self._committer
+
+    @property
+    def epoch(self) -> int:
+        """The number of this reign; 0 before `take_over`."""
+        return self._log.epoch
 
     @property
     def log_backend(self) -> BackendName:
@@ -125,6 +122,7 @@ class Reign:
         self._factories = dict(registry.factories())
         if (name := self._config.job.log_backend) is not None:
             self._factories[BackendName(name)] = registry.factory(name)
+        self._check_reach()
         self._thread.run(self._open())
         return self._log.view.last_commit
 
@@ -147,38 +145,13 @@ class Reign:
                 )
         return found
 
-    def check_location(self, commit: CommitRecord | None) -> Resumption | None:
-        """Check that the checkpoint location belongs to the log; None if nothing was committed.
+    def check_location(self) -> None:
+        """Refuse a checkpoint location that is not the job's, before anyone is fenced.
 
         Raises:
             CheckpointLocationError: It belongs to another job or query, is older, or is gone.
         """
-        newest = self._location.newest("commits")
-        query_id = self._location.query_id()
-        if commit is None or commit.query is None:
-            if newest >= 0:
-                raise self._mismatch(
-                    "the checkpoint location was used, but the job log has no commit",
-                    "check job.name and the uri of the backend that holds the job log; to start"
-                    " anew, give a new checkpoint location",
-                )
-            return None
-        expected = commit.query.query_id
-        if query_id != expected:
-            what = "is empty" if query_id is None else f"is of another query: query_id={query_id}"
-            raise self._mismatch(
-                f"the checkpoint location {what}, the job log is of query_id={expected}",
-                "give the checkpoint location that the job has always had",
-            )
-        head = max([*self.view.batches, commit.batch])
-        # A batch is recorded before Spark writes its commit: at most one is between the two.
-        if not head - 1 <= newest <= head:
-            raise self._mismatch(
-                f"the checkpoint location and the job log are not of one time: commits={newest}"
-                f" logged={head} committed={commit.batch}",
-                "restore the checkpoint location as it was, or the backup location with it",
-            )
-        return Resumption(expected, commit.batch, max(newest, commit.batch))
+        find_resumption(self._location, self.view)
 
     def take_over(
         self,
@@ -209,7 +182,9 @@ class Reign:
             identity=identity,
             query=QueryState(query_id=query_id, metadata=metadata),
         )
+        fault_point("empty_commit.before")
         self._thread.run(self._log.append(record))
+        fault_point("empty_commit.after")
 
     def append(self, record: BatchRecord | BadMarkerRecord) -> None:
         """Append a record; durable when this returns (R3)."""
@@ -218,6 +193,15 @@ class Reign:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one of the committer's coroutines and wait for its result."""
         return self._thread.run(work)
+
+    async def look_for_successor(self) -> None:
+        """Read the end of the log; on the commit thread's loop.
+
+        Raises:
+            TaskFencedError: Another driver has taken over.
+            RetriableError: The place of the log may answer later.
+        """
+        await self._log.check_fence()
 
     def retained_batches(self) -> list[int]:
         """Return the batches of the commits that are not released."""
@@ -253,6 +237,15 @@ class Reign:
             self._writer = None
         self._thread.close()
 
+    def _check_reach(self) -> None:
+        for name, factory in self._factories.items():
+            if not factory.properties.is_durable:
+                raise ConfigError(
+                    f"this backend keeps state in one process, and Spark has many: backend={name}",
+                    key=f"backends.{name}.factory",
+                    hint="name a backend that all hosts reach, such as blob",
+                )
+
     async def _open(self) -> None:
         for factory in self._factories.values():
             admin = factory.admin(self._executor, self._clock)
@@ -285,12 +278,47 @@ class Reign:
         on_commit: Callable[[CommitSummary], None],
     ) -> Resumption | None:
         assert self._checkpoints is not None  # noqa: S101 - opened before
+        fault_point("epoch_record.before")
         await self._log.take_over(f"{socket.gethostname()}:{os.getpid()}")
-        commit = self._log.view.last_commit
-        if self.identity(commit, identity).job_uid != identity.job_uid:
+        fault_point("epoch_record.after")
+        self._record_events(self._checkpoints)
+        if self.identity(self._log.view.last_commit, identity).job_uid != identity.job_uid:
             msg = f"another driver began this job at the same time: job={identity.job_name}"
             raise StateBackupError(msg)
-        resumption = await self._executor.run(self.check_location, commit)
+        resumption = await self._executor.run(find_resumption, self._location, self._log.view)
+        committed = self._wire(spec, identity, on_commit)
+        if resumption is None:
+            return None
+        rolled = await roll_forward(
+            resumption, self._log.view, self._checkpoints, self.committer, self._clock
+        )
+        commit = self._log.view.last_commit
+        committed_batch = -1 if commit is None else commit.batch
+        fault_point("base_record.before")
+        await self._log.append(
+            BaseRecord(
+                epoch=0,
+                nonce="",
+                query_id=resumption.query_id,
+                commit_position=self._log.view.last_commit_position,
+                head=resumption.head,
+            )
+        )
+        fault_point("base_record.after")
+        if rolled is not None:
+            committed(rolled)
+        return Resumption(resumption.query_id, committed_batch, resumption.head)
+
+    def _wire(
+        self,
+        spec: JobSpec,
+        identity: JobIdentity,
+        on_commit: Callable[[CommitSummary], None],
+    ) -> Callable[[CommitSummary], None]:
+        """Make the committer and the clean-up; return what is to be called after a commit."""
+        assert self._checkpoints is not None  # noqa: S101 - opened before
+        # The driver deletes for all tasks, as containers upload for theirs.
+        self._executor.raise_cap(self._config.container.commit_pool_threads(identity.partitions))
         clean_up = CleanUp(
             spec=spec,
             partitions=identity.partitions,
@@ -299,8 +327,8 @@ class Reign:
             checkpoints=self._checkpoints,
             executor=self._executor,
             clock=self._clock,
+            note=self._events.add,
         )
-        self._clean_up = clean_up
 
         def committed(summary: CommitSummary) -> None:
             on_commit(summary)
@@ -315,57 +343,14 @@ class Reign:
             query_state=self._query_state,
             on_commit=committed,
             required_backends=self._config.store(STATE_STORE).required_factories,
+            note=self._events.add,
         )
-        if resumption is None:
-            return None
-        rolled = await self._roll_forward(resumption)
-        commit = self._log.view.last_commit
-        committed_batch = -1 if commit is None else commit.batch
-        await self._log.append(
-            BaseRecord(
-                epoch=0,
-                nonce="",
-                query_id=resumption.query_id,
-                commit_position=self._log.view.last_commit_position,
-                head=resumption.head,
-            )
-        )
-        if rolled is not None:
-            committed(rolled)
-        return Resumption(resumption.query_id, committed_batch, resumption.head)
+        return committed
 
-    async def _roll_forward(self, resumption: Resumption) -> CommitSummary | None:
-        """Complete the attempt that the driver before left open, if all its uploads are there."""
-        attempts = self._log.view.open_attempts
-        if not attempts:
-            return None
-        key = max(attempts)
-        attempt = attempts[key]
-        if attempt.batch > resumption.head or attempt.batch <= resumption.committed:
-            return None
-        deadline_ns = self._clock.monotonic_ns() + int(_ROLL_FORWARD_S * 1e9)
-        while True:
-            entries = await self._finished_uploads(key, attempt)
-            if entries is not None:
-                return await self.committer.record_now(key, attempt, entries)
-            if self._clock.monotonic_ns() >= deadline_ns:
-                logger.warning("open attempt is not finished, it is void: attempt=%s", key)
-                return None
-            await self._clock.sleep(_POLL_S)
-
-    async def _finished_uploads(
-        self, key: tuple[int, int], attempt: AttemptRecord
-    ) -> dict[int, bytes] | None:
-        """Return the checkpoints of all tasks that had to upload; None while one is lacking."""
-        assert self._checkpoints is not None  # noqa: S101 - opened before
-        needed = {task: attempt.versions[task] for task in attempt.uploads}
-        name = f"{key[0]}-{key[1]}"
-        found: dict[int, bytes] = {}
-        for task, data in (await self._checkpoints.read(name)).items():
-            entry = decode_attempt_entry(data, where=f"attempt={name} task={task}")
-            if isinstance(entry, FinishedTask) and str(entry.version_id) == needed.get(task):
-                found[partition_of(task)] = encode_checkpoint_v2(entry.checkpoint)
-        return found if len(found) == len(needed) else None
+    def _record_events(self, store: CheckpointStore) -> None:
+        self._recorder = EventRecorder(store, self.epoch, self._config.job, self._clock)
+        self._events.pass_to(self._recorder.add)
+        self.spawn(self._recorder.run())
 
     async def _query_state(self, batch: int) -> QueryState:
         return await self._executor.run(self._read_query_state, batch)
@@ -383,17 +368,13 @@ class Reign:
     async def _close(self) -> None:
         if self._cleaning is not None:
             await asyncio.gather(self._cleaning, return_exceptions=True)
-        if self._clean_up is not None:
-            await self._clean_up.close()
+        self._events.pass_to(None)
+        if self._recorder is not None:
+            await self._recorder.finish()
         if self._checkpoints is not None:
             await self._checkpoints.close()
         await self._log.close()
         await self._executor.close()
-
-    def _mismatch(self, message: str, hint: str) -> CheckpointLocationError:
-        error = CheckpointLocationError(f"{message}: location={self._location.uri}")
-        error.add_note(f"hint: {hint}")
-        return error
 
 
 def new_identity(config: Config, partitions: int, router: str, key_schema: str) -> JobIdentity:

@@ -2,18 +2,33 @@
 
 import json
 import logging
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from statekeep.errors import CheckpointLocationError, StateBackupError
+from statekeep.fault_points import fault_point
 from statekeep.spark.driver.location import CheckpointLocation
 
 logger = logging.getLogger(__name__)
 
+_SHADOW: Final = "-statekeep-shadow-"
+"""After the query's location, before the epoch and a random part."""
+
 BatchCall = Callable[[DataFrame, int], None]
+
+SOURCE_HINT: Final = (
+    "hint: if the source has lost the data, raise its retention (of a Kafka topic: retention.ms; of"
+    " files: cleanSource=off), or lower task.commit.ms: data must be there back to the oldest"
+    " retained commit"
+)
+"""For errors of a replay whose input is not what it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,7 @@ def replay(
     *,
     start: int,
     end: int,
+    epoch: int,
 ) -> None:
     """Run batches ``start`` + 1 to ``end`` again with their original boundaries.
 
@@ -49,18 +65,37 @@ def replay(
         call: Gets the rows of each batch and its number.
         start: The batch after which the replay begins; -1 replays from the first.
         end: The last batch to run.
+        epoch: Of this driver: tells whose the shadow location is.
 
     Raises:
         CheckpointLocationError: Boundaries are missing, or Spark ran something else.
         StateBackupError: A batch failed; the cause is chained.
     """
-    shadow = query.sibling(f"-statekeep-shadow-{uuid.uuid4().hex[:12]}")
+    shadow = query.sibling(f"{_SHADOW}{epoch}-{uuid.uuid4().hex[:12]}")
     try:
         _prepare(shadow, query, recorded, start)
         for batch in range(start + 1, end + 1):
             _step(frame, shadow, _boundaries(recorded, batch), batch, call)
     finally:
         shadow.delete()
+
+
+def sweep_shadows(query: CheckpointLocation, epoch: int) -> int:
+    """Delete the shadow locations that drivers before ``epoch`` left behind; return how many.
+
+    Those drivers have crashed or are fenced, so that no replay of theirs can count any more.
+    """
+    leftovers = [suffix for suffix in query.sibling_suffixes(_SHADOW) if _epoch_of(suffix) < epoch]
+    for suffix in leftovers:
+        query.sibling(suffix).delete()
+    if leftovers:
+        logger.info("shadow locations swept: location=%s count=%d", query.uri, len(leftovers))
+    return len(leftovers)
+
+
+def _epoch_of(suffix: str) -> int:
+    number = suffix.removeprefix(_SHADOW).partition("-")[0]
+    return int(number) if number.isdecimal() else sys.maxsize
 
 
 def _prepare(
@@ -88,6 +123,7 @@ def _step(
     batch: int,
     call: BatchCall,
 ) -> None:
+    fault_point("replay.before_step")
     shadow.write(f"offsets/{batch}", boundaries.offsets)
     failures: list[BaseException] = []
     seen: list[int] = []
@@ -105,24 +141,34 @@ def _step(
     try:
         query.awaitTermination()
     except Exception as exc:
-        if failures:
+        if failures and not isinstance(failures[0], (PySparkException, Py4JError)):
             raise failures[0] from exc
-        msg = f"replay of a batch failed: batch={batch}"
-        raise StateBackupError(msg) from exc
+        raise _replay_failed(batch) from (failures[0] if failures else exc)
     if shadow.newest("commits") != batch or shadow.read(f"offsets/{batch}") != boundaries.offsets:
         msg = f"replay ran other boundaries than recorded: batch={batch} ran={seen}"
         raise CheckpointLocationError(msg)
     logger.info("batch replayed: batch=%d", batch)
+    fault_point("replay.after_step")
 
 
 def _boundaries(recorded: Mapping[int, RecordedBatch], batch: int) -> RecordedBatch:
     try:
         return recorded[batch]
     except KeyError:
-        msg = f"boundaries of a batch are not at hand: batch={batch}"
-        error = CheckpointLocationError(msg)
-        error.add_note(
-            "hint: raise spark.sql.streaming.minBatchesToRetain, or lower task.commit.ms, so that"
-            " commits keep up with batches"
-        )
-        raise error from None
+        raise boundaries_are_gone(batch) from None
+
+
+def boundaries_are_gone(batch: int) -> CheckpointLocationError:
+    """Return the error of a batch that cannot be replayed, as nobody knows where it ended."""
+    error = CheckpointLocationError(f"boundaries of a batch are not at hand: batch={batch}")
+    error.add_note(
+        "hint: raise spark.sql.streaming.minBatchesToRetain, or lower task.commit.ms or"
+        " task.replay.max.batches, so that commits keep up with batches"
+    )
+    return error
+
+
+def _replay_failed(batch: int) -> StateBackupError:
+    error = StateBackupError(f"replay of a batch failed: batch={batch}")
+    error.add_note(SOURCE_HINT)
+    return error

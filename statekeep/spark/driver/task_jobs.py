@@ -41,6 +41,8 @@ class TaskJobs:
         self._spark = spark
         self._background = background
         self.anchor = anchor
+        self.epoch = 0
+        """Of this driver, once it has taken over: goes with each request to a container."""
         self._spec = spec
 
     def process(self, rows: DataFrame, plan: BatchPlan) -> dict[int, Receipt]:
@@ -86,10 +88,12 @@ class TaskJobs:
             RestoreFailedError: A task's state is out of reach.
         """
         spec = self._spec
-        bad = tuple(bad_markers)
+        bad, epoch = tuple(bad_markers), self.epoch
         with job_bar(self._spark, self._background, f"restoring {len(candidates)} tasks"):
             answers = self.anchor.run(
-                lambda partition: errands.restore(partition, spec, candidates, bad)
+                lambda partition: errands.restore(
+                    partition, spec, candidates, bad_markers=bad, epoch=epoch
+                )
             )
         restored = {int(a["partition"]): errands.Restored(**a) for a in answers}
         for partition, outcome in restored.items():
@@ -117,6 +121,6 @@ class TaskJobs:
         )
 
     def stop_containers(self) -> None:
-        """Tell the containers of this job to end once they are done."""
-        spec = self._spec
-        self.anchor.run(lambda partition: errands.stop_container(partition, spec))
+        """Tell the containers of this job to end once they are done, and see them go."""
+        spec, epoch = self._spec, self.epoch
+        self.anchor.run(lambda partition: errands.stop_container(partition, spec, epoch=epoch))

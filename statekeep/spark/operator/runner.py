@@ -64,6 +64,8 @@ class OperatorOutcome:
     """Order-free; empty without a digest column."""
     output_digest: str
     changes_digest: str
+    key_range: str = ""
+    """The first and the last grouping key in the order of processing, for people."""
 
 
 def run_operator(
@@ -130,6 +132,8 @@ class _Run:
             self._outputs = RowOutputs(spec.output_schema, write_output)
         self._rows_in = 0
         self._key_count = 0
+        self._first_key: tuple[object, ...] | None = None
+        self._last_key: tuple[object, ...] | None = None
         self._input_digest = RowHashSum()
 
     def over(
@@ -151,7 +155,13 @@ class _Run:
             input_digest="" if digest_column is None else self._input_digest.hexdigest(),
             output_digest=self._outputs.digest,
             changes_digest=self._writer.digest,
+            key_range=self._key_range(),
         )
+
+    def _key_range(self) -> str:
+        if self._first_key is None:
+            return ""
+        return f"{self._first_key!r:.80}..{self._last_key!r:.80}"
 
     def _incoming(
         self, batches: Iterator[pa.RecordBatch], digest_column: str | None
@@ -186,6 +196,9 @@ class _Run:
     def _process(self, chunk: KeyChunk) -> None:
         cursor = self._cursor
         cursor.enter(chunk.key_columns, chunk.key_bytes)
+        if self._first_key is None:
+            self._first_key = tuple(column[0] for column in chunk.key_columns)
+        self._last_key = tuple(column[-1] for column in chunk.key_columns)
         handle_rows = self._processor.handleInputRows
         take = self._outputs.add
         timer_values = self._timer_values

@@ -20,10 +20,11 @@ from pyspark import TaskContext
 
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import RetriableError, StateBackupError, VersionDamagedError
+from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import ANSWER_COLUMN
-from statekeep.spark.container.client import ContainerError, ask
+from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec, container_place
-from statekeep.spark.container.protocol import NOTHING, Candidate, HandOver, Restore, Stop
+from statekeep.spark.container.protocol import NOTHING, Candidate, HandOver, Restore
 from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.spark.worker.job_spec import (
     OPERATOR,
@@ -105,12 +106,15 @@ def restore(
     partition: int,
     spec: JobSpec,
     candidates: Mapping[int, Sequence[tuple[str, bytes | None]]],
+    *,
     bad_markers: Sequence[tuple[str, str, str, str]],
+    epoch: int,
 ) -> Iterator[pa.RecordBatch]:
     """Let the container bring one of the candidates here; answer what came of it."""
     if partition not in candidates:
         return
     request = Restore(
+        epoch=epoch,
         partition=partition,
         candidates=[
             Candidate(version=version, checkpoint=NOTHING if raw is None else msgspec.Raw(raw))
@@ -119,6 +123,7 @@ def restore(
         bad_markers=bad_markers,
     )
     place, container = _container(spec)
+    fault_point("restore.before_request")
     try:
         done = ask(place, container, request)
     except (ContainerError, RetriableError) as exc:
@@ -159,10 +164,12 @@ def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
         base_version="" if base is None else base[0],
     )
     place, container = _container(spec)
+    fault_point("hand_over.before")
     try:
         ask(place, container, request)
     except (ContainerError, RetriableError) as exc:
         return f"{type(exc).__name__}: {exc}"
+    fault_point("hand_over.after")
     return ""
 
 
@@ -175,6 +182,7 @@ def read_output(partition: int, spec: JobSpec, plan: OutputPlan) -> Iterator[pa.
     name = plan.versions.get(partition)
     if name is None:
         return
+    fault_point("output.before_read")
     version = find_version(spec.directory(partition), name)
     if version is None:
         msg = f"{MISSING_OUTPUT} partition={partition} version={name}"
@@ -187,14 +195,13 @@ def read_output(partition: int, spec: JobSpec, plan: OutputPlan) -> Iterator[pa.
             yield reader.get_batch(index)
 
 
-def stop_container(partition: int, spec: JobSpec) -> Iterator[pa.RecordBatch]:
-    """Tell the container of this executor to end, if there is one."""
-    place, container = _container(spec)
-    if place.socket.exists():
-        try:
-            ask(place, container, Stop())
-        except RetriableError:
-            logger.info("the container had ended already: directory=%s", place.directory)
+def stop_container(partition: int, spec: JobSpec, *, epoch: int) -> Iterator[pa.RecordBatch]:
+    """Tell the container of this executor to end, if there is one, and wait until it has."""
+    place, _ = _container(spec)
+    try:
+        tell_to_stop(place, epoch)
+    except (RetriableError, ContainerError) as exc:
+        logger.info("the container goes on for now: error=%s", exc)
     yield answer({"partition": partition})
 
 

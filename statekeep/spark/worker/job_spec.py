@@ -124,6 +124,8 @@ class Receipt:
     input_digest: str = ""
     output_digest: str = ""
     changes_digest: str = ""
+    key_range: str = ""
+    """The first and the last grouping key of the rows, for people."""
     pause_ns: int = 0
     """Sync pause: from the end of processing to the sealed version."""
     executor: str = ""

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import DIGEST_COLUMN
 from statekeep.spark.operator.grouping import GroupingOverflow
 from statekeep.spark.operator.runner import OperatorOutcome, run_operator
@@ -62,6 +63,7 @@ def process_partition(
         "hand_over_error": hand_over_error,
         "executor": executor_identity().executor_id,
     }
+    fault_point("receipt.before")
     yield answer(fields)
 
 
@@ -122,6 +124,7 @@ class _Attempt:
             uid, self._base, [STATE_STORE], captured=self._spec.captured_stores
         ) as work:
             store = work.open_store(STATE_STORE, settings.factory, RocksDbOptions.of(settings))
+            fault_point("process.before")
             with _OutputFile(work.file(OUTPUT_FILE), self._spec) as output:
                 outcome = run_operator(
                     self._spec.operator,
@@ -132,11 +135,15 @@ class _Attempt:
                     write_output=output.write,
                     digest_column=DIGEST_COLUMN,
                 )
+                fault_point("process.after")
+            fault_point("output.after")
             began_ns = time.monotonic_ns()
             if outcome.changed_keys == 0 and outcome.rows_out == 0:
                 return self._receipt(self._base_name, outcome, 0)
+            fault_point("seal.before")
             version = work.seal(self._plan.batch, uid, self._base, committed=self._committed())
             pause_ns = time.monotonic_ns() - began_ns
+            fault_point("seal.after")
         return self._receipt(str(version.id), outcome, pause_ns)
 
     def _committed(self) -> VersionId | None:
@@ -154,6 +161,7 @@ class _Attempt:
             input_digest=outcome.input_digest,
             output_digest=outcome.output_digest,
             changes_digest=outcome.changes_digest,
+            key_range=outcome.key_range,
             pause_ns=pause_ns,
         )
 

@@ -1,6 +1,7 @@
 """The typed sections, the sections of backends, the check at start, and the explanation."""
 
 import dataclasses
+import os
 import tempfile
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def test_a_configuration_of_nothing_has_the_defaults() -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     job, task = JobSettings(name="j"), TaskSettings()
-    assert (job.id, job.local_dir) == ("1", Path(tempfile.gettempdir()) / "statekeep")
+    own = Path(tempfile.gettempdir()) / f"statekeep-{os.getuid()}"
+    assert (job.id, job.local_dir) == ("1", own)
     assert (task.commit_ms, task.commit_max_delay_ms, task.commit_timeout_ms) == (
         60_000,
         60_000,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from log_kit import driver_on, new_blobs
+from log_kit import LosingBlobs, driver_on, new_blobs
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
@@ -31,6 +31,7 @@ from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointCorruptError, CommitFailedError, ConfigError
 from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.gathering import GatheredTasks
 from statekeep.spark.worker.job_spec import (
     STATE_STORE,
     VERSION_NOT_HERE,
@@ -302,9 +303,27 @@ async def test_an_attempt_of_an_earlier_driver_is_recorded_with_its_versions() -
     attempt = attempt_of(rig, plan)
     checkpoint = CheckpointV2(CheckpointId(7, 1), {}, {BLOB: {STATE_STORE: Marker("m")}})
     key = (plan.epoch, plan.attempt)
-    summary = await rig.committer.record_now(key, attempt, {0: encode_checkpoint_v2(checkpoint)})
+    summary = await rig.committer.record_now(
+        key, attempt, GatheredTasks({0: encode_checkpoint_v2(checkpoint)}, bytes_uploaded=7)
+    )
     assert summary.was_rolled_forward
+    assert (summary.tasks_uploaded, summary.bytes_uploaded) == (1, 7)
     assert rig.committer.committed_batch == 0
+
+
+@pytest.mark.asyncio
+async def test_a_commit_record_that_landed_without_an_answer_is_a_commit() -> None:
+    blobs = new_blobs()
+    losing = LosingBlobs(blobs)
+    rig = Rig(await driver_on(losing), BlobCheckpointStore(blobs, "job"))
+    plan = await rig.begin(0, {0: V0})
+    await rig.finish(plan, 0)
+    losing.losses["put"] = 1
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    assert rig.committer.committed_batch == 0
+    assert [summary.batch for summary in rig.summaries] == [0]
+    assert (rig.gate.successes, rig.gate.failures) == (1, 0)
 
 
 def open_plan_of(rig: Rig) -> HandOverPlan | None:

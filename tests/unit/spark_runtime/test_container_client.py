@@ -108,24 +108,48 @@ def test_a_container_that_says_nothing_is_given_up(
 
 
 def test_the_lock_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with path.open("w") as leaving, path.open("w") as mine:
-        assert take_lock(leaving)
-        pauses: list[float] = []
+    place = place_in(tmp_path)
+    leaving = take_lock(place)
+    assert leaving is not None
+    pauses: list[float] = []
 
-        def pause(seconds: float) -> None:
-            pauses.append(seconds)
-            if len(pauses) == 3:
-                leaving.close()
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            leaving.leave()
 
-        assert take_lock(mine, pause)
+    mine = take_lock(place, pause)
+    assert mine is not None
     assert len(pauses) == 3
+    mine.leave()
 
 
 def test_the_lock_is_given_up_in_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with path.open("w") as living, path.open("w") as mine:
-        assert take_lock(living)
-        pauses: list[float] = []
-        assert not take_lock(mine, pauses.append)
+    place = place_in(tmp_path)
+    living = take_lock(place)
+    assert living is not None
+    pauses: list[float] = []
+    assert take_lock(place, pauses.append) is None
     assert sum(pauses) == pytest.approx(30)
+    living.leave()
+
+
+def test_a_stop_starts_no_container_where_there_is_none(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    client.tell_to_stop(place, epoch=1)
+    assert not place.log.exists()
+
+
+def test_a_stop_waits_until_the_container_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = place_in(tmp_path)
+    living = take_lock(place)
+    assert living is not None
+    monkeypatch.setattr(client, "_LEAVE_TIMEOUT_S", 0.05)
+    with container(place, [Done()]), pytest.raises(RetriableError, match="still works"):
+        client.tell_to_stop(place, epoch=1)
+    living.leave()
+    with container(place, [Done()]) as requests:
+        client.tell_to_stop(place, epoch=1)
+    assert [request.epoch for request in requests] == [1]

@@ -123,7 +123,7 @@ async def test_an_upload_begins_only_after_those_that_it_supersedes_have_ended(r
 async def test_a_server_that_stops_finishes_its_uploads_and_refuses_new_requests(rig: Rig) -> None:
     running = await rig.run()
     await rig.ask(hand_over())
-    assert await rig.ask(Stop()) == Done()
+    assert await rig.ask(Stop(epoch=1)) == Done()
     answer = await rig.ask(hand_over(partition=1))
     assert isinstance(answer, Refused)
     assert answer.error == STOPPING_CONTAINER
@@ -137,9 +137,9 @@ async def test_a_server_that_stops_finishes_its_uploads_and_refuses_new_requests
 @pytest.mark.asyncio
 async def test_a_server_that_stops_finishes_its_restores(rig: Rig) -> None:
     running = await rig.run()
-    restore = asyncio.create_task(rig.ask(Restore(partition=0, candidates=[])))
+    restore = asyncio.create_task(rig.ask(Restore(epoch=1, partition=0, candidates=[])))
     await until(lambda: rig.server._restores > 0)
-    await rig.ask(Stop())
+    await rig.ask(Stop(epoch=1))
     for _ in range(20):
         await asyncio.sleep(0)
     assert not running.done()
@@ -163,8 +163,36 @@ async def test_what_an_earlier_container_left_is_taken_up(rig: Rig) -> None:
     Outbox(rig.place.outbox).replace(hand_over())
     running = await rig.run()
     await until(lambda: rig.work.began == [1])
-    await rig.ask(Stop())
+    await rig.ask(Stop(epoch=1))
     rig.work.may_end.set()
+    await running
+
+
+@pytest.mark.asyncio
+async def test_a_request_of_a_newer_driver_ends_the_uploads_of_the_older_one(rig: Rig) -> None:
+    running = await rig.run()
+    await rig.ask(hand_over())
+    await until(lambda: rig.work.began == [1])
+    await rig.ask(Stop(epoch=1))
+    answer = await rig.ask(Restore(epoch=2, partition=0, candidates=[]), digest="another")
+    assert isinstance(answer, Refused)
+    assert answer.error == STALE_CONTAINER
+    await running  # at once: its uploads never end by themselves
+    assert Outbox(rig.place.outbox).pending() == []
+
+
+@pytest.mark.asyncio
+async def test_an_older_driver_cannot_end_the_container_of_its_successor(rig: Rig) -> None:
+    running = await rig.run()
+    await rig.ask(msgspec.structs.replace(hand_over(), epoch=2))
+    for request in (Stop(epoch=1), hand_over(partition=1)):
+        answer = await rig.ask(request, digest="another")
+        assert isinstance(answer, Refused)
+        assert "newer driver" in answer.message
+    rig.work.may_end.set()
+    await until(lambda: not rig.server._uploads)
+    assert not running.done()
+    await rig.ask(Stop(epoch=2))
     await running
 
 

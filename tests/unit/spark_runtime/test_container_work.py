@@ -37,7 +37,14 @@ def seal(root: Path) -> None:
 async def test_a_sound_version_is_backed_up(work: ContainerWork, tmp_path: Path) -> None:
     seal(tmp_path)
     await work.upload(hand_over())
-    assert isinstance(await entry_of(work), FinishedTask)
+    entry = await entry_of(work)
+    assert isinstance(entry, FinishedTask)
+    files = (tmp_path / "blobs").rglob("*")
+    content = [path for path in files if path.is_file() and "snapshot-index" not in path.name]
+    assert entry.bytes_uploaded > 0
+    assert entry.bytes_uploaded == sum(
+        path.stat().st_size for path in content if "/blob/" in str(path)
+    )
 
 
 @pytest.mark.asyncio

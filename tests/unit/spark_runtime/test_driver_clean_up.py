@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from statekeep.backends.base import CommitContext
+from statekeep.backends.blob.backup import BlobBackupManager
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName
@@ -17,7 +18,7 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec
+from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec, task_name
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.versions import seal_version
@@ -103,7 +104,27 @@ async def test_the_blobs_of_a_void_attempt_disappear(tmp_path: Path) -> None:
     clean_up = rig.clean_up()
     await clean_up.run()
     assert rig.state_blobs() == []
-    await clean_up.close()
+
+
+@pytest.mark.asyncio
+async def test_what_a_late_writer_leaves_for_a_forgotten_attempt_disappears(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_void_attempt()
+    clean_up = rig.clean_up()
+    late = rig.checkpoints.write("1-1", task_name(0), b"late")
+    await late
+    void = VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=2, reason="test")
+    await rig.writer.append(
+        AttemptRecord(epoch=0, nonce="", attempt=2, batch=0, checkpoint_id="7-2", versions={})
+    )
+    await rig.writer.append(void)
+    rig.writer.view.void_attempts.discard((1, 1))  # as after a trim and a restart
+    await rig.checkpoints.write("1-3", task_name(0), b"of a later attempt")
+    await clean_up.run()
+    assert rig.state_blobs() == []
+    assert await rig.checkpoints.attempts() == {(1, 3)}
 
 
 @pytest.mark.asyncio
@@ -123,10 +144,7 @@ async def test_the_log_is_not_trimmed_while_blobs_cannot_be_deleted(
     async def refuse(*_: object) -> None:
         raise OSError("no such place")
 
-    for pipeline in clean_up._pipelines.values():
-        for backend in pipeline._backends:
-            monkeypatch.setattr(backend.manager, "init", refuse)
+    monkeypatch.setattr(BlobBackupManager, "init", refuse)
     await clean_up.run()
     assert not trimmed
     assert rig.state_blobs()
-    await clean_up.close()

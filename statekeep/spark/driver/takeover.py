@@ -1,0 +1,135 @@
+"""Where a new driver goes on, and what it makes of the attempt that its predecessor left (R5)."""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.records import AttemptRecord
+from statekeep.clock import Clock
+from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, CommitFailedError
+from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.gathering import gather
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.worker.job_spec import HandOverPlan, partition_of
+
+logger = logging.getLogger(__name__)
+
+_ROLL_FORWARD_NS: Final = 10_000_000_000
+"""How long a new driver waits for the uploads of the attempt that its predecessor left open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Where a job goes on."""
+
+    query_id: str
+    committed: int
+    """C"""
+    head: int
+    """H: every batch up to it counts."""
+
+
+def find_resumption(location: CheckpointLocation, view: LogView) -> Resumption | None:
+    """Check that a checkpoint location belongs to the log; None if nothing was committed.
+
+    Blocking; reads the location only.
+
+    Raises:
+        CheckpointLocationError: It belongs to another job or query, is older, or is gone.
+    """
+    commit = view.last_commit
+    newest = location.newest("commits")
+    if commit is None or commit.query is None:
+        if newest >= 0:
+            raise _mismatch(
+                location,
+                "the checkpoint location was used, but the job log has no commit",
+                "check job.name and the uri of the backend that holds the job log; to start"
+                " anew, give a new checkpoint location",
+            )
+        return None
+    _check_query(location, commit.query.query_id)
+    logged = max([*view.batches, commit.batch])
+    # A batch is recorded before Spark writes its commit: at most one is between the two. What no
+    # readable record that counts says, the location itself may.
+    if not logged - 1 <= newest <= view.newest_possible_batch:
+        raise _mismatch(
+            location,
+            f"the checkpoint location and the job log are not of one time: commits={newest}"
+            f" logged={logged} committed={commit.batch}",
+            "restore the checkpoint location as it was, or the backup location with it",
+        )
+    return Resumption(commit.query.query_id, commit.batch, max(newest, commit.batch))
+
+
+def _check_query(location: CheckpointLocation, expected: str) -> None:
+    query_id = location.query_id()
+    if query_id == expected:
+        return
+    what = "is empty" if query_id is None else f"is of another query: query_id={query_id}"
+    raise _mismatch(
+        location,
+        f"the checkpoint location {what}, the job log is of query_id={expected}",
+        "give the checkpoint location that the job has always had",
+    )
+
+
+def _mismatch(location: CheckpointLocation, message: str, hint: str) -> CheckpointLocationError:
+    error = CheckpointLocationError(f"{message}: location={location.uri}")
+    error.add_note(f"hint: {hint}")
+    return error
+
+
+async def roll_forward(
+    resumption: Resumption,
+    view: LogView,
+    checkpoints: CheckpointStore,
+    committer: Committer,
+    clock: Clock,
+) -> CommitSummary | None:
+    """Complete the attempt that the driver before left open, once all its uploads are there.
+
+    On the commit thread's loop, after the epoch record and before the base record, which makes
+    void what stays open here.
+
+    Returns:
+        The commit; None if there is no such attempt, or if it cannot be completed: a task failed,
+        its entry is damaged, or the uploads take longer than a start should.
+
+    Raises:
+        TaskFencedError: Another driver has taken over.
+        RetriableError: The place of the job log may answer later.
+    """
+    if not view.open_attempts:
+        return None
+    key = max(view.open_attempts)
+    attempt = view.open_attempts[key]
+    if not resumption.committed < attempt.batch <= resumption.head:
+        return None
+    deadline_ns = clock.monotonic_ns() + _ROLL_FORWARD_NS
+    try:
+        gathered = await gather(_plan(key, attempt), checkpoints, clock, deadline_ns=deadline_ns)
+    except (CommitFailedError, CheckpointCorruptError) as exc:
+        logger.error(  # noqa: TRY400 - the text says it all
+            "open attempt cannot be completed, it is void: attempt=%d-%d batch=%d error=%s",
+            *key,
+            attempt.batch,
+            exc,
+        )
+        return None
+    return await committer.record_now(key, attempt, gathered)
+
+
+def _plan(key: tuple[int, int], attempt: AttemptRecord) -> HandOverPlan:
+    """Return what the driver before handed over, as far as gathering asks for it."""
+    return HandOverPlan(
+        epoch=key[0],
+        attempt=key[1],
+        checkpoint_id=attempt.checkpoint_id,
+        batch=attempt.batch,
+        versions={partition_of(task): attempt.versions[task] for task in attempt.uploads},
+        bases={},
+        checkpoint=b"",
+    )

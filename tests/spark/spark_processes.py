@@ -1,0 +1,30 @@
+"""What runs and what lies around on this machine because of a test's query."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def container_processes(local_dir: Path) -> dict[int, str]:
+    """Return the command lines of the containers below a local directory, by process id."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = entry.read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "statekeep.spark.container" in command and f"{local_dir}/" in command:
+            found[int(entry.parent.name)] = command
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
+    """Look every 50 ms until the condition holds; False after the time-out."""
+    pause = threading.Event()  # never set: other processes tell us nothing
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        pause.wait(0.05)
+    return condition()

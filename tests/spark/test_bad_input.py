@@ -1,0 +1,160 @@
+"""Bad input on Spark: a clear error that names what is wrong, before anything is lost."""
+
+import shutil
+from typing import cast
+
+import pytest
+from conftest import Stream
+from processors import OUTPUT, Count, Overflowing
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
+
+import statekeep.spark as sk
+from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, ConfigError
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def test_another_number_of_tasks_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.run()
+    with pytest.raises(ConfigError, match="partitions: before=4 now=3"):
+        stream.run(task__count=3)
+
+
+def test_a_used_checkpoint_location_beside_an_empty_log_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.run()
+    with pytest.raises(CheckpointLocationError, match="job log has no commit"):
+        stream.run(blob__store__uri=str(stream.root / "elsewhere"))
+
+
+def test_the_checkpoint_location_of_another_query_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    backup = {"blob.store.uri": str(stream.root / "backup")}
+    stream.settings = backup
+    stream.run()
+    shutil.rmtree(stream.location)
+    with pytest.raises(CheckpointLocationError, match="is empty"):
+        stream.run()
+
+
+def test_a_stateful_operator_upstream_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    counted = stream.frame().groupBy("key").count()
+    with pytest.raises(ConfigError, match="an aggregation"):
+        sk.grouped(counted.groupBy("key"))
+
+
+def test_a_processor_that_cannot_be_sent_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    processor = Count()
+    processor.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        stream.stateful(processor)
+
+
+def test_an_unknown_store_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    with pytest.raises(ConfigError, match="unknown store: store=stat "):
+        stream.run(stores__stat__backup__factories="blob")
+
+
+def test_timers_are_refused_by_name(stream: Stream) -> None:
+    stream.add_batches(1)
+    grouped = sk.grouped(stream.frame().groupBy("key"))
+    with pytest.raises(ConfigError, match="timers and TTL"):
+        grouped.transformWithState(Count(), OUTPUT, "Append", "ProcessingTime")
+
+
+def test_a_sink_without_idempotence_is_refused_by_name(stream: Stream) -> None:
+    stream.add_batches(1)
+    writer = stream.stateful().writeStream.option("checkpointLocation", str(stream.location))
+    with pytest.raises(ConfigError, match="format='memory' supported=csv"):
+        writer.format("memory").start()
+
+
+def test_a_local_directory_that_cannot_be_written_is_named(stream: Stream) -> None:
+    stream.add_batches(1)
+    (stream.root / "file").write_text("not a directory")
+    with pytest.raises(StreamingQueryException, match=r"job\.logged\.store\.base\.dir|/file"):
+        stream.run(job__logged__store__base__dir=str(stream.root / "file"))
+
+
+def test_a_backup_location_that_cannot_be_written_is_named(stream: Stream) -> None:
+    stream.add_batches(1)
+    (stream.root / "file").write_text("not a directory")
+    with pytest.raises(ConfigError, match="/file"):
+        stream.run(blob__store__uri=str(stream.root / "file" / "backup"))
+
+
+def test_another_type_of_the_key_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.run()
+    stream.key = F.length("key").alias("key_length")
+    with pytest.raises(ConfigError, match="key_schema: before='struct<key:string>'"):
+        stream.run()
+
+
+def test_a_session_without_the_settings_is_refused_by_name(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.add_batches(1)
+    conf = stream.spark.sparkContext.getConf().set("spark.locality.wait", "3s")
+    monkeypatch.setattr(type(stream.spark.sparkContext), "getConf", lambda context: conf)
+    with pytest.raises(ConfigError, match=r"spark\.locality\.wait must be 600s: value='3s'"):
+        sk.grouped(stream.frame().groupBy("key"))
+
+
+def test_a_value_that_does_not_fit_the_schema_names_variable_key_and_types(
+    stream: Stream,
+) -> None:
+    stream.add_batches(1)
+    with pytest.raises(StreamingQueryException, match=r"count.*key-.*(str|bigint|long)"):
+        stream.start(Overflowing()).awaitTermination()
+    assert stream.delivered == []
+    stream.run()
+    assert stream.received() == stream.expected(1)
+
+
+class ConnectSession:
+    """What a Spark Connect session has: no JVM behind it."""
+
+
+def test_a_spark_connect_session_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="this one is Spark Connect"):
+        sk.check_session(cast("SparkSession", ConnectSession()))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated"])
+def test_a_damaged_record_of_the_job_log_stops_the_start_and_changes_nothing(
+    stream: Stream, damage: str
+) -> None:
+    backup = stream.root / "backup"
+    stream.settings = {"blob.store.uri": str(backup)}
+    stream.add_batches(2)
+    stream.run()
+    records = sorted((backup / "counts" / "log").iterdir())
+    commit = next(path for path in reversed(records) if b" commit " in path.read_bytes()[:40])
+    sound = commit.read_bytes()
+    bad = sound[:-9] if damage == "truncated" else sound[:-9] + b"#" + sound[-8:]
+    commit.write_bytes(bad)
+    stream.add_batches(1)
+    with pytest.raises(CheckpointCorruptError, match="position="):
+        stream.run()
+    commit.write_bytes(sound)
+    stream.run()
+    assert stream.received() == stream.expected(3)
+
+
+def test_a_job_under_the_name_of_another_is_refused(stream: Stream) -> None:
+    stream.settings = {"blob.store.uri": str(stream.root / "backup")}
+    stream.add_batches(1)
+    stream.run()
+    other = Stream(stream.spark, stream.root / "other", stream.settings)
+    other.root.mkdir()
+    other.add_batches(1)
+    with pytest.raises(CheckpointLocationError, match="job log is of query_id="):
+        other.run()
+    assert other.delivered == []

@@ -1,0 +1,127 @@
+"""A few schedules of the crash harness, and proof that its verifier can fail."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.spark import level
+from chaos.spark.places import Places
+from chaos.spark.plan import Schedule
+from chaos.spark.verifier import Verifier
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+
+BACKENDS = ["blob", "blob"]
+PEACEFUL = Schedule(
+    seed=0,
+    source="file",
+    partitions=3,
+    batches=5,
+    rows=20,
+    settings={"task.commit.ms": "1"},
+    is_every_batch=False,
+    clock_offset_s=0,
+    faults=[],
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sessions() -> Iterator[None]:
+    yield
+    level.close()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a schedule without faults left."""
+    directory = tmp_path_factory.mktemp("peaceful")
+    outcome = level.run(PEACEFUL, BACKENDS, directory)
+    assert outcome.failures == ()
+    return directory
+
+
+@pytest.fixture
+def doctored(finished: Path) -> Iterator[Path]:
+    """The same, to be spoilt: in the same place, as settings and names hold absolute paths."""
+    kept = finished.with_name(f"{finished.name}-kept")
+    shutil.copytree(finished, kept)
+    yield finished
+    shutil.rmtree(finished)
+    kept.rename(finished)
+
+
+def verdict(directory: Path) -> list[str]:
+    """Return the numbers of the invariants that the verifier finds broken."""
+    places = Places(directory)
+    backup, settings = level.layout(PEACEFUL, BACKENDS, places)
+    verifier = Verifier(places, backup, settings, "file", frozenset())
+    return sorted({failure.split(":")[0] for failure in verifier.at_end(PEACEFUL.partitions)})
+
+
+@pytest.mark.parametrize("seed", [27, 30])
+def test_a_drawn_schedule_breaks_no_invariant(tmp_path: Path, seed: int) -> None:
+    outcome = level.run_schedule(seed, BACKENDS, tmp_path)
+    assert outcome.failures == ()
+    assert outcome.faults
+
+
+def deliver_again(places: Places) -> None:
+    (first, *_) = sorted(places.sink.iterdir())
+    shutil.copy(first, places.sink / f"{10**19:020d}-0.json")
+
+
+def lose_a_delivery(places: Places) -> None:
+    sorted(places.sink.iterdir())[2].unlink()
+
+
+def change_a_row(places: Places) -> None:
+    path = sorted(places.sink.iterdir())[1]
+    document = json.loads(path.read_text())
+    document["rows"][0][1] += 1
+    path.write_text(json.dumps(document))
+
+
+def change_the_input(places: Places) -> None:
+    path = places.input / "001.json"
+    path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
+
+
+def change_boundaries(places: Places) -> None:
+    path = places.checkpoint / "offsets" / "2"
+    path.write_text(path.read_text().replace('"logOffset":2', '"logOffset":3'))
+
+
+def lose_a_blob(places: Places) -> None:
+    next(places.backup("blob-1").rglob("*.sst")).unlink()
+
+
+def leave_a_blob(places: Places) -> None:
+    path = next(places.backup("blob-2").rglob("*.sst"))
+    shutil.copy(path, path.with_name(f"{path.name}-orphan"))
+
+
+def lose_the_last_commit(places: Places) -> None:
+    newest = max((places.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    newest.unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (deliver_again, "06"),
+        (lose_a_delivery, "06"),
+        (change_a_row, "06"),
+        (change_the_input, "10"),
+        (change_boundaries, "07"),
+        (lose_a_blob, "14"),
+        (leave_a_blob, "16"),
+        (lose_the_last_commit, "03"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_the_verifier_sees(doctored: Path, spoil: Callable[[Places], None], expected: str) -> None:
+    spoil(Places(doctored))
+    assert expected in verdict(doctored)

@@ -1,0 +1,186 @@
+"""What begins and ends beside a query: containers, anchors, shadow locations, executors."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PARTITIONS, Stream, events_of
+from spark_processes import container_processes, wait_until
+
+from statekeep.errors import ConfigError
+from statekeep.spark.container.place import ContainerPlace
+from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.worker.errands import whereabouts
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def open_jobs(monkeypatch: pytest.MonkeyPatch) -> list[StatefulJob]:
+    """The jobs behind the queries of a test, in order of their start."""
+    jobs: list[StatefulJob] = []
+    before = StatefulJob.open
+
+    def opened(job: StatefulJob) -> None:
+        jobs.append(job)
+        before(job)
+
+    monkeypatch.setattr(StatefulJob, "open", opened)
+    return jobs
+
+
+def test_nothing_is_left_behind_after_a_stop(stream: Stream) -> None:
+    cached_before = stream.spark.sparkContext._jsc.getPersistentRDDs().size()
+    stream.add_batches(2)
+    writer = stream.stateful().writeStream.foreachBatch(stream.sink)
+    query = writer.option("checkpointLocation", str(stream.location)).start()
+    query.processAllAvailable()
+    query.stop()
+    assert container_processes(stream.local_dir) == {}
+    places = [ContainerPlace(path) for path in stream.local_dir.glob("*/container-*")]
+    assert places
+    for place in places:
+        assert [path.name for path in place.directory.iterdir()] == ["container.log"]
+        assert not place.socket.exists()
+    assert list(stream.local_dir.rglob("work-*")) == []
+    assert {path.name for path in stream.root.iterdir()} == {
+        "in",
+        "checkpoint",
+        "checkpoint-statekeep",
+        "local",
+    }
+    cached = stream.spark.sparkContext._jsc.getPersistentRDDs().size()
+    assert cached == cached_before
+
+
+def test_shadow_locations_of_earlier_drivers_are_swept_at_the_next_start(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.run()
+    left, newer = (
+        stream.root / f"checkpoint-statekeep-shadow-{name}" for name in ("1-0123", "9-0123")
+    )
+    for directory in (left, newer):
+        (directory / "offsets").mkdir(parents=True)
+    stream.add_batches(1)
+    stream.run()
+    assert not left.exists()
+    assert newer.exists()
+
+
+def test_bytes_of_a_commit_are_told(stream: Stream) -> None:
+    stream.add_batches(2)
+    query = stream.run(task__commit__every__batch=True)
+    assert query.lastCommit is not None
+    assert query.lastCommit.bytes_uploaded > 0
+    sizes = [commit["bytes_uploaded"] for commit in events_of(query, "commit")]
+    assert all(size > 0 for size in sizes)
+    (operator,) = query.lastProgress["stateOperators"]
+    assert operator["customMetrics"]["lastCommitBytes"] == sizes[-1]
+
+
+@pytest.mark.parametrize(("kept", "versions"), [(1, 1), (3, 3)], ids=["one", "three"])
+def test_local_versions_of_the_newest_commits_stay(
+    stream: Stream, kept: int, versions: int
+) -> None:
+    stream.add_batches(6)
+    settings: dict[str, Any] = {
+        "checkpoint__retain__commits": 4,
+        "task__commit__every__batch": True,
+    }
+    stream.run(**settings, checkpoint__local__retain__versions=kept)
+    (task,) = stream.local_dir.glob("*/main/Partition_0")
+    batches = sorted(int(path.name.split("_")[0]) for path in task.glob("[0-9]*_*"))
+    # When batch 5 was tidied up, batches 0 to 4 were committed.
+    assert batches == list(range(5 - versions, 6))
+
+
+def test_the_job_log_may_be_in_a_backend_that_no_store_lists(stream: Stream) -> None:
+    backup, log = stream.root / "backup", stream.root / "log"
+    stream.settings = {
+        "stores.state.backup.factories": "blob",
+        "blob.store.uri": str(backup),
+        "job.log.backend": "journal",
+        "backends.journal.factory": "blob",
+        "backends.journal.uri": str(log),
+    }
+    stream.add_batches(2)
+    stream.run()
+    shutil.rmtree(stream.local_dir)
+    stream.add_batches(1)
+    stream.run()
+    assert stream.received() == stream.expected(3)
+    assert not (backup / "counts" / "log").exists()
+    assert (log / "counts" / "log").exists()
+
+
+def test_a_backend_of_one_process_is_refused(stream: Stream) -> None:
+    stream.add_batches(1)
+    with pytest.raises(ConfigError, match="one process, and Spark has many: backend=memory"):
+        stream.run(job__log__backend="memory")
+
+
+def test_executors_may_be_taken_away_and_given(
+    stream: Stream, open_jobs: list[StatefulJob]
+) -> None:
+    stream.add_batches(5)
+    context = stream.spark.sparkContext._jsc.sc()
+    hosts: dict[int, dict[int, str]] = {}
+
+    def change(batch: int) -> None:
+        if batch == 1:
+            hosts[1] = _executors(open_jobs[0])
+            assert context.killExecutor(min(hosts[1].values()))
+        if batch == 3:
+            hosts[3] = _executors(open_jobs[0])
+            assert context.requestExecutors(1)
+
+    stream.on_batch = change
+    query = stream.run(task__commit__ms=200)
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3, 4]
+    assert stream.received() == stream.expected(5)
+    taken = min(hosts[1].values())
+    assert taken not in hosts[3].values()
+    assert query.lastCommit is not None
+    assert query.lastCommit.batch == 4
+    assert wait_until(lambda: container_processes(stream.local_dir) == {})
+    assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
+
+
+def test_a_driver_that_is_told_to_end_commits_first(stream: Stream) -> None:
+    stream.add_batches(3)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "sigterm_job", str(stream.root)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            for line in driver.stdout:
+                if line == b"delivered 2\n":
+                    break
+            driver.send_signal(signal.SIGTERM)
+            assert driver.wait(timeout=60) == -signal.SIGTERM
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+    assert wait_until(lambda: container_processes(stream.local_dir) == {})
+    stream.settings = {"blob.store.uri": str(stream.root / "backup"), "task.count": 2}
+    shutil.rmtree(stream.local_dir)
+    stream.add_batches(1)
+    query = stream.run()
+    (recovery,) = events_of(query, "recovery")
+    assert recovery["replayed"] == []
+    assert [batch for batch, _ in stream.delivered] == [3]
+
+
+def _executors(job: StatefulJob) -> dict[int, str]:
+    answers = job._jobs.anchor.run(whereabouts)
+    assert len(answers) == PARTITIONS
+    return {answer["partition"]: answer["executor"] for answer in answers}

@@ -1,0 +1,163 @@
+"""Progress events: batched, dispensable, never in the way of the job."""
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from log_kit import LosingBlobs, RefusingBlobs, new_blobs
+
+from statekeep.backends.base import BlobStoreManager
+from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.event_log import (
+    EventWriter,
+    decode_segment,
+    delete_events,
+    read_events,
+)
+from statekeep.errors import CheckpointCorruptError
+from statekeep.testing.clock import FakeClock
+
+INTERVAL_MS = 1_000
+BUFFER_BYTES = 2_000
+
+
+def store_on(blobs: BlobStoreManager) -> BlobCheckpointStore:
+    return BlobCheckpointStore(blobs, "job")
+
+
+def writer_on(blobs: BlobStoreManager, clock: FakeClock, epoch: int = 1) -> EventWriter:
+    return EventWriter(
+        store_on(blobs),
+        epoch,
+        clock,
+        flush_interval_ms=INTERVAL_MS,
+        buffer_bytes=BUFFER_BYTES,
+    )
+
+
+async def numbers_in(blobs: BlobStoreManager, *epochs: int) -> list[int]:
+    return [event.details["number"] for event in await read_events(store_on(blobs), epochs)]
+
+
+@pytest.mark.asyncio
+async def test_events_come_back_in_order_over_segments_and_reigns() -> None:
+    blobs, clock = new_blobs(), FakeClock()
+    for epoch in (1, 2):
+        writer = writer_on(blobs, clock, epoch)
+        for number in range(4):
+            writer.add("batch", number=10 * epoch + number)
+            if number % 2:
+                await writer.flush()
+    events = await read_events(store_on(blobs), [2, 1])
+    assert [(event.epoch, event.sequence) for event in events] == [
+        (epoch, sequence) for epoch in (1, 2) for sequence in range(4)
+    ]
+    assert await numbers_in(blobs, 1, 2) == [10, 11, 12, 13, 20, 21, 22, 23]
+    assert {event.kind for event in events} == {"batch"}
+
+
+@pytest.mark.asyncio
+async def test_an_event_waits_for_the_interval_or_for_a_full_buffer() -> None:
+    clock = FakeClock()
+    writer = writer_on(new_blobs(), clock)
+    seen = [writer.is_due]
+    writer.add("batch", number=0)
+    seen.append(writer.is_due)
+    clock.advance(INTERVAL_MS / 1000)
+    seen.append(writer.is_due)
+    await writer.flush()
+    seen.append(writer.is_due)
+    writer.add("batch", text="x" * BUFFER_BYTES)
+    seen.append(writer.is_due)
+    assert seen == [False, False, True, False, True]
+
+
+@pytest.mark.asyncio
+async def test_nothing_to_tell_writes_nothing() -> None:
+    blobs = new_blobs()
+    await writer_on(blobs, FakeClock()).flush()
+    assert await blobs.list("") == []
+
+
+@pytest.mark.asyncio
+async def test_a_failed_flush_is_a_warning_and_is_made_up_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    blobs, clock = new_blobs(), FakeClock()
+    refusing = RefusingBlobs(blobs)
+    refusing.refusals["put"] = 1
+    writer = writer_on(refusing, clock)
+    writer.add("batch", number=0)
+    await writer.flush()
+    assert "events could not be written: epoch=1 events=1 dropped=0" in caplog.text
+    writer.add("batch", number=1)
+    await writer.flush()
+    assert await numbers_in(blobs, 1) == [0, 1]
+
+
+@pytest.mark.asyncio
+async def test_a_flush_whose_answer_was_lost_doubles_nothing() -> None:
+    blobs, clock = new_blobs(), FakeClock()
+    losing = LosingBlobs(blobs)
+    losing.losses["put"] = 1
+    writer = writer_on(losing, clock)
+    writer.add("batch", number=0)
+    await writer.flush()
+    writer.add("batch", number=1)
+    await writer.flush()
+    assert await numbers_in(blobs, 1) == [0, 1]
+
+
+@pytest.mark.asyncio
+async def test_a_store_out_of_reach_costs_the_oldest_events_and_a_bounded_memory() -> None:
+    blobs, clock = new_blobs(), FakeClock()
+    refusing = RefusingBlobs(blobs)
+    refusing.refusals["put"] = 50
+    writer = writer_on(refusing, clock)
+    for number in range(50):
+        writer.add("batch", number=number, text="x" * 100)
+        await writer.flush()
+    await writer.flush()
+    found = await numbers_in(blobs, 1)
+    assert found == list(range(found[0], 50))
+    assert 5 < len(found) < 20
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+async def test_a_damaged_segment_is_skipped_with_a_warning(
+    damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    blobs, clock = new_blobs(), FakeClock()
+    writer = writer_on(blobs, clock)
+    for number in range(3):
+        writer.add("batch", number=number)
+        await writer.flush()
+    store = store_on(blobs)
+    name = TaskName("000001")
+    data = (await store.read("events-1"))[name]
+    spoilt = data[:-5] if damage == "truncated" else data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+    await store.write("events-1", name, spoilt)
+    with caplog.at_level(logging.WARNING):
+        assert await numbers_in(blobs, 1) == [0, 2]
+    assert "segment of events is skipped" in caplog.text
+    assert "epoch=1 segment=000001" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_the_events_of_a_reign_are_deleted() -> None:
+    blobs, clock = new_blobs(), FakeClock()
+    for epoch in (1, 2):
+        writer = writer_on(blobs, clock, epoch)
+        writer.add("batch", number=epoch)
+        await writer.flush()
+    await delete_events(store_on(blobs), 1)
+    assert await numbers_in(blobs, 1, 2) == [2]
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_at_all_break_the_reader(data: bytes) -> None:
+    with pytest.raises(CheckpointCorruptError):
+        decode_segment(data, where="test")

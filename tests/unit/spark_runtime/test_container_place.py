@@ -1,0 +1,181 @@
+"""What a container leaves in its place when it goes, and what is swept when it could not."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from container_process_kit import hand_over, spec_in
+
+from statekeep.errors import ConfigError
+from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
+from statekeep.spark.container.launch import sweep_dead_places, take_lock
+from statekeep.spark.container.outbox import Outbox
+from statekeep.spark.container.place import ContainerPlace
+from statekeep.spark.container.protocol import Restore
+from statekeep.stores.local_files import make_local_dir, make_private
+
+_HOLD_LOCK = """
+import pathlib, sys
+from statekeep.spark.container.launch import take_lock
+from statekeep.spark.container.place import ContainerPlace
+lock = take_lock(ContainerPlace(pathlib.Path(sys.argv[1])))
+print("held", flush=True)
+sys.stdin.read()
+"""
+NOW_NS = 10**18
+
+
+def place_of(root: Path, name: str) -> ContainerPlace:
+    place = ContainerPlace(root / "job" / name)
+    place.prepare()
+    place.log.write_text("what happened")
+    os.utime(place.log, ns=(NOW_NS, NOW_NS))
+    return place
+
+
+def leftovers(place: ContainerPlace) -> set[str]:
+    return {path.name for path in place.directory.iterdir()}
+
+
+def test_a_container_that_goes_leaves_its_log_and_nothing_else(tmp_path: Path) -> None:
+    place = place_of(tmp_path, "container-app-1")
+    place.spec.write_text("secrets")
+    place.socket.touch()
+    lock = take_lock(place)
+    assert lock is not None
+    lock.leave()
+    assert leftovers(place) == {"container.log"}
+    assert not place.socket.exists()
+
+
+def test_the_place_of_a_killed_container_is_swept_and_that_of_a_living_one_is_not(
+    tmp_path: Path,
+) -> None:
+    own = place_of(tmp_path, "container-new-1")
+    other = place_of(tmp_path, "container-old-1")
+    Outbox(other.outbox).replace(hand_over())
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD_LOCK, str(other.directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert sweep_dead_places(own, "new", NOW_NS) == 0
+        holder.send_signal(signal.SIGKILL)
+    assert sweep_dead_places(own, "new", NOW_NS) == 1
+    assert leftovers(other) == {"container.log"}
+
+
+def test_places_of_the_own_application_are_left_alone(tmp_path: Path) -> None:
+    own, sibling = place_of(tmp_path, "container-app-1"), place_of(tmp_path, "container-app-2")
+    Outbox(sibling.outbox).replace(hand_over())
+    assert sweep_dead_places(own, "app", NOW_NS) == 0
+    assert Outbox(sibling.outbox).pending()
+
+
+def test_old_logs_of_dead_containers_go_with_their_places(tmp_path: Path) -> None:
+    own, other = place_of(tmp_path, "container-new-1"), place_of(tmp_path, "container-old-1")
+    sweep_dead_places(own, "new", NOW_NS + 8 * 24 * 3600 * 10**9)
+    assert not other.directory.exists()
+
+
+def test_a_lock_on_a_file_that_its_holder_has_removed_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = place_of(tmp_path, "container-app-1")
+    leaving = take_lock(place)
+    assert leaving is not None
+    real = fcntl.flock
+    calls: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not calls:
+            leaving.leave()
+        calls.append(descriptor)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    mine = take_lock(place)
+    assert mine is not None
+    assert take_lock(place, lambda _: None) is None
+    mine.leave()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_real_container_starts_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    place, spec = place_of(tmp_path, "container-app-1"), spec_in(tmp_path)
+    request = Restore(epoch=1, partition=0, candidates=[])
+    try:
+        with pytest.raises(ContainerError, match="no retained commit"):
+            ask(place, spec, request)
+        assert _processes_of(place)
+    finally:
+        tell_to_stop(place, epoch=1)
+    assert leftovers(place) == {"container.log"}
+    assert not place.socket.exists()
+    pause = threading.Event()  # never set: the process ends right after it gave up its lock
+    for _ in range(100):
+        if not _processes_of(place):
+            return
+        pause.wait(0.02)
+    pytest.fail("the container's process lives on")
+
+
+def test_a_local_directory_of_ours_alone_is_taken(tmp_path: Path) -> None:
+    make_private(tmp_path / "a" / "b")
+    make_private(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(0o777)
+    with pytest.raises(ConfigError, match="not ours alone"):
+        make_private(directory)
+
+
+def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigError, match="not ours alone"):
+        make_private(tmp_path / "link")
+
+
+def test_a_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(ConfigError, match=f"owner={owner}"):
+        make_private(tmp_path)
+
+
+def test_only_below_a_shared_directory_must_the_local_directory_be_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "mounted").mkdir()
+    (tmp_path / "mounted").chmod(0o777)
+    make_local_dir(tmp_path / "mounted")
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="not ours alone"):
+        make_local_dir(tmp_path / "mounted")
+
+
+def _processes_of(place: ContainerPlace) -> list[str]:
+    """Return the command lines of living processes that name the place."""
+    found: list[str] = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = entry.read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if str(place.directory).encode() in command:
+            found.append(command.decode())
+    return found

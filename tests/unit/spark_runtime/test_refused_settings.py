@@ -1,0 +1,41 @@
+"""What the Spark runtime cannot follow is refused by name, not ignored."""
+
+import pytest
+
+from statekeep.config.load import load_dict
+from statekeep.errors import ConfigError
+from statekeep.spark.refused_settings import check_settings
+
+JOB = {"job.name": "j", "job.logged.store.base.dir": "/somewhere"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("task.checkpoint.write.versions", "1,2"),
+        ("task.checkpoint.read.versions", "1"),
+        ("task.live.checkpoint.max.age.ms", "5s"),
+        ("job.id", "7"),
+    ],
+    ids=["forms written", "forms read", "age of a form", "instance"],
+)
+def test_a_setting_without_effect_is_refused_by_name_with_the_reason(key: str, value: str) -> None:
+    config = load_dict(JOB | {key: value}, "settings")
+    with pytest.raises(ConfigError, match=r"not possible on Spark: .*\(on Spark .*source=settings"):
+        check_settings(config)
+
+
+def test_defaults_written_out_are_no_error() -> None:
+    check_settings(load_dict(JOB | {"task.checkpoint.read.versions": "2, 1", "job.id": "1"}))
+
+
+def test_a_relative_local_directory_is_refused() -> None:
+    config = load_dict({"job.name": "j", "job.logged.store.base.dir": "here"})
+    with pytest.raises(ConfigError, match="must be absolute: path=here"):
+        check_settings(config)
+
+
+def test_an_unknown_store_is_refused_with_the_name_of_the_one_there_is() -> None:
+    config = load_dict(JOB | {"stores.stat.backup.factories": "blob"})
+    with pytest.raises(ConfigError, match="unknown store: store=stat stores=state"):
+        check_settings(config)

@@ -1,0 +1,211 @@
+"""What a new driver makes of the checkpoint location and of the attempt left open by the old one."""
+
+from typing import cast
+
+import msgspec
+import pytest
+from log_kit import (
+    base_record,
+    batch_record,
+    commit_record,
+    driver_on,
+    new_blobs,
+)
+
+from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.records import AttemptRecord, JobIdentity, QueryState
+from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, encode_attempt_entry
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.commit.gate import CommitGate
+from statekeep.config.load import load_dict
+from statekeep.errors import CheckpointLocationError
+from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
+from statekeep.spark.worker.job_spec import STATE_STORE, task_name
+from statekeep.testing.clock import FakeClock
+
+VERSION = "2_0123456789abcdef"
+
+
+class FakeLocation:
+    """A checkpoint location of query ``q``, or of another one."""
+
+    uri = "file:///checkpoint"
+
+    def __init__(self, newest_commit: int, query_id: str | None = "q") -> None:
+        self._newest_commit = newest_commit
+        self._query_id = query_id
+
+    def newest(self, log: str) -> int:
+        assert log == "commits"
+        return self._newest_commit
+
+    def query_id(self) -> str | None:
+        return self._query_id
+
+
+def resumption_of(view: LogView, newest_commit: int, query_id: str | None = "q") -> int | None:
+    location = cast("CheckpointLocation", FakeLocation(newest_commit, query_id))
+    found = find_resumption(location, view)
+    return None if found is None else found.head
+
+
+async def view_after_batches(last: int) -> LogView:
+    writer = await driver_on(new_blobs())
+    await writer.append(commit_record(1, -1))
+    for batch in range(last + 1):
+        await writer.append(batch_record(batch))
+    return writer.view
+
+
+@pytest.mark.asyncio
+async def test_a_recorded_batch_counts_once_spark_has_ended_it() -> None:
+    view = await view_after_batches(2)
+    assert resumption_of(view, 2) == 2
+    assert resumption_of(view, 1) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("newest_commit", "query_id", "text"),
+    [
+        (0, "q", "not of one time: commits=0 logged=2"),
+        (-1, "q", "not of one time: commits=-1 logged=2"),
+        (3, "q", "not of one time: commits=3 logged=2"),
+        (2, "other", "is of another query: query_id=other"),
+        (-1, None, "is empty"),
+    ],
+    ids=["older", "truncated", "newer", "of another query", "lost"],
+)
+async def test_a_location_that_does_not_fit_the_log_is_refused(
+    newest_commit: int, query_id: str | None, text: str
+) -> None:
+    view = await view_after_batches(2)
+    with pytest.raises(CheckpointLocationError, match=text):
+        resumption_of(view, newest_commit, query_id)
+
+
+@pytest.mark.asyncio
+async def test_a_batch_whose_record_is_damaged_counts_once_spark_has_ended_it() -> None:
+    view = await view_after_batches(1)
+    view.fold_unreadable_batch(view.next_position)
+    assert resumption_of(view, 2) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_batch_that_a_fenced_driver_ended_late_counts() -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs)
+    await old.append(commit_record(1, -1))
+    for batch in range(3):
+        await old.append(batch_record(batch))
+    new = await driver_on(blobs)
+    await new.append(base_record(1))
+    assert resumption_of(new.view, 1) == 1
+    assert resumption_of(new.view, 2) == 2
+    with pytest.raises(CheckpointLocationError):
+        resumption_of(new.view, 3)
+
+
+class Reigns:
+    """A log whose first driver died with an attempt for batch 2 open, and its successor."""
+
+    def __init__(self, blobs: MemoryBlobStoreManager, successor: LogWriter) -> None:
+        self._successor = successor
+        self.checkpoints = BlobCheckpointStore(blobs, "job")
+        self.clock = FakeClock()
+
+    async def enter(self, partition: int, entry: AttemptEntry | bytes) -> None:
+        data = entry if isinstance(entry, bytes) else encode_attempt_entry(entry)
+        await self.checkpoints.write("1-1", task_name(partition), data)
+
+    async def roll_forward(self, head: int = 2) -> CommitSummary | None:
+        committer = Committer(
+            writer=self._successor,
+            checkpoints=self.checkpoints,
+            gate=CommitGate(load_dict({"job.name": "job"}).task),
+            clock=self.clock,
+            identity=JobIdentity(job_uid="u", job_name="job", partitions=2),
+            query_state=query_state,
+            on_commit=lambda summary: None,
+        )
+        resumption = Resumption("q", -1, head)
+        return await roll_forward(
+            resumption, self._successor.view, self.checkpoints, committer, self.clock
+        )
+
+
+async def query_state(batch: int) -> QueryState:
+    return QueryState(query_id="q", metadata="{}", offsets=f"offsets of {batch}")
+
+
+async def new_reigns() -> Reigns:
+    blobs = new_blobs()
+    first = await driver_on(blobs)
+    empty = msgspec.structs.replace(commit_record(1, -1), checkpoints={}, versions={})
+    await first.append(empty)
+    attempt = AttemptRecord(
+        epoch=0,
+        nonce="",
+        attempt=1,
+        batch=2,
+        checkpoint_id="7-1",
+        versions={task_name(0): VERSION, task_name(1): VERSION},
+        uploads=[task_name(0), task_name(1)],
+    )
+    await first.append(attempt)
+    return Reigns(blobs, await driver_on(blobs))
+
+
+def finished() -> FinishedTask:
+    markers = {BackendName("blob"): {STATE_STORE: Marker("m")}}
+    return FinishedTask(CheckpointV2(CheckpointId(7, 1), {}, markers), VersionId.parse(VERSION))
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_whose_uploads_are_all_there_is_committed() -> None:
+    reigns = await new_reigns()
+    await reigns.enter(0, finished())
+    await reigns.enter(1, finished())
+    summary = await reigns.roll_forward()
+    assert summary is not None
+    assert (summary.batch, summary.was_rolled_forward) == (2, True)
+    assert reigns.clock.slept == []
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_is_waited_for_until_a_deadline() -> None:
+    reigns = await new_reigns()
+    await reigns.enter(0, finished())
+    assert await reigns.roll_forward() is None
+    assert 10 <= sum(reigns.clock.slept) <= 11
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "entry",
+    [FailedTask("upload", "backend is down"), b"nonsense"],
+    ids=["a task that failed", "a damaged entry"],
+)
+async def test_an_attempt_that_cannot_be_completed_is_given_up_at_once_and_loudly(
+    entry: AttemptEntry | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reigns = await new_reigns()
+    await reigns.enter(0, entry)
+    assert await reigns.roll_forward() is None
+    assert reigns.clock.slept == []
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_for_a_batch_that_was_not_delivered_is_given_up() -> None:
+    reigns = await new_reigns()
+    await reigns.enter(0, finished())
+    await reigns.enter(1, finished())
+    assert await reigns.roll_forward(head=1) is None
