@@ -1,0 +1,165 @@
+"""The driver process: one Spark session that runs one query after the other, as it is told.
+
+``python -m chaos.spark.driver SESSION`` reads runs as JSON lines from its standard input and writes
+what happens to ``SESSION/events.jsonl``.
+"""
+
+# pyspark's readers have no types.
+# pyright: reportUnknownMemberType=false
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
+
+import statekeep.spark as sk
+from chaos.spark import arming
+from chaos.spark.places import Places
+from chaos.spark.tally import KEYS, OUTPUT, Tally
+
+MASTER = "local-cluster[2,1,1024]"
+_POLL_S = 1
+"""How often a running query is asked what has happened; its end is noticed at once."""
+
+
+def start_session(directory: Path) -> SparkSession:
+    """Start Spark as small and as fast as it goes."""
+    passed_on = ("PYTHONPATH", "STATEKEEP_FAULT_HANDLER", arming.PLAN_VARIABLE)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.local.dir": str(directory / "spark"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.worker.cleanup.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.streaming.stopTimeout": "20s",
+        **{f"spark.executorEnv.{name}": os.environ[name] for name in passed_on},
+    }
+    builder = sk.session_builder(MASTER)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+def frame(spark: SparkSession, order: Mapping[str, Any], places: Places) -> DataFrame:
+    """Return the input: files, one a batch, or a counter that Spark keeps."""
+    if order["source"] == "rate":
+        rate = spark.readStream.format("rate-micro-batch").option("numPartitions", 2)
+        counted = rate.option("rowsPerBatch", order["rows"]).load()
+        key = F.concat(F.lit("key-"), (F.col("value") * 7919) % KEYS)
+        return counted.select(key.alias("key"), F.col("value").alias("v"))
+    reader = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
+    return reader.json(str(places.input))
+
+
+class Sink:
+    """Writes each delivery into a file of its own, with what was there at that moment."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.newest = -1
+
+    def __call__(self, output: DataFrame, batch: int) -> None:
+        """Take one batch."""
+        rows = [(row.key, row.n, row.total) for row in output.collect()]
+        checkpoint = self._places.checkpoint
+        now_ns = time.monotonic_ns()  # one clock for all processes of the machine
+        document = {
+            "batch": batch,
+            "rows": rows,
+            "offsets": (checkpoint / "offsets" / str(batch)).read_text(),
+            "is-committed": (checkpoint / "commits" / str(batch)).exists(),
+            "pid": os.getpid(),
+        }
+        target = self._places.sink / f"{now_ns:020d}-{batch}.json"
+        temporary = target.with_suffix(".tmp")
+        temporary.write_text(json.dumps(document))
+        temporary.replace(target)
+        self.newest = batch
+
+
+class Server:
+    """Takes orders one by one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._events = directory / "events.jsonl"
+        self._spark = start_session(directory)
+
+    def serve(self) -> None:
+        """Run until standard input ends."""
+        self._tell("ready")
+        for line in sys.stdin:
+            self._run(json.loads(line))
+        self._spark.stop()
+
+    def _run(self, order: Mapping[str, Any]) -> None:
+        arming.follow_plan()
+        number = order["run"]
+
+        def tell(kind: str, **facts: object) -> None:
+            self._tell(kind, run=number, **facts)
+
+        try:
+            self._query(order, tell)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is what the schedule came to
+            causes = [exc, exc.__cause__, exc.__context__]
+            texts = [f"{type(one).__name__}: {one}" for one in causes if one is not None]
+            self._tell("failed", run=number, errors=[text[:2000] for text in texts])
+        else:
+            self._tell("done", run=number)
+
+    def _query(self, order: Mapping[str, Any], tell: Callable[..., None]) -> None:
+        places = Places(Path(order["directory"]))
+        sink = Sink(places)
+        grouped = sk.grouped(frame(self._spark, order, places).groupBy("key"), order["settings"])
+        writer = grouped.transformWithState(Tally(), OUTPUT, "Append", "None").writeStream
+        writer = writer.foreachBatch(sink).option("checkpointLocation", str(places.checkpoint))
+        is_endless = order["source"] == "rate"
+        if is_endless:
+            query = writer.trigger(processingTime="0 seconds").start()
+        else:
+            query = writer.trigger(availableNow=True).start()
+        tell("started")
+        told = 0
+        is_active = True
+        while is_active:
+            query.awaitTermination(_POLL_S)
+            is_active = query.isActive
+            happened = query.events
+            for event in happened[told:]:
+                tell("runtime", what=event.kind, **event.details)
+            told = len(happened)
+            if is_endless and is_active and sink.newest >= order["batches"] - 1:
+                query.stop()
+        query.awaitTermination()
+
+    def _tell(self, kind: str, **facts: object) -> None:
+        line = json.dumps({"kind": kind, **facts}, default=str)
+        with self._events.open("ab", buffering=0) as file:
+            file.write(line.encode() + b"\n")
+
+
+def main(directory: Path) -> None:
+    """Serve; die with the parent's end of the pipe."""
+    directory.mkdir(parents=True, exist_ok=True)
+    threading.current_thread().name = "chaos-driver"
+    Server(directory).serve()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

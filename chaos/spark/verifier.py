@@ -1,0 +1,310 @@
+"""Judges what a schedule left: from the input, the checkpoint location, the sink and the backups.
+
+It shares no code with the runtime but `statekeep.spark.read_state`, the public way to the state,
+whose answer is checked against a fold over the input.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import statekeep.spark as sk
+from chaos.backends import KINDS, Place
+from chaos.spark.blobs import BlobFiles
+from chaos.spark.expected import Expected, rows_between
+from chaos.spark.frames import DamagedFrameError, parse_frame
+from chaos.spark.log_story import LogStory
+from chaos.spark.places import Places
+from chaos.spark.watch import history
+
+CHECKED = frozenset({1, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 18, 20})
+"""Invariants that every schedule is checked for; others by what strikes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One call of the sink."""
+
+    batch: int
+    rows: Sequence[tuple[str, int, int]]
+    offsets: str
+    is_committed: bool
+    pid: int
+
+
+class Verifier:
+    """Looks at one schedule's files. `failures` begin with the number of the invariant."""
+
+    def __init__(
+        self,
+        places: Places,
+        backends: Sequence[Place],
+        settings: Mapping[str, str],
+        source: str,
+        zombies: frozenset[int],
+    ) -> None:
+        """Take where to look.
+
+        Args:
+            places: Of the schedule.
+            backends: Where the state was backed up to.
+            settings: Of the job, for `read_state`.
+            source: ``file`` or ``rate``.
+            zombies: Drivers whose last delivery, begun before they were fenced, may come late.
+        """
+        self._places = places
+        self._backends = [place for place in backends if KINDS[place.kind].has_blob_files]
+        self._all_backends = backends
+        self._settings = settings
+        self._source = source
+        self._zombies = zombies
+        self.failures: list[str] = []
+
+    def at_rest(self) -> list[str]:
+        """Check, while no process of the job lives, that every retained commit is whole (14)."""
+        story = self._story()
+        found: list[str] = []
+        for place in self._backends:
+            blobs = BlobFiles(place.directory)
+            for commit in story.retained.values():
+                for marker in _markers(commit, place.name) - story.bad_markers:
+                    try:
+                        blobs.reached(marker)
+                    except ValueError as exc:
+                        found.append(f"14: commit of batch {commit['batch']}: {exc}")
+        return found
+
+    def at_end(self, partitions: int) -> list[str]:
+        """Check everything, once the job has ended well."""
+        story = self._story()
+        self.failures += story.failures
+        boundaries = self._boundaries(story)
+        newest = self._newest_settled(boundaries)
+        outputs, states = self._fold(boundaries)
+        self._check_sink(outputs, boundaries)
+        self._check_commit(story, newest, partitions)
+        self._check_state(states.get(newest, Expected()))
+        self._check_parents(story)
+        self._check_bases(story)
+        self.failures += self.at_rest()
+        self._check_sweep(story)
+        return self.failures
+
+    def _story(self) -> LogStory:
+        return LogStory().fold(history(self._places))
+
+    def _boundaries(self, story: LogStory) -> dict[int, str]:
+        """Return ``{batch: offsets}`` of what was delivered; they must not differ anywhere (07)."""
+        found = {batch: records[-1]["offsets"] for batch, records in story.batches.items()}
+        for path in (self._places.checkpoint / "offsets").glob("[0-9]*"):
+            batch, text = int(path.name), path.read_text()
+            if batch in found and found[batch] != text:
+                self.failures.append(f"07: offsets/{batch} differs from the record")
+        return found
+
+    def _newest_settled(self, boundaries: Mapping[int, str]) -> int:
+        """Return the batch that the last commit must be of.
+
+        Input that ends leaves no batch open. A query that is stopped in a batch may have recorded
+        it without Spark having taken it for done.
+        """
+        newest = max(boundaries, default=-1)
+        if self._source == "file":
+            return newest
+        commits = [int(p.name) for p in (self._places.checkpoint / "commits").glob("[0-9]*")]
+        return min(newest, max(commits, default=-1))
+
+    def _fold(
+        self, boundaries: Mapping[int, str]
+    ) -> tuple[dict[int, Sequence[tuple[str, int, int]]], dict[int, Expected]]:
+        """Return output and state of each batch."""
+        expected = Expected()
+        outputs: dict[int, Sequence[tuple[str, int, int]]] = {}
+        states: dict[int, Expected] = {}
+        files = _source_files(self._places) if self._source == "file" else {}
+        for batch in sorted(boundaries):
+            if batch > 0 and batch - 1 not in boundaries:
+                self.failures.append(f"22: batch {batch - 1} was never recorded")
+                break
+            before = boundaries.get(batch - 1)
+            rows = rows_between(before, boundaries[batch], self._source, files)
+            outputs[batch] = expected.fold(rows)
+            states[batch] = expected.copy()
+        read = sum(n for n, _ in expected.totals.values())
+        there = sum(len(path.read_text().splitlines()) for path in self._places.input.iterdir())
+        if self._source == "file" and read != there:
+            self.failures.append(f"10: {read} rows in recorded batches, {there} in the input")
+        return outputs, states
+
+    def _check_sink(
+        self,
+        outputs: Mapping[int, Sequence[tuple[str, int, int]]],
+        boundaries: Mapping[int, str],
+    ) -> None:
+        """Every batch is delivered, in order, whole; again only where plain Spark would (06)."""
+        newest = -1
+        deliveries = self._deliveries()
+        last_recorded = max(outputs, default=-1)
+        for delivery in deliveries:
+            batch = delivery.batch
+            if batch not in outputs:
+                # A query that is stopped in a batch delivers it again when it goes on.
+                is_last = delivery is deliveries[-1] and batch == last_recorded + 1
+                if not (is_last and self._source == "rate"):
+                    self.failures.append(f"06: batch {batch} was delivered and never recorded")
+                continue
+            if sorted(delivery.rows) != outputs[batch]:
+                self.failures.append(f"06: output of batch {batch} differs from the fold")
+            if delivery.offsets != boundaries[batch]:
+                self.failures.append(f"07: batch {batch} was delivered with other boundaries")
+            if delivery.pid in self._zombies and batch <= newest:
+                continue  # begun before the driver was fenced, as it may be with plain Spark
+            if delivery.is_committed or batch < newest:
+                self.failures.append(f"06: batch {batch} was delivered again, newest {newest}")
+            if batch > newest + 1:
+                self.failures.append(f"06: batch {batch} was delivered after {newest}")
+            newest = max(newest, batch)
+        if newest != last_recorded:
+            self.failures.append(f"06: deliveries end at {newest}, records at {last_recorded}")
+
+    def _deliveries(self) -> list[Delivery]:
+        found: list[Delivery] = []
+        for path in sorted(self._places.sink.glob("*.json")):
+            document = json.loads(path.read_text())
+            rows = [(key, n, total) for key, n, total in document["rows"]]
+            found.append(
+                Delivery(
+                    document["batch"],
+                    rows,
+                    document["offsets"],
+                    document["is-committed"],
+                    document["pid"],
+                )
+            )
+        return found
+
+    def _check_commit(self, story: LogStory, newest: int, partitions: int) -> None:
+        commit = story.last_commit
+        if commit is None or commit["batch"] != newest:
+            batch = None if commit is None else commit["batch"]
+            self.failures.append(f"03: the last commit is of batch {batch}, not of {newest}")
+            return
+        commits = [int(p.name) for p in (self._places.checkpoint / "commits").glob("[0-9]*")]
+        if max(commits, default=-1) < newest:
+            self.failures.append(f"03: C = {newest} > L = {max(commits, default=-1)}")
+        if len(commit["versions"]) != partitions:
+            self.failures.append(f"06: the commit has {len(commit['versions'])} tasks")
+        for task, version in commit["versions"].items():
+            markers = commit["checkpoints"][task]["state-checkpoint-markers"]
+            absent = [place.name for place in self._all_backends if not markers.get(place.name)]
+            if version and absent:
+                self.failures.append(f"20: {task} has state and no marker of {absent}")
+
+    def _check_state(self, expected: Expected) -> None:
+        """The state, read from each backend alone, is the fold (10, 18)."""
+        for place in self._all_backends:
+            settings = {**self._settings, "stores.restore.factories": place.name}
+            totals = {e.key[0]: e.value for e in sk.read_state(settings, "total")}
+            residues = {
+                (e.key[0], e.map_key[0]): e.value[0]
+                for e in sk.read_state(settings, "residues")
+                if e.map_key is not None
+            }
+            if totals != expected.totals:
+                self.failures.append(f"10: state in {place.name} differs from the fold: totals")
+            if residues != expected.residues:
+                self.failures.append(f"10: state in {place.name} differs from the fold: residues")
+
+    def _check_parents(self, story: LogStory) -> None:
+        """A version on disk that a record names was made from one chosen for b - 1 (05)."""
+        chosen = _chosen(story)
+        # What was restored has no parent: it was not made from another version here.
+        committed = {v for c in story.commits.values() for v in c.get("versions", {}).values()}
+        for path in self._places.local.glob("*/main/Partition_*/*_*/SEAL-MANIFEST"):
+            try:
+                manifest = parse_frame(path.read_bytes(), str(path))
+            except DamagedFrameError as exc:
+                self.failures.append(f"05: {exc}")
+                continue
+            batch = int(manifest["version"].split("_")[0])
+            task = manifest["task"]
+            if manifest["version"] not in chosen.get((task, batch), set()):
+                continue
+            if not manifest["parent"] and manifest["version"] in committed:
+                continue
+            # Some records may have been trimmed before anybody saw them.
+            before = chosen.get((task, batch - 1), {""} if batch == 0 else set())
+            if before and manifest["parent"] not in before:
+                self.failures.append(f"05: {task} {manifest['version']} from {manifest['parent']}")
+
+    def _check_bases(self, story: LogStory) -> None:
+        """Every increment builds on a marker that some commit holds (13)."""
+        for place in self._backends:
+            blobs = BlobFiles(place.directory)
+            known = {m for c in story.commits.values() for m in _markers(c, place.name)}
+            for commit in story.retained.values():
+                for marker in _markers(commit, place.name) - story.bad_markers:
+                    try:
+                        base = blobs.base_of(marker)
+                    except ValueError:
+                        continue  # told as 14
+                    if base is not None and base not in known:
+                        self.failures.append(f"13: {marker} builds on {base}")
+
+    def _check_sweep(self, story: LogStory) -> None:
+        """After the last sweep a store holds exactly what retained commits reach (16)."""
+        for place in self._backends:
+            blobs = BlobFiles(place.directory)
+            reached: set[str] = set()
+            for commit in story.retained.values():
+                for marker in _markers(commit, place.name):
+                    try:
+                        reached |= blobs.reached(marker)
+                    except ValueError:
+                        continue  # told as 14
+            job = self._settings["job.name"]
+            there = {
+                name
+                for directory in (place.directory / job).glob("state-*")
+                for name in blobs.names(f"{job}/{directory.name}")
+            }
+            if there != reached:
+                surplus = sorted(there - reached)[:3]
+                self.failures.append(f"16: {len(there - reached)} blobs too many: {surplus}")
+
+
+def _markers(commit: Mapping[str, Any], backend: str) -> set[str]:
+    return {
+        marker
+        for checkpoint in commit.get("checkpoints", {}).values()
+        for marker in checkpoint["state-checkpoint-markers"].get(backend, {}).values()
+    }
+
+
+def _chosen(story: LogStory) -> dict[tuple[str, int], set[str]]:
+    """Return which versions were ever chosen for each task and batch."""
+    found: dict[tuple[str, int], set[str]] = {}
+    for batch, records in story.batches.items():
+        for record in records:
+            for task, done in record.get("tasks", {}).items():
+                found.setdefault((task, batch), set()).add(done["version"])
+    for commit in story.commits.values():
+        for task, version in commit.get("versions", {}).items():
+            found.setdefault((task, commit["batch"]), set()).add(version)
+    return found
+
+
+def _source_files(places: Places) -> dict[int, list[Path]]:
+    """Return ``{log offset: files}`` of the file source's own log."""
+    found: dict[int, list[Path]] = {}
+    directory = places.checkpoint / "sources" / "0"
+    for path in directory.glob("[0-9]*"):
+        for line in path.read_text().splitlines()[1:]:
+            entry = json.loads(line)
+            file = places.input / Path(entry["path"]).name
+            files = found.setdefault(int(entry["batchId"]), [])
+            if file not in files:
+                files.append(file)
+    return found
