@@ -2,13 +2,22 @@
 
 import fcntl
 import os
+import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+from statekeep.errors import RetriableError
+
+PATIENCE_S: Final = 20.0
+"""Whoever holds the lock does a few renames with it: after so long it is stopped, not slow."""
+_RETRY_S: Final = 0.01
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool) -> Generator[None]:
+def locked(path: Path, *, shared: bool, patience_s: float = PATIENCE_S) -> Generator[None]:
     """Hold a lock file, created where it is missing; blocks until the lock is free.
 
     The operating system gives the lock back when its holder dies, however it dies.
@@ -16,13 +25,46 @@ def locked(path: Path, *, shared: bool) -> Generator[None]:
     Args:
         path: The lock file. It is never removed: its name may be locked by somebody else.
         shared: Whether others may hold it too, as long as nobody holds it alone.
+        patience_s: How long to wait at most.
+
+    Raises:
+        RetriableError: Somebody does not let go, such as a process that was stopped.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        _lock(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, patience_s)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, operation: int, patience_s: float) -> None:
+    deadline, pause = time.monotonic() + patience_s, threading.Event()
+    while True:
+        try:
+            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                error = RetriableError(
+                    f"a process does not let go of a lock: path={path} pids={_holders(descriptor)}"
+                )
+                error.add_note("hint: continue it (kill -CONT) or end it")
+                raise error from None
+            pause.wait(_RETRY_S)
+        else:
+            return
+
+
+def _holders(descriptor: int) -> str:
+    """Return the processes that hold a lock on an open file, as Linux tells them."""
+    inode = f":{os.fstat(descriptor).st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return "unknown"
+    fields = (line.split() for line in lines)
+    pids = {f[4] for f in fields if len(f) > 5 and f[1] == "FLOCK" and f[5].endswith(inode)}  # noqa: PLR2004 - columns of the kernel's table
+    return ",".join(sorted(pids)) or "unknown"
 
 
 class OwnerLock:
