@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv/bin
 # Found by the set-up; read again for each recipe, since the set-up may just have written it.
 export JAVA_HOME = $(shell cat .venv/java_home 2>/dev/null)
-CHECKED := statekeep tests examples benchmarks chaos scripts
+CHECKED := statekeep tests chaos examples benchmarks scripts
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
