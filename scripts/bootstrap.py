@@ -23,7 +23,7 @@ JAVA_HOME_FILE = VENV / "java_home"
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAVA = 17
-EXTRAS = ("spark", "testing")
+EXTRAS = ("spark", "s3", "azure", "gcs", "kafka", "hdfs", "testing")
 DEPENDENCY_GROUP = "dev"
 
 JAVA_PACKAGES = {
