@@ -3,9 +3,9 @@
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor, StateBackendAdmin
-from statekeep.backends.kafka.blocking import run_to_end
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import ConfigError, RetriableError
 

@@ -7,7 +7,6 @@ from typing import Final
 from typing_extensions import override
 
 from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
-from statekeep.backends.kafka.blocking import run_to_end
 from statekeep.backends.kafka.client_errors import ProducerFencedError
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.epochs import EpochStamp
@@ -18,6 +17,7 @@ from statekeep.backends.kafka.topics import ChangelogTopics
 from statekeep.backends.kafka.upload import StorePlace, StoreUpload
 from statekeep.backends.kafka.writer import TransactionWriter
 from statekeep.backends.retry import Retrier
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError, RetriableError

@@ -7,13 +7,13 @@ from confluent_kafka import KafkaError, Message, Producer
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.kafka.blocking import run_to_end
 from statekeep.backends.kafka.client_errors import explained, explained_errors
 from statekeep.backends.kafka.clients import build_producer
 from statekeep.backends.kafka.cluster import Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.clock import Clock

@@ -7,13 +7,13 @@ from confluent_kafka import Message
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.kafka.blocking import run_to_end
 from statekeep.backends.kafka.client_errors import ProducerFencedError
 from statekeep.backends.kafka.cluster import Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.writer import TransactionWriter
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError

@@ -8,13 +8,13 @@ from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.fan_out import run_all
-from statekeep.backends.kafka.blocking import run_to_end
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
 from statekeep.stores.base import KeyValueStore

@@ -15,7 +15,6 @@ from typing import Final
 from confluent_kafka import Message
 
 from statekeep.backends.base import BlockingExecutor, CommitContext
-from statekeep.backends.kafka.blocking import run_to_end
 from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.backends.kafka.epochs import EpochStamp, check_epoch
 from statekeep.backends.kafka.images import find_beside, merged_changes, opened_image
@@ -24,6 +23,7 @@ from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.writer import TransactionWriter
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, RetriableError, VersionDamagedError

@@ -8,11 +8,11 @@ from typing import Any, Final, ParamSpec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.kafka.blocking import run_to_end
 from statekeep.backends.kafka.client_errors import expected_topic, explained
 from statekeep.backends.kafka.clients import build_producer
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.stores.delta import Change
