@@ -51,7 +51,11 @@ class _Run:
 
     def factory(self) -> HdfsBackendFactory:
         # No snapshot beside the commits that are measured.
-        settings = {"uri": self.uri, "min.deltas.for.snapshot": "1000", "max.delta.bytes": "1000GiB"}
+        settings = {
+            "uri": self.uri,
+            "min.deltas.for.snapshot": "1000",
+            "max.delta.bytes": "1000GiB",
+        }
         return HdfsBackendFactory(HDFS, settings)
 
 

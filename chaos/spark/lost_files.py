@@ -58,10 +58,12 @@ class LostFiles:
         self.is_location_rebuilt = False
 
     def wipe(self, *, is_in_part: bool) -> None:
-        """Delete the local state of all tasks, or of some."""
-        for task in sorted(self._places.local.glob("*/main/Partition_*")):
-            if not is_in_part or self._draw.choice([True, False]):
-                shutil.rmtree(task, ignore_errors=True)
+        """Delete the local state of all tasks, or of some of them, at least one."""
+        tasks = sorted(self._places.local.glob("*/main/Partition_*"))
+        if is_in_part and tasks:
+            tasks = self._draw.sample(tasks, self._draw.randint(1, len(tasks)))
+        for task in tasks:
+            shutil.rmtree(task, ignore_errors=True)
 
     def _cut_tail(self, log: str, count: int) -> None:
         directory = self._places.checkpoint / log

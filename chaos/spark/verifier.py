@@ -18,6 +18,7 @@ from chaos.spark.frames import DamagedFrameError, parse_frame
 from chaos.spark.log_story import LogStory
 from chaos.spark.places import Places
 from chaos.spark.watch import history
+from statekeep.errors import StateBackupError
 
 CHECKED = frozenset({1, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 18, 20})
 """Invariants that every schedule is checked for; others by what strikes it."""
@@ -206,16 +207,13 @@ class Verifier:
         """The state, read from each backend alone, is the fold (10, 18)."""
         for place in self._all_backends:
             settings = {**self._settings, "stores.restore.factories": place.name}
-            totals = {e.key[0]: e.value for e in sk.read_state(settings, "total")}
-            residues = {
-                (e.key[0], e.map_key[0]): e.value[0]
-                for e in sk.read_state(settings, "residues")
-                if e.map_key is not None
-            }
-            if totals != expected.totals:
-                self.failures.append(f"10: state in {place.name} differs from the fold: totals")
-            if residues != expected.residues:
-                self.failures.append(f"10: state in {place.name} differs from the fold: residues")
+            try:
+                found = _read_state(settings)
+            except StateBackupError as exc:
+                self.failures.append(f"10: state in {place.name} cannot be read: {exc}")
+            else:
+                if found != expected:
+                    self.failures.append(f"10: state in {place.name} differs from the fold")
 
     def _check_parents(self, story: LogStory) -> None:
         """A version on disk that a record names was made from one chosen for b - 1 (05)."""
@@ -273,6 +271,16 @@ class Verifier:
             if there != reached:
                 surplus = sorted(there - reached)[:3]
                 self.failures.append(f"16: {len(there - reached)} blobs too many: {surplus}")
+
+
+def _read_state(settings: Mapping[str, str]) -> Expected:
+    totals = {e.key[0]: (e.value[0], e.value[1]) for e in sk.read_state(settings, "total")}
+    residues = {
+        (e.key[0], e.map_key[0]): e.value[0]
+        for e in sk.read_state(settings, "residues")
+        if e.map_key is not None
+    }
+    return Expected(totals, residues)
 
 
 def _markers(commit: Mapping[str, Any], backend: str) -> set[str]:

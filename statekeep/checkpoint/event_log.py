@@ -13,6 +13,7 @@ failed flush is tried again instead of ending the recording; the decisive record
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice, takewhile
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,9 @@ KEPT_REIGNS: Final = 10
 """The newest reigns whose events are kept."""
 
 _KIND: Final = "events"
+_SEGMENT_BYTES: Final = 512 * 1024
+"""Above it a segment is cut: a broker of Kafka takes no more than 1 MB at once."""
+
 _NS_PER_MS: Final = 1_000_000
 
 
@@ -122,13 +126,18 @@ class EventWriter:
         return self._bytes >= self._buffer_bytes or waited_ns >= self._flush_interval_ns
 
     async def flush(self) -> None:
-        """Write what was gathered as one segment; a failure is a warning, and is made up for.
+        """Write what was gathered in as few segments as will do.
 
-        Not to be awaited twice at once.
+        A failure is a warning, and is made up for. Not to be awaited twice at once.
         """
-        lines = list(self._lines)
-        if not lines:
-            return
+        while self._lines and await self._write_segment():
+            pass
+
+    async def _write_segment(self) -> bool:
+        """Write the oldest events as one segment; False if that failed."""
+        ends = accumulate(len(line) + 1 for line in self._lines)
+        count = max(1, sum(1 for _ in takewhile(lambda end: end <= _SEGMENT_BYTES, ends)))
+        lines = list(islice(self._lines, count))
         data = frame(_KIND, b"\n".join(lines))
         name = TaskName(f"{self._segment:06d}")
         try:
@@ -143,13 +152,14 @@ class EventWriter:
                 self._dropped,
                 exc,
             )
-            return
+            return False
         # Unlike in a failed write, nothing is left to do for these lines, whoever added meanwhile.
         for line in lines:
             self._lines.popleft()
             self._bytes -= len(line) + 1
         self._segment += 1
         self._waiting_since_ns = self._clock.monotonic_ns() if self._lines else None
+        return True
 
     def _drop_oldest(self) -> None:
         while self._bytes > self._buffer_bytes:

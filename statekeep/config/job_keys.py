@@ -11,6 +11,7 @@ from statekeep.config.values import (
     TEXT,
     ValueType,
     byte_count,
+    decimal,
     milliseconds,
     number_list,
     one_of,
@@ -20,6 +21,9 @@ from statekeep.config.values import (
 
 DivergenceAction = Literal["warn", "error"]
 
+RestartStrategy = Literal["none", "fixed-delay", "exponential-delay"]
+
+_RESTART_STRATEGY: ValueType[RestartStrategy] = one_of("none", "fixed-delay", "exponential-delay")
 _DIVERGENCE: ValueType[DivergenceAction] = one_of("warn", "error")
 _MIB = 1 << 20
 
@@ -71,6 +75,51 @@ EVENT_BUFFER_BYTES = Key(
     "Bytes of progress events that are written without waiting; as many are kept at most while "
     "the store cannot be reached.",
     "The value is Flink's.",
+)
+
+RESTART_STRATEGY: Key[RestartStrategy] = Key(
+    "job.restart.strategy",
+    _RESTART_STRATEGY,
+    "none",
+    "What a query on Spark does when it fails with an error that may pass: end, or start again "
+    "behind the same handle after a delay.",
+    "A query of Spark ends with its error, and most are started again by whoever runs them; two "
+    "that do so multiply their attempts. The words are Flink's.",
+)
+RESTART_ATTEMPTS = Key(
+    "job.restart.attempts",
+    whole_number(1, what="restarts"),
+    10,
+    "Restarts in a row before the query ends with its error.",
+    "With the delays below about five minutes: longer than a store takes to restart.",
+)
+RESTART_BACKOFF_INITIAL_MS = Key(
+    "job.restart.backoff.initial.ms",
+    milliseconds(0),
+    1_000,
+    "Delay before the first restart; with `fixed-delay` before each one.",
+    "The value is Flink's.",
+)
+RESTART_BACKOFF_MAX_MS = Key(
+    "job.restart.backoff.max.ms",
+    milliseconds(0),
+    60_000,
+    "Longest delay of `exponential-delay`.",
+    "The value is Flink's.",
+)
+RESTART_BACKOFF_MULTIPLIER = Key(
+    "job.restart.backoff.multiplier",
+    decimal(1, 100),
+    2.0,
+    "Factor between two delays of `exponential-delay`.",
+    "Ten restarts then span minutes; Flink has 1.5, and no bound on attempts.",
+)
+RESTART_RESET_AFTER_MS = Key(
+    "job.restart.reset.after.ms",
+    milliseconds(0),
+    3_600_000,
+    "Time without a failure after which attempts and delays begin anew.",
+    "An hour is no longer the same trouble; the value is Flink's.",
 )
 
 TASK_COUNT: Key[int | None] = Key(

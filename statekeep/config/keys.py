@@ -25,6 +25,12 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             job_keys.LOG_BACKEND,
             job_keys.EVENT_FLUSH_INTERVAL_MS,
             job_keys.EVENT_BUFFER_BYTES,
+            job_keys.RESTART_STRATEGY,
+            job_keys.RESTART_ATTEMPTS,
+            job_keys.RESTART_BACKOFF_INITIAL_MS,
+            job_keys.RESTART_BACKOFF_MAX_MS,
+            job_keys.RESTART_BACKOFF_MULTIPLIER,
+            job_keys.RESTART_RESET_AFTER_MS,
         ),
         "Tasks and commits": (
             job_keys.TASK_COUNT,

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from statekeep.config import backend_keys, job_keys, resolve, store_keys
 from statekeep.config.explain import ExplainedSetting, explain
-from statekeep.config.job_keys import DivergenceAction
+from statekeep.config.job_keys import DivergenceAction, RestartStrategy
 from statekeep.config.key import Key
 from statekeep.config.settings import Setting, WrittenValue, check_setting, collect, overlay
 from statekeep.config.store_keys import (
@@ -60,6 +60,24 @@ class JobSettings:
     """Milliseconds that a progress event may wait: each flush is one request."""
     event_buffer_bytes: int = _setting(job_keys.EVENT_BUFFER_BYTES)
     """Bytes of progress events that do not wait, and the most that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartSettings:
+    """Whether and when a failed query starts again."""
+
+    strategy: RestartStrategy = _setting(job_keys.RESTART_STRATEGY)  # noqa: RUF009 - declares a field
+    """None, because queries of Spark end with their error."""
+    attempts: int = _setting(job_keys.RESTART_ATTEMPTS)
+    """Restarts in a row: about five minutes of them."""
+    backoff_initial_ms: int = _setting(job_keys.RESTART_BACKOFF_INITIAL_MS)
+    """Milliseconds before the first one, as Flink waits."""
+    backoff_max_ms: int = _setting(job_keys.RESTART_BACKOFF_MAX_MS)
+    """Milliseconds before any, at most, as Flink waits."""
+    backoff_multiplier: float = _setting(job_keys.RESTART_BACKOFF_MULTIPLIER)
+    """Between two delays: doubling."""
+    reset_after_ms: int = _setting(job_keys.RESTART_RESET_AFTER_MS)
+    """Milliseconds without a failure after which all begins anew: no longer the same trouble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +211,13 @@ class StoreSettings:
 
 
 _Section = TypeVar(
-    "_Section", JobSettings, TaskSettings, ContainerSettings, CheckpointSettings, StoreSettings
+    "_Section",
+    JobSettings,
+    RestartSettings,
+    TaskSettings,
+    ContainerSettings,
+    CheckpointSettings,
+    StoreSettings,
 )
 
 
@@ -227,6 +251,11 @@ class Config:
                 hint="give the job a name of its own; on Spark the name of the query",
             )
         return JobSettings(name=name, **self._given(JobSettings))
+
+    @property
+    def restart(self) -> RestartSettings:
+        """Whether and when a failed query starts again."""
+        return RestartSettings(**self._given(RestartSettings))
 
     @property
     def task(self) -> TaskSettings:

@@ -1,23 +1,64 @@
 """The handle of a running stateful query, with the habits of Spark's `StreamingQuery`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statekeep.clock import Clock
+from statekeep.errors import StateBackupError
 from statekeep.spark.driver.committer import CommitSummary
-from statekeep.spark.driver.events import QueryEvent
+from statekeep.spark.driver.events import EventList, QueryEvent
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.query_run import QueryPlan, QueryRun, as_query_failure
+from statekeep.spark.restart_policy import RestartPolicy
+from statekeep.spark.supervisor import Supervisor
+
+_Failure = TypeVar("_Failure", bound=Exception)
 
 
 class StatefulStreamingQuery:
-    """A query on statekeep's runtime. What is not special here is that of the Spark query."""
+    """A query on statekeep's runtime. What is not special here is that of the Spark query.
 
-    def __init__(self, query: StreamingQuery, job: StatefulJob) -> None:
-        self._query = query
-        self._job = job
-        job.attach(lambda: bool(query.isActive), lambda: query.exception() is None, query.stop)
+    Where ``job.restart.strategy`` says so, a query that failed is started again behind the same
+    handle: `id` stays, `runId` is another one, and Spark's own list of active queries has it only
+    while a run is active.
+    """
+
+    def __init__(self, run: QueryRun, events: EventList, supervisor: Supervisor | None) -> None:
+        """Wrap the first run; by `start`.
+
+        Args:
+            run: The run, just started.
+            events: Of all runs.
+            supervisor: What starts the next ones; None: there will be none.
+        """
+        self._first_run = run
+        self._events = events
+        self._supervisor = supervisor
+
+    @classmethod
+    def start(cls, plan: QueryPlan, clock: Clock) -> Self:
+        """Start a query, and have it started again as its settings say.
+
+        Errors of the first start are the caller's: see `QueryPlan.start`.
+        """
+        events = EventList(clock)
+        run = plan.start(events, clock)
+        policy = RestartPolicy(plan.config.restart, clock)
+        if not policy.is_on:
+            return cls(run, events, None)
+        context = plan.source.sparkSession.sparkContext
+        supervisor = Supervisor(
+            run,
+            lambda: plan.start(events, clock),
+            policy,
+            events=events,
+            clock=clock,
+            is_session_alive=lambda: context._jsc is not None,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - None once it is stopped
+        )
+        return cls(run, events, supervisor)
 
     @property
     def id(self) -> str:
@@ -36,13 +77,19 @@ class StatefulStreamingQuery:
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
-        """Whether the query runs or its last commit is still under way."""
-        return self._query.isActive or not self._job.has_ended
+        """Whether the query runs, is about to be started again, or its last commit is under way."""
+        if self._supervisor is not None:
+            return not self._supervisor.has_ended
+        return self._run.is_active
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the query does now, with ``lastCommittedBatch`` and ``isCommitting``."""
-        return dict(self._query.status) | self._job.status()
+        """What the query does now.
+
+        Beside Spark's entries ``lastCommittedBatch`` and ``isCommitting``, and ``restarts`` with the
+        ``restartReason`` of the newest one.
+        """
+        return dict(self._query.status) | self._job.status() | self._restarts()
 
     @property
     def lastCommit(self) -> CommitSummary | None:  # noqa: N802 - named like lastProgress
@@ -51,22 +98,24 @@ class StatefulStreamingQuery:
 
     @property
     def events(self) -> Sequence[QueryEvent]:
-        """What happened in this run: batches, commits, recoveries, oldest first."""
-        return self._job.events.snapshot()
+        """What happened since the start of the query, restarts included, oldest first."""
+        return self._events.snapshot()
 
     @property
     def lastProgress(self) -> Any:  # noqa: ANN401, N802 - Spark's StreamingQueryProgress, a dict
-        """The newest progress, with the state operator's entry; None before the first batch."""
-        progress = self._query.lastProgress
-        return None if progress is None else self._with_state(progress)
+        """The newest progress of this run, with the state operator's entry; None before a batch."""
+        run = self._run
+        progress = run.query.lastProgress
+        return None if progress is None else self._with_state(progress, run.job)
 
     @property
     def recentProgress(self) -> list[Any]:  # noqa: N802 - Spark's name
-        """The newest progress reports; only the last batch's has the state operator's entry."""
-        return [self._with_state(progress) for progress in self._query.recentProgress]
+        """The newest progress reports of this run; the last batch's has the operator's entry."""
+        run = self._run
+        return [self._with_state(progress, run.job) for progress in run.query.recentProgress]
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
-        """Wait until the query has ended and its last commit is durable.
+        """Wait until the query has ended, over restarts, and its last commit is durable.
 
         Args:
             timeout: Seconds, as Spark has it; None waits for ever.
@@ -75,60 +124,95 @@ class StatefulStreamingQuery:
             Whether it has ended, if a time-out was given.
 
         Raises:
-            StreamingQueryException: The query failed; the Python error is its cause.
+            StreamingQueryException: The query failed; the Python error is its cause, and a note
+                says how often it was started again.
         """
+        supervisor = self._supervisor
+        if supervisor is not None:
+            if not supervisor.wait_ended(timeout):
+                return False
+            if supervisor.error is None:
+                return None if timeout is None else True
+            self._raise_failed_start(supervisor)
         try:
-            ended = self._query.awaitTermination(timeout)
-        except StreamingQueryException as exc:
-            self._job.wait_ended()
-            if self._job.failure is not None:
-                raise exc from self._job.failure
+            return self._run.await_termination(timeout)
+        except (StreamingQueryException, StateBackupError) as exc:
+            self._add_note(exc)
             raise
-        if timeout is None or ended:
-            self._job.wait_ended()
-            self._raise_if_fenced()
-            self._job.raise_if_failed()
-        return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
-        """Block until all input that is there now was processed; for tests."""
-        try:
-            self._query.processAllAvailable()
-        except StreamingQueryException as exc:
-            if self._job.failure is not None:
-                raise exc from self._job.failure
-            raise
-        self._raise_if_fenced()
+        """Block until all input that is there now was processed, over restarts; for tests."""
+        while True:
+            run = self._run
+            try:
+                run.query.processAllAvailable()
+            except StreamingQueryException as exc:
+                if self._supervisor is not None and self._supervisor.wait_for_next(run):
+                    continue
+                self._add_note(exc)
+                if run.job.failure is not None:
+                    raise exc from run.job.failure
+                raise
+            run.raise_if_fenced()
+            return
 
     def stop(self) -> None:
-        """Stop the query; commit first what was delivered, within ``task.shutdown.ms``."""
-        self._query.stop()
-        self._job.wait_ended()
+        """Stop the query; commit first what was delivered, within ``task.shutdown.ms``.
+
+        A query that waits to be started again ends without its error.
+        """
+        if self._supervisor is not None:
+            self._supervisor.stop()
+        else:
+            self._run.stop()
 
     def explain(self, extended: bool = False) -> None:  # noqa: FBT001, FBT002 - Spark's signature
         """Print the plan of the input."""
         self._query.explain(extended)
 
     def exception(self) -> StreamingQueryException | None:
-        """Return what the query failed with, None if it did not."""
-        return self._query.exception() or self._fencing()
+        """Return what the query failed with, None if it did not or will be started again."""
+        supervisor = self._supervisor
+        if supervisor is not None:
+            if supervisor.error is None:
+                return None
+            if supervisor.failed_start is not None:
+                return self._add_note(as_query_failure(supervisor.failed_start))
+        failure = self._run.exception()
+        return None if failure is None else self._add_note(failure)
 
-    def _fencing(self) -> StreamingQueryException | None:
-        """Return what stopped an idle query, in the form that failed queries have."""
-        fenced = self._job.fenced
-        if fenced is None:
-            return None
-        exception = StreamingQueryException(str(fenced))
-        exception.__cause__ = fenced
-        return exception
+    @property
+    def _run(self) -> QueryRun:
+        return self._first_run if self._supervisor is None else self._supervisor.run
 
-    def _raise_if_fenced(self) -> None:
-        fencing = self._fencing()
-        if fencing is not None:
-            raise fencing
+    @property
+    def _query(self) -> StreamingQuery:
+        return self._run.query
 
-    def _with_state(self, progress: Any) -> Any:  # noqa: ANN401 - Spark's class
-        entry = self._job.operator_progress(progress["batchId"])
+    @property
+    def _job(self) -> StatefulJob:
+        return self._run.job
+
+    def _restarts(self) -> dict[str, Any]:
+        supervisor = self._supervisor
+        if supervisor is None:
+            return {"restarts": 0, "restartReason": None}
+        return {"restarts": supervisor.restarts, "restartReason": supervisor.reason}
+
+    def _raise_failed_start(self, supervisor: Supervisor) -> None:
+        if supervisor.failed_start is not None:
+            raise self._add_note(as_query_failure(supervisor.failed_start))
+
+    def _add_note(self, error: _Failure) -> _Failure:
+        """Say how often the query was started again before it failed with this."""
+        if self._supervisor is not None and self._supervisor.restarts > 0:
+            error.add_note(
+                f"the query was started again before: restarts={self._supervisor.restarts}"
+            )
+        return error
+
+    def _with_state(self, progress: Any, job: StatefulJob) -> Any:  # noqa: ANN401 - Spark's class
+        entry = job.operator_progress(progress["batchId"])
         if entry is not None:
-            progress["stateOperators"] = [*progress["stateOperators"], entry]
+            progress["stateOperators"] = [*progress["stateOperators"], entry | self._restarts()]
         return progress

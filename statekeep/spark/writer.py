@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.query import StatefulStreamingQuery
+from statekeep.spark.query_run import QueryPlan
 from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, table_sink
 from statekeep.spark.termination import termination
@@ -211,27 +211,16 @@ class StatefulStreamWriter:
         def deliver(output: DataFrame, batch: int) -> None:
             sink(self._transform(output), batch)
 
-        job = StatefulJob(
-            spark=self._spark,
-            frame=self._source,
+        plan = QueryPlan(
+            source=self._source,
             operator=self._operator,
             config=config,
             location=location,
             sink=deliver,
-            clock=SystemClock(),
+            query_name=self._query_name,
+            trigger=dict(self._trigger),
         )
-        try:
-            job.open()
-            writer = self._source.writeStream.foreachBatch(job.run_batch)
-            writer = writer.option("checkpointLocation", location.uri)
-            if self._query_name is not None:
-                writer = writer.queryName(self._query_name)
-            if self._trigger:
-                writer = writer.trigger(**self._trigger)
-            query = StatefulStreamingQuery(writer.start(), job)
-        except BaseException:
-            job.close()
-            raise
+        query = StatefulStreamingQuery.start(plan, SystemClock())
         termination.stop_before_end(query, config.task.shutdown_ms)
         return query
 

@@ -43,6 +43,8 @@ public class Mini {
     conf.setInt("dfs.blocksize", 8 << 20);
     conf.setInt("dfs.replication", 2);
     conf.setInt("dfs.client.socket-timeout", 5000);
+    conf.setInt("dfs.heartbeat.interval", 1);
+    conf.setInt("dfs.namenode.heartbeat.recheck-interval", 1000);
     conf.setLong("dfs.namenode.fs-limits.min-block-size", 1 << 20);
     MiniDFSCluster cluster = new MiniDFSCluster.Builder(conf)
         .nameNodePort(Integer.parseInt(args[1])).nameNodeHttpPort(Integer.parseInt(args[2]))

@@ -132,10 +132,11 @@ def test_executors_may_be_taken_away_and_given(
     hosts: dict[int, dict[int, str]] = {}
 
     def change(batch: int) -> None:
-        if batch == 1:
+        # A sink is called again when its rows were on the executor that is gone.
+        if batch == 1 and batch not in hosts:
             hosts[1] = _executors(open_jobs[0])
             assert context.killExecutor(min(hosts[1].values()))
-        if batch == 3:
+        if batch == 3 and batch not in hosts:
             hosts[3] = _executors(open_jobs[0])
             assert context.requestExecutors(1)
 
@@ -165,6 +166,8 @@ def test_a_driver_that_is_told_to_end_commits_first(stream: Stream) -> None:
             for line in driver.stdout:
                 if line == b"delivered 2\n":
                     break
+            # The sink was called inside the batch: only what Spark has ended is delivered for good.
+            assert wait_until((stream.location / "commits" / "2").exists)
             driver.send_signal(signal.SIGTERM)
             assert driver.wait(timeout=60) == -signal.SIGTERM
         finally:

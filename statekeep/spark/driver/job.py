@@ -91,15 +91,16 @@ class StatefulJob:
         """What the batch call raised, as Python has it."""
         self.fenced: TaskFencedError | None = None
         """Why the query was stopped while it was idle: no batch call could raise it."""
+        self.end_error: Exception | None = None
+        """What kept the last commit from being made."""
         self._anchor: Anchor | None = None
         self._turn = threading.Lock()
-        self._is_sound = True
         self._reign = Reign(config, location, clock, self.events)
         self._last_batch_ns = clock.monotonic_ns()
         self._is_open = False
         self._commit_made = threading.Condition()
         self._ended = threading.Event()
-        self._end_error: Exception | None = None
+        self._query_error: Exception | None = None
         self._closing = threading.Lock()
         self._is_closed = False
 
@@ -117,7 +118,8 @@ class StatefulJob:
         partitions = self._config.task.count or int(
             self._spark.conf.get("spark.sql.shuffle.partitions") or 200
         )
-        expected = new_identity(self._config, partitions, ROUTER, self._key_schema())
+        key_schema = self._operator.key_schema.simpleString()
+        expected = new_identity(self._config, partitions, ROUTER, key_schema)
         self._identity = self._reign.identity(commit, expected)
         self._reign.check_location()
         spec = JobSpec(
@@ -174,17 +176,17 @@ class StatefulJob:
     def attach(
         self,
         is_active: Callable[[], bool],
-        is_sound: Callable[[], bool],
+        exception: Callable[[], Exception | None],
         stop: Callable[[], None],
     ) -> None:
         """Watch the Spark query from now on: commit when idle, commit and close when it ends.
 
         Args:
             is_active: Whether the Spark query runs.
-            is_sound: Whether it ended without an error.
+            exception: What it failed with, if it did.
             stop: Ends it; called when another driver has taken over while it was idle.
         """
-        self._reign.spawn(self._watch(is_active, is_sound, stop))
+        self._reign.spawn(self._watch(is_active, exception, stop))
 
     @property
     def has_ended(self) -> bool:
@@ -205,13 +207,10 @@ class StatefulJob:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the job has ended, as far as Python knows it; None if it was asked to."""
-        return self.fenced or (None if self._is_sound else self.failure) or self._end_error
-
-    def raise_if_failed(self) -> None:
-        """Raise what kept the last commit from being made, if anything."""
-        if self._end_error is not None:
-            raise self._end_error
+        """Why the job has ended, at its root; None if it was asked to, or runs."""
+        if self._query_error is not None:
+            return self.failure or self._query_error
+        return self.fenced or self.end_error
 
     def close(self) -> None:
         """Release the commit thread. Idempotent, from any thread."""
@@ -247,7 +246,7 @@ class StatefulJob:
     async def _watch(
         self,
         is_active: Callable[[], bool],
-        is_sound: Callable[[], bool],
+        exception: Callable[[], Exception | None],
         stop: Callable[[], None],
     ) -> None:
         """Runs on the commit thread's loop for as long as the query lives, and ends the job."""
@@ -258,11 +257,11 @@ class StatefulJob:
                 logger.warning("the query is stopped: error=%s", exc)
                 self.fenced = exc
                 await self._reign.blocking(stop)
-            self._is_sound = await self._reign.blocking(is_sound)
-            await self._end(is_committing=self._is_sound and self.fenced is None)
+            self._query_error = await self._reign.blocking(exception)
+            await self._end(is_committing=self._query_error is None and self.fenced is None)
         except Exception as exc:
             logger.exception("the job did not end well")
-            self._end_error = exc
+            self.end_error = exc
         finally:
             self._is_open = False
             self._note_end()
@@ -398,6 +397,3 @@ class StatefulJob:
             head=self._batches.head,
             error=None if error is None else summary_of(error),
         )
-
-    def _key_schema(self) -> str:
-        return self._operator.key_schema.simpleString()

@@ -21,6 +21,7 @@ from statekeep.clock import Clock
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 1.0
+_DRIVER_ALONE: Final = 1
 _IDLE_POLLS: Final = 3
 """Polls in a row at which nothing of a job runs: Spark needs a moment to send tasks again."""
 
@@ -58,6 +59,10 @@ class StallGuard:
             self._idle_polls.clear()
         self._executors = alive
         if not self._is_suspicious:
+            return
+        if len(alive) <= _DRIVER_ALONE:
+            # There is nowhere else to run: the cluster manager may still give new executors.
+            self._idle_polls.clear()
             return
         stalled = self._stalled_jobs()
         if stalled is None:

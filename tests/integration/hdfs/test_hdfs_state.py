@@ -15,8 +15,8 @@ from typing_extensions import override
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.clock import SystemClock
 from statekeep.testing.backend_harness import STORE
-from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.key_value_harness import KeyValueHarness
 
@@ -73,7 +73,7 @@ async def test_a_datanode_that_dies_during_upload_and_restore_costs_nothing(
         BackendName("hdfs"), {"uri": f"{cluster.uri}/{uuid.uuid4().hex}", "compression": "none"}
     )
     executor = _Interrupted(cluster, at_call=4)
-    task = KeyValueHarness(factory, executor, FakeClock(), tmp_path)
+    task = KeyValueHarness(factory, executor, SystemClock(), tmp_path)
     await task.start()
     try:
         content = entries(20_000, 1)

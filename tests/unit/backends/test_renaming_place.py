@@ -127,6 +127,30 @@ def test_safe_mode_is_named(place: RenamingPlace, fs: FakeHdfs) -> None:
         place.put("a", b"x", if_absent=False)
 
 
+def test_a_file_that_could_not_be_written_is_not_closed(
+    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = BrokenFile()
+    monkeypatch.setattr(fs, "open", lambda path, mode: file)
+    with pytest.raises(ConnectionRefusedError):
+        place.put("a", b"content", if_absent=False)
+    file.close()
+    assert not file.is_closed
+
+
+class BrokenFile:
+    """Cannot be written; its close would wait without end."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def write(self, data: bytes) -> int:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 def test_a_file_that_arrived_short_gets_no_name(
     place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

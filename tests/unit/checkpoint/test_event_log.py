@@ -82,6 +82,21 @@ async def test_nothing_to_tell_writes_nothing() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_large_backlog_goes_into_segments_that_every_store_can_take() -> None:
+    blobs = new_blobs()
+    writer = EventWriter(
+        store_on(blobs), 1, FakeClock(), flush_interval_ms=INTERVAL_MS, buffer_bytes=1 << 20
+    )
+    for number in range(20):
+        writer.add("batch", number=number, text="x" * 100_000)
+    await writer.flush()
+    sizes = [len(data) for data in (await store_on(blobs).read("events-1")).values()]
+    assert len(sizes) == 4
+    assert max(sizes) < 600_000
+    assert await numbers_in(blobs, 1) == list(range(20))
+
+
+@pytest.mark.asyncio
 async def test_a_failed_flush_is_a_warning_and_is_made_up_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

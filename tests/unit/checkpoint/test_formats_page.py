@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from statekeep.backends.blob.index import SCHEMA_VERSION, decode_index, encode_index
+from statekeep.checkpoint.event_log import decode_segment
 from statekeep.checkpoint.framing import unframe
 from statekeep.checkpoint.records import AttemptRecord, decode_record
 from statekeep.checkpoint.serde import (
@@ -37,7 +38,7 @@ def framed(*kinds: str) -> dict[str, bytes]:
 
 def test_every_framed_sample_is_of_a_known_kind() -> None:
     kinds = {unframe(data, where="formats.md").kind for data in FRAMES}
-    assert kinds == RECORDS | ENTRIES | {"seal-manifest", "task-checkpoint"}
+    assert kinds == RECORDS | ENTRIES | {"seal-manifest", "task-checkpoint", "events"}
 
 
 def test_every_record_of_the_log_can_be_read() -> None:
@@ -48,6 +49,11 @@ def test_every_record_of_the_log_can_be_read() -> None:
 def test_every_entry_of_the_checkpoint_store_can_be_read() -> None:
     for data in framed(*ENTRIES).values():
         decode_attempt_entry(data, where="formats.md")
+
+
+def test_every_progress_event_can_be_read() -> None:
+    events = decode_segment(framed("events")["events"], where="formats.md")
+    assert [event.sequence for event in events] == [0, 1, 2]
 
 
 def test_every_checkpoint_sample_can_be_read() -> None:

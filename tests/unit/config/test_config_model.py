@@ -16,6 +16,7 @@ from statekeep.config.model import (
     Config,
     ContainerSettings,
     JobSettings,
+    RestartSettings,
     StoreSettings,
     TaskSettings,
 )
@@ -47,7 +48,14 @@ def test_the_defaults_are_the_documented_ones() -> None:
 
 
 def test_every_key_without_a_section_of_its_own_fills_one_field() -> None:
-    sections = (JobSettings, TaskSettings, ContainerSettings, CheckpointSettings, StoreSettings)
+    sections = (
+        JobSettings,
+        RestartSettings,
+        TaskSettings,
+        ContainerSettings,
+        CheckpointSettings,
+        StoreSettings,
+    )
     filled = [
         declared.metadata[KEY].name
         for section in sections

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -58,6 +59,7 @@ class Rig:
         self.checkpoints = checkpoints
         self.state_error: Exception | None = None
         self.summaries: list[CommitSummary] = []
+        self.notes: list[tuple[str, dict[str, Any]]] = []
         self.clock = FakeClock()
         settings = load_dict({"job.name": "j", "stores.backup.factories": "blob"})
         self.gate = CommitGate(settings.task)
@@ -70,6 +72,7 @@ class Rig:
             query_state=self._query_state,
             on_commit=self.summaries.append,
             required_backends=required_backends,
+            note=lambda kind, **details: self.notes.append((kind, details)),
         )
 
     async def _query_state(self, batch: int) -> QueryState:
@@ -86,7 +89,8 @@ class Rig:
         checkpoint = CheckpointV2(
             CheckpointId.parse(plan.checkpoint_id), {}, {BLOB: {STATE_STORE: Marker("m")}}
         )
-        entry = FinishedTask(checkpoint, VersionId.parse(plan.versions[partition]))
+        version_id = VersionId.parse(plan.versions[partition])
+        entry = FinishedTask(checkpoint, version_id, bytes_uploaded=7, elapsed_ms=30)
         await self.enter(plan, partition, encode_attempt_entry(entry))
 
     async def enter(self, plan: HandOverPlan, partition: int, entry: bytes) -> None:
@@ -199,6 +203,33 @@ async def test_an_error_that_nobody_foresaw_fails_the_attempt_and_is_logged(
     assert [r.levelno for r in caplog.records if "follower" in r.message] == [logging.ERROR]
     with pytest.raises(CommitFailedError, match="LookupError: a bug"):
         await rig.begin(1, {0: ""})
+
+
+@pytest.mark.asyncio
+async def test_each_upload_is_told_once_it_is_found() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0, 1: V1})
+    await rig.finish(plan, 1)
+    await rig.committer.handed_over(plan, {})
+    while not rig.notes:
+        await asyncio.sleep(0)
+    upload = {"task": "Partition 1", "attempt": 1, "batch": 0, "bytes": 7, "elapsed_ms": 30}
+    assert rig.notes == [("task-uploaded", upload)]
+    assert rig.committer.open_batch == 0
+    await rig.finish(plan, 0)
+    await rig.committer.settle(60)
+    assert [(kind, details["task"]) for kind, details in rig.notes[1:]] == [
+        ("task-uploaded", "Partition 0")
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_void_attempt_is_told_with_its_reason() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0})
+    await rig.committer.handed_over(plan, {0: "RetriableError: it does not start"})
+    reason = "hand-over failed: task=Partition 0 RetriableError: it does not start"
+    assert rig.notes == [("void", {"attempt": 1, "batch": 0, "reason": reason})]
 
 
 @pytest.mark.asyncio

@@ -1,0 +1,129 @@
+"""One run of a stateful query: a Spark query, and the job behind it."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statekeep.clock import Clock
+from statekeep.config.model import Config
+from statekeep.spark.driver.batch_loop import Sink
+from statekeep.spark.driver.events import EventList
+from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.operator.runner import OperatorSpec
+
+
+class QueryRun:
+    """A Spark query from its start to its end, with its job."""
+
+    def __init__(self, query: StreamingQuery, job: StatefulJob) -> None:
+        """Take a query that was just started, and let its job watch it."""
+        self.query = query
+        self.job = job
+        job.attach(lambda: bool(query.isActive), query.exception, query.stop)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the query runs or its last commit is still under way."""
+        return self.query.isActive or not self.job.has_ended
+
+    def wait_ended(self) -> None:
+        """Wait until the query has ended, however it ended, and its job is closed."""
+        with suppress(StreamingQueryException):
+            self.query.awaitTermination()
+        self.job.wait_ended()
+
+    def await_termination(self, timeout: int | None) -> bool | None:
+        """Wait as `StatefulStreamingQuery.awaitTermination` does."""
+        try:
+            ended = self.query.awaitTermination(timeout)
+        except StreamingQueryException as exc:
+            self.job.wait_ended()
+            if self.job.failure is not None:
+                raise exc from self.job.failure
+            raise
+        if timeout is None or ended:
+            self.job.wait_ended()
+            self.raise_if_fenced()
+            if self.job.end_error is not None:
+                raise self.job.end_error
+        return ended
+
+    def stop(self) -> None:
+        """Stop the query; commit first what was delivered."""
+        self.query.stop()
+        self.job.wait_ended()
+
+    def exception(self) -> StreamingQueryException | None:
+        """Return what the query failed with, None if it did not."""
+        return self.query.exception() or self._fencing()
+
+    def raise_if_fenced(self) -> None:
+        """Raise what stopped an idle query, in the form that failed queries have."""
+        fencing = self._fencing()
+        if fencing is not None:
+            raise fencing
+
+    def _fencing(self) -> StreamingQueryException | None:
+        fenced = self.job.fenced
+        return None if fenced is None else as_query_failure(fenced)
+
+
+def as_query_failure(error: Exception) -> StreamingQueryException:
+    """Return an error that no Spark query raised, in the form that failed queries have."""
+    exception = StreamingQueryException(str(error))
+    exception.__cause__ = error
+    return exception
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """All that a query is started from, as often as needed."""
+
+    source: DataFrame
+    operator: OperatorSpec
+    config: Config
+    location: CheckpointLocation
+    sink: Sink
+    query_name: str | None
+    trigger: Mapping[str, Any]
+
+    def start(self, events: EventList, clock: Clock) -> QueryRun:
+        """Take over the job, recover its state, and start a Spark query.
+
+        Raises:
+            ConfigError: A setting, a backend or the session is wrong.
+            CheckpointLocationError: The checkpoint location is not the job's.
+            RestoreFailedError: State is out of reach of every backend.
+        """
+        job = StatefulJob(
+            spark=self.source.sparkSession,
+            frame=self.source,
+            operator=self.operator,
+            config=self.config,
+            location=self.location,
+            sink=self.sink,
+            clock=clock,
+            events=events,
+        )
+        try:
+            job.open()
+            writer = self.source.writeStream.foreachBatch(job.run_batch)
+            writer = writer.option("checkpointLocation", self.location.uri)
+            if self.query_name is not None:
+                writer = writer.queryName(self.query_name)
+            if self.trigger:
+                writer = writer.trigger(**self.trigger)
+            return QueryRun(writer.start(), job)
+        except BaseException:
+            job.close()
+            raise
+
+
+Starter = Callable[[], QueryRun]
+"""Starts a query anew, from where the job stands."""

@@ -1,0 +1,108 @@
+"""Whether a failed query starts again, and when.
+
+Source: Flink 1.20 restart strategies ``fixed-delay`` and ``exponential-delay``. Different on purpose:
+attempts are bounded in both, and errors that a restart cannot mend are told apart.
+"""
+
+from typing import Final
+
+from pyspark.errors import AnalysisException, ParseException, PythonException
+
+from statekeep.clock import Clock
+from statekeep.config.model import RestartSettings
+from statekeep.errors import (
+    BackendClosedError,
+    CheckpointCorruptError,
+    CheckpointLocationError,
+    ConfigError,
+    ReplayDivergedError,
+    StateSchemaError,
+    TaskFencedError,
+)
+
+_NS_PER_MS: Final = 1_000_000
+
+_LASTING: Final = (
+    # Ours: another owner, or something that a person has to mend.
+    TaskFencedError,
+    ConfigError,
+    CheckpointLocationError,
+    CheckpointCorruptError,
+    ReplayDivergedError,
+    StateSchemaError,
+    BackendClosedError,
+    # Spark has tried a task several times before it reports what a Python worker raised.
+    PythonException,
+    AnalysisException,
+    ParseException,
+    # What a sink raises by a mistake in the program, and raises again.
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+_OF_A_WORKER: Final = "org.apache.spark.api.python.PythonException"
+
+
+def may_pass(error: BaseException) -> bool:
+    """Tell whether a query that failed with this may do better when it is started again."""
+    is_of_program = not isinstance(error, Exception) or isinstance(error, _LASTING)
+    return not is_of_program and _OF_A_WORKER not in str(error)
+
+
+class RestartPolicy:
+    """Counts the restarts of one query. By one thread at a time."""
+
+    def __init__(self, settings: RestartSettings, clock: Clock) -> None:
+        """Begin with the first run of the query.
+
+        Args:
+            settings: ``job.restart.*``.
+            clock: Tells how long a run lasted.
+        """
+        self._settings = settings
+        self._clock = clock
+        self._began_ns = clock.monotonic_ns()
+        self._in_a_row = 0
+        self.restarts = 0
+        """All that were granted, over the life of the query."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are restarts at all."""
+        return self._settings.strategy != "none"
+
+    def began(self) -> None:
+        """Take note that a run begins."""
+        self._began_ns = self._clock.monotonic_ns()
+
+    def next_delay_ms(self) -> int | None:
+        """Grant a restart: return how long to wait before it, None if there are no more.
+
+        Called when a run has failed.
+        """
+        settings = self._settings
+        if self._clock.monotonic_ns() - self._began_ns >= settings.reset_after_ms * _NS_PER_MS:
+            self._in_a_row = 0
+        if not self.is_on or self._in_a_row >= settings.attempts:
+            return None
+        delay_ms = self._delay_ms(self._in_a_row)
+        self._in_a_row += 1
+        self.restarts += 1
+        return delay_ms
+
+    def _delay_ms(self, before: int) -> int:
+        settings = self._settings
+        if settings.strategy == "fixed-delay":
+            return settings.backoff_initial_ms
+        delay_ms: float = settings.backoff_initial_ms
+        for _ in range(before):
+            # Not a power: one of a large multiplier is beyond what a float can hold.
+            delay_ms = min(delay_ms * settings.backoff_multiplier, settings.backoff_max_ms)
+        return round(min(delay_ms, settings.backoff_max_ms))

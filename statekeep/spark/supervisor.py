@@ -1,0 +1,156 @@
+"""Starts a failed query again, within what ``job.restart.*`` grants."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
+
+from statekeep.clock import Clock
+from statekeep.spark.driver.events import EventList, summary_of
+from statekeep.spark.query_run import QueryRun, Starter
+from statekeep.spark.restart_policy import RestartPolicy, may_pass
+
+logger = logging.getLogger(__name__)
+
+_SLICE_S: Final = 0.25
+"""How long a stop during a back-off may take to be noticed."""
+
+
+class Supervisor:
+    """Follows one query over its runs, on a thread of its own; the thread ends with the last run.
+
+    The thread is one that Spark knows: the query's local properties, such as its scheduler pool, are
+    those of the thread that started it first.
+    """
+
+    def __init__(
+        self,
+        first: QueryRun,
+        start: Starter,
+        policy: RestartPolicy,
+        *,
+        events: EventList,
+        clock: Clock,
+        is_session_alive: Callable[[], bool],
+    ) -> None:
+        """Follow a query from now on.
+
+        Args:
+            first: The run that the caller has started.
+            start: Starts the next one.
+            policy: Grants restarts.
+            events: Gets an event of each restart.
+            clock: For delays.
+            is_session_alive: Whether a query could be started at all.
+        """
+        self.run = first
+        self.error: BaseException | None = None
+        """Once it has ended: why; None if it was asked to."""
+        self.failed_start: Exception | None = None
+        """Why the newest restart did not get as far as a Spark query."""
+        self.reason: str | None = None
+        """Of the newest restart."""
+        self._start = start
+        self._policy = policy
+        self._events = events
+        self._clock = clock
+        self._is_session_alive = is_session_alive
+        self._changing = threading.Condition()
+        self._is_stopping = False
+        self._has_ended = False
+        self._thread = InheritableThread(self._supervise, name="statekeep-restarts", daemon=True)
+        self._thread.start()
+
+    @property
+    def restarts(self) -> int:
+        """How often the query was started again, or is about to be."""
+        return self._policy.restarts
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no run is left, and none will follow."""
+        return self._has_ended
+
+    def wait_ended(self, timeout_s: float | None) -> bool:
+        """Wait until the last run has ended; False after the time-out."""
+        with self._changing:
+            return self._changing.wait_for(lambda: self._has_ended, timeout_s)
+
+    def wait_for_next(self, run: QueryRun) -> bool:
+        """Wait until another run has taken the place of ``run``; False if none will."""
+        with self._changing:
+            self._changing.wait_for(lambda: self._has_ended or self.run is not run)
+            return self.run is not run
+
+    def stop(self) -> None:
+        """Stop the query, or the wait for its next run; returns when it has ended."""
+        with self._changing:
+            self._is_stopping = True
+            run = self.run
+        run.stop()
+        self.wait_ended(None)
+
+    def _supervise(self) -> None:
+        error: BaseException | None = None
+        try:
+            error = self._follow()
+            while error is not None and self._is_granted(error):
+                error = self._begin_anew()
+        finally:
+            with self._changing:
+                self.error = None if self._is_stopping else error
+                self._has_ended = True
+                self._changing.notify_all()
+
+    def _follow(self) -> BaseException | None:
+        """Wait for the end of the present run; return what it failed with."""
+        try:
+            self.run.wait_ended()
+        except (PySparkException, Py4JError, OSError) as exc:  # of a JVM that has gone
+            return exc
+        return self.run.job.error
+
+    def _is_granted(self, error: BaseException) -> bool:
+        """Decide on a restart, and wait for its time; False if there will be none."""
+        if self._is_stopping or not self._is_session_alive():
+            return False
+        reason = summary_of(error)
+        delay_ms = self._policy.next_delay_ms() if may_pass(error) else None
+        if delay_ms is None:
+            logger.error("the query is not started again: error=%s", reason)
+            return False
+        self.reason = reason
+        number = self._policy.restarts
+        logger.warning(
+            "the query is started again: restart=%d delay_ms=%d error=%s", number, delay_ms, reason
+        )
+        self._events.add("restart", number=number, delay_ms=delay_ms, reason=reason)
+        asyncio.run(self._back_off(delay_ms / 1000))
+        return not self._is_stopping
+
+    async def _back_off(self, delay_s: float) -> None:
+        while delay_s > 0 and not self._is_stopping:
+            await self._clock.sleep(min(delay_s, _SLICE_S))
+            delay_s -= _SLICE_S
+
+    def _begin_anew(self) -> BaseException | None:
+        """Start the next run and follow it; return what it failed with."""
+        self._policy.began()
+        try:
+            run = self._start()
+        except Exception as exc:  # noqa: BLE001 - kept: another restart follows, or it is raised
+            self.failed_start = exc
+            return exc
+        with self._changing:
+            self.failed_start = None
+            self.run = run
+            is_stopping = self._is_stopping
+            self._changing.notify_all()
+        if is_stopping:
+            run.stop()
+        return self._follow()

@@ -1,0 +1,209 @@
+"""A query is started again behind its handle, until it ends well, is stopped, or has no restart left."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from statekeep.config.load import load_dict
+from statekeep.errors import ConfigError, RetriableError, TaskFencedError
+from statekeep.spark import supervisor as supervisor_module
+from statekeep.spark.driver.events import EventList
+from statekeep.spark.query_run import QueryRun
+from statekeep.spark.restart_policy import RestartPolicy
+from statekeep.spark.supervisor import Supervisor
+from statekeep.testing.clock import FakeClock
+
+FENCED = TaskFencedError("replaced", own_epoch=1, newer_epoch=2)
+
+
+class FakeRun:
+    """A run that ends with ``error`` as soon as it is followed, or when it is stopped."""
+
+    def __init__(self, error: BaseException | None = None, *, is_endless: bool = False) -> None:
+        self.error = error
+        self.is_stopped = False
+        self._ended = threading.Event()
+        if not is_endless:
+            self._ended.set()
+
+    @property
+    def job(self) -> "FakeRun":
+        return self
+
+    def wait_ended(self) -> None:
+        self._ended.wait()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self._ended.set()
+
+
+class Rig:
+    """A supervisor over runs that were laid out beforehand; an error among them fails its start."""
+
+    def __init__(self, *runs: "FakeRun | Exception", attempts: int = 3) -> None:
+        self.clock = FakeClock()
+        self.events = EventList(self.clock)
+        self.is_alive = True
+        self._runs: Iterator[FakeRun | Exception] = iter(runs)
+        settings = {
+            "job.restart.strategy": "fixed-delay",
+            "job.restart.attempts": str(attempts),
+        }
+        self.policy = RestartPolicy(load_dict(settings).restart, self.clock)
+
+    def supervise(self, before_next: Callable[[], None] = lambda: None) -> Supervisor:
+        def start() -> QueryRun:
+            before_next()
+            return self._next()
+
+        return Supervisor(
+            self._next(),
+            start,
+            self.policy,
+            events=self.events,
+            clock=self.clock,
+            is_session_alive=lambda: self.is_alive,
+        )
+
+    def restarts(self) -> list[dict[str, Any]]:
+        return [event.details for event in self.events.snapshot() if event.kind == "restart"]
+
+    def _next(self) -> QueryRun:
+        found = next(self._runs)
+        if isinstance(found, Exception):
+            raise found
+        return cast("QueryRun", found)
+
+
+@pytest.fixture(autouse=True)
+def _plain_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no JVM whose thread-local properties could be inherited."""
+    monkeypatch.setattr(supervisor_module, "InheritableThread", PlainThread)
+
+
+class PlainThread(threading.Thread):
+    def __init__(self, target: Callable[[], None], **options: Any) -> None:
+        super().__init__(target=target, **options)
+
+
+def test_a_query_that_fails_twice_runs_a_third_time() -> None:
+    last = FakeRun()
+    rig = Rig(FakeRun(RetriableError("one")), FakeRun(RetriableError("two")), last)
+    supervisor = rig.supervise()
+    assert supervisor.wait_ended(10)
+    assert supervisor.error is None
+    assert supervisor.run is cast("QueryRun", last)
+    assert rig.restarts() == [
+        {"number": 1, "delay_ms": 1_000, "reason": "RetriableError: one"},
+        {"number": 2, "delay_ms": 1_000, "reason": "RetriableError: two"},
+    ]
+    assert (supervisor.restarts, supervisor.reason) == (2, "RetriableError: two")
+    assert sum(rig.clock.slept) == pytest.approx(2.0)
+
+
+def test_the_last_error_stays_when_no_restart_is_left() -> None:
+    errors = [RetriableError(str(number)) for number in range(3)]
+    rig = Rig(*map(FakeRun, errors), attempts=2)
+    supervisor = rig.supervise()
+    assert supervisor.wait_ended(10)
+    assert supervisor.error is errors[2]
+    assert supervisor.restarts == 2
+
+
+def test_a_fenced_query_is_never_started_again() -> None:
+    rig = Rig(FakeRun(FENCED))
+    supervisor = rig.supervise()
+    assert supervisor.wait_ended(10)
+    assert supervisor.error is FENCED
+    assert rig.restarts() == []
+
+
+def test_a_restart_that_does_not_get_going_counts_like_any_other() -> None:
+    failed, last = RetriableError("the store is still away"), FakeRun()
+    rig = Rig(FakeRun(RetriableError("gone")), failed, last)
+    supervisor = rig.supervise()
+    assert supervisor.wait_ended(10)
+    assert (supervisor.error, supervisor.failed_start) == (None, None)
+    assert supervisor.run is cast("QueryRun", last)
+    assert supervisor.restarts == 2
+
+
+def test_a_restart_that_finds_a_lasting_error_is_the_last_one() -> None:
+    failed = ConfigError("another number of tasks")
+    rig = Rig(FakeRun(RetriableError("gone")), failed)
+    supervisor = rig.supervise()
+    assert supervisor.wait_ended(10)
+    assert supervisor.error is failed
+    assert supervisor.failed_start is failed
+
+
+def test_a_session_that_has_ended_starts_nothing() -> None:
+    rig = Rig(FakeRun(RetriableError("gone")))
+    rig.is_alive = False
+    supervisor = rig.supervise()
+    assert supervisor.wait_ended(10)
+    assert rig.restarts() == []
+
+
+def test_a_stop_ends_the_run() -> None:
+    run = FakeRun(is_endless=True)
+    supervisor = Rig(run).supervise()
+    assert not supervisor.has_ended
+    supervisor.stop()
+    assert run.is_stopped
+    assert supervisor.has_ended
+
+
+def test_a_stop_during_a_back_off_ends_it_without_an_error() -> None:
+    failed = FakeRun(RetriableError("gone"))
+    rig = Rig(failed, FakeRun())
+    waiting, stopping = threading.Event(), threading.Event()
+
+    async def sleep(seconds: float) -> None:
+        waiting.set()
+        stopping.wait(10)
+
+    rig.clock.sleep = sleep  # type: ignore[method-assign]
+    supervisor = rig.supervise()
+    assert waiting.wait(10)
+    stopper = threading.Thread(target=supervisor.stop, daemon=True)
+    stopper.start()
+    while not supervisor._is_stopping:
+        stopping.wait(0.001)
+    stopping.set()
+    stopper.join(10)
+    assert supervisor.has_ended
+    assert supervisor.error is None
+    assert supervisor.run is cast("QueryRun", failed)
+    assert len(rig.restarts()) == 1
+
+
+def test_a_run_that_starts_while_the_query_is_stopped_is_stopped_too() -> None:
+    second = FakeRun(is_endless=True)
+    rig = Rig(FakeRun(RetriableError("gone")), second)
+    starting, go_on = threading.Event(), threading.Event()
+
+    def dawdle() -> None:
+        starting.set()
+        go_on.wait(10)
+
+    supervisor = rig.supervise(dawdle)
+    assert starting.wait(10)
+    stopper = threading.Thread(target=supervisor.stop, daemon=True)
+    stopper.start()
+    while not supervisor._is_stopping:
+        go_on.wait(0.001)
+    go_on.set()
+    stopper.join(10)
+    assert second.is_stopped
+    assert supervisor.has_ended
+
+
+def test_whoever_waits_for_the_next_run_gets_it_or_learns_that_there_is_none() -> None:
+    first, second = FakeRun(RetriableError("gone")), FakeRun()
+    supervisor = Rig(first, second).supervise()
+    assert supervisor.wait_for_next(cast("QueryRun", first))
+    assert not supervisor.wait_for_next(cast("QueryRun", second))
