@@ -53,7 +53,7 @@ def fs() -> FakeHdfs:
 
 @pytest.fixture
 def place(fs: FakeHdfs) -> RenamingPlace:
-    return RenamingPlace(fs, "/root")
+    return RenamingPlace(fs, "/place")
 
 
 def test_it_is_for_filesystems_that_rename_as_hdfs_does(fs: FakeHdfs) -> None:
@@ -69,7 +69,7 @@ def test_bytes_and_files_are_stored_whole(
     place.put("a/b", b"bytes", if_absent=True)
     place.put("a/c", path, if_absent=False)
     assert (place.read("a/b", 0, None), place.read("a/c", 3, 6)) == (b"bytes", b"a f")
-    assert sorted(fs.store) == ["/root/a/b", "/root/a/c"]
+    assert sorted(fs.store) == ["/place/a/b", "/place/a/c"]
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["raises", "says nothing"])
@@ -83,7 +83,7 @@ def test_a_name_that_is_taken_meanwhile_stays_as_it_is(
     monkeypatch.setattr(fs, "exists", lambda path: next(answers, None) or real_exists(path))
     with pytest.raises(FileExistsError):
         place.put("a", b"later", if_absent=True)
-    assert {path: file.getvalue() for path, file in fs.store.items()} == {"/root/a": b"first"}
+    assert {path: file.getvalue() for path, file in fs.store.items()} == {"/place/a": b"first"}
 
 
 def test_a_put_whose_answer_was_lost_may_be_repeated(place: RenamingPlace, fs: FakeHdfs) -> None:
@@ -91,7 +91,7 @@ def test_a_put_whose_answer_was_lost_may_be_repeated(place: RenamingPlace, fs: F
     with pytest.raises(TimeoutError):
         place.put("a", b"content", if_absent=False)
     place.put("a", b"content", if_absent=False)
-    assert sorted(fs.store) == ["/root/a"]
+    assert sorted(fs.store) == ["/place/a"]
 
 
 def test_another_content_under_a_name_that_is_taken_is_an_error(place: RenamingPlace) -> None:
@@ -102,7 +102,7 @@ def test_another_content_under_a_name_that_is_taken_is_an_error(place: RenamingP
 
 def test_temporary_names_are_not_listed(place: RenamingPlace, fs: FakeHdfs) -> None:
     place.put("a/b", b"", if_absent=False)
-    fs.pipe_file("/root/a/.tmp-1", b"half")
+    fs.pipe_file("/place/a/.tmp-1", b"half")
     assert list(place.list("a/")) == ["a/b"]
 
 
