@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -180,7 +181,8 @@ def _be_a_job(
     except BaseException:  # noqa: BLE001 - the process ends here, and its log says why
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
+        with suppress(OSError):  # the log may not grow any further either, where the disk is "full"
+            sys.stderr.flush()
         os._exit(status)
 
 
