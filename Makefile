@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test integration demo bench bench-blob bench-kafka bench-hdfs chaos docs-check wheel-test ci
+.PHONY: help setup fmt lint types test test-long integration demo bench bench-blob bench-kafka bench-hdfs chaos docs-check wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -26,8 +26,11 @@ types: setup  ## mypy and pyright, both strict
 	$(VENV)/mypy $(CHECKED)
 	$(VENV)/pyright --pythonpath $(VENV)/python
 
-test: setup  ## All tests but those that need a server: unit, conformance, faults, Spark
-	$(VENV)/python -m pytest -m "not integration"
+test: setup  ## All tests but the long ones and those that need a server
+	$(VENV)/python -m pytest -m "not integration and not long"
+
+test-long: setup  ## The long tests on Spark: restarts, executors that come and go, a crash schedule
+	$(VENV)/python -m pytest -m "long and not integration"
 
 integration: setup  ## Tests that need a server; each starts its own (SeaweedFS, Azurite, ...)
 	$(VENV)/python -m pytest -m integration $(ARGS)

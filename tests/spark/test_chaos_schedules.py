@@ -61,7 +61,7 @@ def verdict(directory: Path) -> list[str]:
     return sorted({failure.split(":")[0] for failure in verifier.at_end(PEACEFUL.partitions)})
 
 
-@pytest.mark.parametrize("seed", [27, 30])
+@pytest.mark.parametrize("seed", [pytest.param(27, marks=pytest.mark.long), 30])
 def test_a_drawn_schedule_breaks_no_invariant(tmp_path: Path, seed: int) -> None:
     outcome = level.run_schedule(seed, BACKENDS, tmp_path)
     assert outcome.failures == ()

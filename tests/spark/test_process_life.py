@@ -124,6 +124,7 @@ def test_a_backend_of_one_process_is_refused(stream: Stream) -> None:
         stream.run(job__log__backend="memory")
 
 
+@pytest.mark.long
 def test_executors_may_be_taken_away_and_given(
     stream: Stream, open_jobs: list[StatefulJob]
 ) -> None:

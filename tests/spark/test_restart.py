@@ -18,7 +18,12 @@ from statekeep.errors import RetriableError, TaskFencedError
 from statekeep.inspection.job import open_job
 from statekeep.spark.driver.job import StatefulJob
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(180),
+]
 
 RESTARTS: dict[str, Any] = {
     "job.restart.strategy": "fixed-delay",
