@@ -175,6 +175,7 @@ def draw_schedule(seed: int) -> Schedule:
         "task.shutdown.ms": "20000",
         "task.replay.on.divergence": "error",
         "job.container.grace.ms": "3000",
+        "job.container.idle.ms": "5000",
         "blob.store.retry.policy.max.retry.duration.millis": "2000",
     }
     losses = [_draw_loss(draw) for _ in range(3)]

@@ -276,6 +276,14 @@ GRACE_MS = Key(
     "How long a container outlives its executor to finish uploads.",
     "One commit interval: what is in flight gets done, and nothing lingers on the host.",
 )
+IDLE_MS = Key(
+    "job.container.idle.ms",
+    milliseconds(0),
+    600_000,
+    "How long a container waits for the next request before it ends; 0: as long as its executor"
+    " lives. The next request starts it again.",
+    "Ten commit intervals: a task that outlived its job may start a container that nobody stops.",
+)
 
 RETAIN_COMMITS = Key(
     "checkpoint.retain.commits",

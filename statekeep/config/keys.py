@@ -55,6 +55,7 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             job_keys.RESTORE_POOL_SIZE,
             job_keys.RESTORE_POOL_MAX_SIZE,
             job_keys.GRACE_MS,
+            job_keys.IDLE_MS,
         ),
         "Retention": (
             job_keys.RETAIN_COMMITS,

@@ -134,6 +134,8 @@ class ContainerSettings:
     """Most threads for restores, as for commits."""
     grace_ms: int = _setting(job_keys.GRACE_MS)
     """Milliseconds that a container outlives its executor to finish uploads: one interval."""
+    idle_ms: int = _setting(job_keys.IDLE_MS)
+    """Milliseconds without a request after which a container ends; 0: never."""
 
     def commit_pool_threads(self, task_count: int) -> int:
         """Return the size of the commit pool: one thread per task, within the two bounds.

@@ -56,7 +56,7 @@ def main(directory: Path) -> None:
 
 async def _serve(place: ContainerPlace, spec: ContainerSpec, clock: Clock) -> None:
     work = ContainerWork(spec, clock)
-    await ContainerServer(place, work, clock, work.config.container.grace_ms).run(spec.jvm_pid)
+    await ContainerServer(place, work, clock, work.config.container).run(spec.jvm_pid)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from statekeep.clock import Clock
+from statekeep.config.model import ContainerSettings
 from statekeep.errors import StateBackupError
 from statekeep.fault_points import fault_point
 from statekeep.spark.container.outbox import Outbox
@@ -45,12 +46,15 @@ class ContainerServer:
     """
 
     def __init__(
-        self, place: ContainerPlace, work: ContainerWork, clock: Clock, grace_ms: int
+        self, place: ContainerPlace, work: ContainerWork, clock: Clock, settings: ContainerSettings
     ) -> None:
         self._place = place
         self._work = work
         self._clock = clock
-        self._grace_s = grace_ms / 1000
+        self._grace_s = settings.grace_ms / 1000
+        self._idle_ns = settings.idle_ms * 1_000_000
+        self._asked_ns = clock.monotonic_ns()
+        """When the newest request came, or the work on it ended."""
         self._outbox = Outbox(place.outbox)
         self._newest = (0, 0)
         self._uploads: dict[tuple[int, int, int], asyncio.Task[None]] = {}
@@ -62,9 +66,10 @@ class ContainerServer:
         self._is_stopping = asyncio.Event()
 
     async def run(self, jvm_pid: int) -> None:
-        """Serve until stopped, or until the executor's JVM has ended; finish what is under way.
+        """Serve until stopped, idle for long, or until the executor's JVM has ended.
 
-        That takes the grace time at most; less once a newer driver asks for anything.
+        What is under way is finished then. That takes the grace time at most; less once a newer
+        driver asks for anything.
 
         Raises:
             TimeoutError: A blocking call does not end: the process must, without waiting for it.
@@ -78,7 +83,9 @@ class ContainerServer:
             async with server:
                 for request in pending:
                     self._start_upload(request)
+                leaving = asyncio.create_task(self._stop_when_idle())
                 await self._is_stopping.wait()
+                leaving.cancel()
                 await self._drain()
         finally:
             self._place.socket.unlink(missing_ok=True)
@@ -88,6 +95,17 @@ class ContainerServer:
                 upload.cancel()
             await asyncio.gather(*self._uploads.values(), return_exceptions=True)
             await asyncio.wait_for(self._work.close(), _CLOSE_S)
+
+    async def _stop_when_idle(self) -> None:
+        """Stop once nobody has asked for long: a zombie task may have started this container."""
+        while self._idle_ns > 0:
+            await self._is_idle.wait()
+            rest_ns = self._asked_ns + self._idle_ns - self._clock.monotonic_ns()
+            if rest_ns <= 0:
+                logger.info("nobody asks any more: idle_ms=%d", self._idle_ns // 1_000_000)
+                self._is_stopping.set()
+                return
+            await self._clock.sleep(rest_ns / 1_000_000_000)
 
     async def _drain(self) -> None:
         try:
@@ -112,6 +130,7 @@ class ContainerServer:
             writer.close()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> Answer:
+        self._asked_ns = self._clock.monotonic_ns()
         await self._note_epoch(request.epoch)
         refused = self._refusal(request)
         if refused is not None:
@@ -207,6 +226,7 @@ class ContainerServer:
 
     def _note_idle(self) -> None:
         if not self._uploads and self._restores == 0:
+            self._asked_ns = self._clock.monotonic_ns()
             self._is_idle.set()
 
     async def _upload(self, request: HandOver, superseded: list[asyncio.Task[None]]) -> None:

@@ -317,8 +317,11 @@ class Committer:
         attempt = self._open
         if attempt is None:
             return
-        if attempt.follower is not None:
-            await asyncio.wait([attempt.follower], timeout=timeout_s)
+        if attempt.follower is None:
+            # The batch that its hand-over rode on was interrupted: nobody works on all of it.
+            await self._abandon(attempt, "its batch was interrupted")
+            return
+        await asyncio.wait([attempt.follower], timeout=timeout_s)
         if await self._make_void(attempt, "timed out"):
             self._gate.timed_out(self._clock.monotonic_ns())
 

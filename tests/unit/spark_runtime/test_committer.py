@@ -149,6 +149,16 @@ async def test_a_hand_over_that_finds_no_version_leaves_the_commit_uncounted() -
 
 
 @pytest.mark.asyncio
+async def test_an_attempt_whose_batch_was_interrupted_gives_way_to_the_next_uncounted() -> None:
+    rig = await new_rig()
+    await rig.begin(0, {0: V0, 1: V1})  # rides on a batch that never answers
+    again = await rig.begin(0, {0: V0, 1: V1})
+    assert again.attempt == 2
+    assert (rig.gate.timeouts, rig.gate.failures) == (0, 0)
+    assert [details["reason"] for _, details in rig.notes] == ["its batch was interrupted"]
+
+
+@pytest.mark.asyncio
 async def test_a_hand_over_that_fails_otherwise_counts() -> None:
     rig = await new_rig()
     plan = await rig.begin(0, {0: V0, 1: V1})

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from container_process_kit import hand_over, place_in, spec_in, until
 
+from statekeep.config.model import ContainerSettings
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.protocol import (
     STALE_CONTAINER,
@@ -60,11 +61,13 @@ class FakeWork:
 
 
 class Rig:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, idle_ms: int = 0) -> None:
         self.place = place_in(root)
         self.work = FakeWork()
+        self.clock = FakeClock()
+        settings = ContainerSettings(grace_ms=60_000, idle_ms=idle_ms)
         self.server = ContainerServer(
-            self.place, cast("ContainerWork", self.work), FakeClock(), grace_ms=60_000
+            self.place, cast("ContainerWork", self.work), self.clock, settings
         )
 
     async def ask(self, request: Request, digest: str = "digest") -> Answer:
@@ -194,6 +197,22 @@ async def test_an_older_driver_cannot_end_the_container_of_its_successor(rig: Ri
     assert not running.done()
     await rig.ask(Stop(epoch=2))
     await running
+
+
+@pytest.mark.asyncio
+async def test_a_container_that_nobody_asks_any_more_ends(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, idle_ms=600_000)
+    await rig.ask(hand_over())
+    running = await rig.run()
+    await until(lambda: rig.work.began == [1])
+    rig.clock.advance(3600)
+    for _ in range(99):
+        await asyncio.sleep(0)
+    assert not running.done()  # an upload is under way, however long it takes
+    rig.work.may_end.set()
+    await running
+    assert rig.clock.slept == [600.0]
+    assert not rig.place.socket.exists()
 
 
 def test_the_digest_tells_settings_apart_but_not_their_order(tmp_path: Path) -> None:
