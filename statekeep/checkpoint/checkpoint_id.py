@@ -11,6 +11,7 @@ from statekeep.errors import CheckpointCorruptError
 _FORM: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,9})")
 _MAX_MILLIS: Final = 10**18
 _MAX_NANOS: Final = 10**9
+_NANOS_PER_MILLI: Final = 1_000_000
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -32,6 +33,11 @@ class CheckpointId:
         if not (0 <= self.millis < _MAX_MILLIS and 0 <= self.nanos < _MAX_NANOS):
             msg = f"checkpoint id is out of range: millis={self.millis} nanos={self.nanos}"
             raise ValueError(msg)
+
+    @classmethod
+    def at(cls, time_ns: int) -> Self:
+        """Return the id of a commit that begins at ``time_ns``, wall-clock nanoseconds."""
+        return cls(*divmod(time_ns, _NANOS_PER_MILLI))
 
     def serialize(self) -> str:
         """Return the text form, such as ``1700000000123-456789``."""

@@ -302,10 +302,9 @@ class CommitRunner:
 
     def _next_checkpoint_id(self) -> CheckpointId:
         """Return an id that no earlier commit of this runner has, whatever the clock does."""
-        millis, nanos = divmod(self._clock.time_ns(), _NS_PER_MS)
-        checkpoint_id = CheckpointId(millis, nanos)
+        checkpoint_id = CheckpointId.at(self._clock.time_ns())
         last = self._last_id
         if last is not None and checkpoint_id <= last:
-            checkpoint_id = CheckpointId(last.millis + 1, nanos)
+            checkpoint_id = CheckpointId(last.millis + 1, checkpoint_id.nanos)
         self._last_id = checkpoint_id
         return checkpoint_id

@@ -6,11 +6,12 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.clock import Clock, SystemClock
 from statekeep.commit.executor import BoundedExecutor
@@ -21,9 +22,6 @@ from statekeep.errors import BackendClosedError, ConfigError
 from statekeep.restore.progress import RestoreProgress, RestoreProgressBar
 
 logger = logging.getLogger(__name__)
-
-OPERATOR: Final = "main"
-"""A program without Spark has one operator."""
 
 
 class Container:
@@ -166,7 +164,7 @@ class Container:
                 self._on_commit_failure(name, error)
 
         return TaskParts(
-            task=TaskIdentity(_job_name(self._config), OPERATOR, name),
+            task=TaskIdentity(_job_name(self._config), MAIN_OPERATOR, name),
             stores={StoreName(store): self._config.store(store) for store in stores},
             config=self._config,
             factories=self._factories,

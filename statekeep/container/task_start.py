@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -24,8 +23,6 @@ from statekeep.errors import TaskFencedError
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.task_directory import TaskDirectory
-
-_NS_PER_MS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ async def start_task(parts: TaskParts) -> Task:
     async with AsyncExitStack() as undo:
         log = _open_log(parts)
         undo.push_async_callback(log.close)
-        await log.take_over(parts.owner, _empty_commit_id(parts.clock))
+        await log.take_over(parts.owner, CheckpointId.at(parts.clock.time_ns()))
 
         parts = replace(parts, task=replace(parts.task, job_uid=log.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
@@ -223,7 +220,3 @@ def _captured(parts: TaskParts) -> frozenset[StoreName]:
 def _next_batch(log: TaskLog) -> int:
     view = log.view
     return 1 + max((commit.batch for commit in view.commits.values()), default=-1)
-
-
-def _empty_commit_id(clock: Clock) -> CheckpointId:
-    return CheckpointId(*divmod(clock.time_ns(), _NS_PER_MS))

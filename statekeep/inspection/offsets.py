@@ -12,8 +12,6 @@ from statekeep.container.task_log import TaskLog
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob
 
-_NS_PER_MS = 1_000_000
-
 
 async def overwrite_input_offsets(
     job: InspectedJob,
@@ -51,7 +49,7 @@ async def overwrite_input_offsets(
         commit.identity.job_name, MAIN_OPERATOR, task_name, job_uid=commit.identity.job_uid
     )
     log = TaskLog(job.log, identity, stores)
-    checkpoint_id = CheckpointId(*divmod(clock.time_ns(), _NS_PER_MS))
+    checkpoint_id = CheckpointId.at(clock.time_ns())
     await log.take_over(owner, checkpoint_id)
     current, version = log.base()
     if current is None or version is None:

@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
@@ -19,7 +20,7 @@ from statekeep.inspection.job import open_job
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.registry import RegisteredVariable, stored_variables
-from statekeep.spark.worker.job_spec import OPERATOR, STATE_STORE
+from statekeep.spark.worker.job_spec import STATE_STORE
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory
@@ -108,7 +109,7 @@ def _decoded(
 
 
 def _identity(config: Config, task: TaskName) -> TaskIdentity:
-    return TaskIdentity(config.job.name, OPERATOR, task)
+    return TaskIdentity(config.job.name, MAIN_OPERATOR, task)
 
 
 def _schema(text: str) -> StructType:

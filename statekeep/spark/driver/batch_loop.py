@@ -150,8 +150,8 @@ class BatchLoop:
         return self._history.versions(batch)
 
     def _begin(self) -> None:
-        millis, nanos = divmod(self._clock.time_ns(), 1_000_000)
-        self._reign.begin(self._identity, CheckpointId(millis, nanos).serialize())
+        began = CheckpointId.at(self._clock.time_ns())
+        self._reign.begin(self._identity, began.serialize())
         self._is_new = False
 
     def _catch_up(self, batch: int) -> None:

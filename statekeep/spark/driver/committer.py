@@ -226,7 +226,7 @@ class Committer:
     async def _begin(self, batch: int, versions: Mapping[int, str]) -> HandOverPlan:
         now_ns = self._clock.monotonic_ns()
         self._attempts += 1
-        checkpoint_id = self._new_checkpoint_id()
+        checkpoint_id = CheckpointId.at(self._clock.time_ns()).serialize()
         plan = self._records.plan(self._attempts, checkpoint_id, batch, versions)
         fault_point("attempt_record.before")
         await self._append(attempt_record(plan, versions))
@@ -370,10 +370,6 @@ class Committer:
         """
         if self._fenced is not None:
             raise self._fenced
-
-    def _new_checkpoint_id(self) -> str:
-        now_ns = self._clock.time_ns()
-        return CheckpointId(now_ns // 1_000_000, self._clock.monotonic_ns() % 1_000_000).serialize()
 
 
 def _described(exc: Exception) -> str:

@@ -14,6 +14,7 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
@@ -385,5 +386,5 @@ def new_identity(config: Config, partitions: int, router: str, key_schema: str) 
         partitions=partitions,
         router=router,
         key_schema=key_schema,
-        stores={"main": [STATE_STORE]},
+        stores={MAIN_OPERATOR: [STATE_STORE]},
     )

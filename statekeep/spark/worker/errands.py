@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import RetriableError, StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point
@@ -27,7 +28,6 @@ from statekeep.spark.container.place import ContainerPlace, ContainerSpec, conta
 from statekeep.spark.container.protocol import NOTHING, Candidate, HandOver, Restore
 from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.spark.worker.job_spec import (
-    OPERATOR,
     OUTPUT_FILE,
     STATE_STORE,
     VERSION_NOT_HERE,
@@ -231,7 +231,7 @@ def _container(spec: JobSpec) -> tuple[ContainerPlace, ContainerSpec]:
         job_name=job.name,
         job_uid=spec.job_uid,
         local_name=spec.local_name,
-        operator=OPERATOR,
+        operator=MAIN_OPERATOR,
         settings=spec.config.as_dict(),
         stores=[STATE_STORE],
         log_backend=spec.log_backend,

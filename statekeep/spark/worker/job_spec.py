@@ -9,14 +9,13 @@ from pyspark.sql.types import StructType
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.config.model import Config
 from statekeep.spark.operator.runner import BatchClock, OperatorSpec
 from statekeep.stores.task_directory import TaskDirectory
 
 STATE_STORE = StoreName("state")
 """The one store of a stateful operator on Spark: it holds all state variables of a task."""
-OPERATOR = "main"
-"""Name of the job's stateful operator."""
 VERSION_NOT_HERE: Final = "the version is not here"
 """Begins a task's answer to a hand-over whose version is not on its host: no backend failed."""
 OUTPUT_FILE = "output.arrow"
@@ -42,7 +41,7 @@ class JobSpec:
     def task(self, partition: int) -> TaskIdentity:
         """Return the identity of the task of a partition."""
         return TaskIdentity(
-            self.config.job.name, OPERATOR, task_name(partition), job_uid=self.job_uid
+            self.config.job.name, MAIN_OPERATOR, task_name(partition), job_uid=self.job_uid
         )
 
     @property
@@ -57,7 +56,7 @@ class JobSpec:
 
 def local_directory(local_dir: Path, local_name: str, partition: int) -> TaskDirectory:
     """Return the local directory of a task, for tasks and containers."""
-    identity = TaskIdentity(local_name, OPERATOR, task_name(partition))
+    identity = TaskIdentity(local_name, MAIN_OPERATOR, task_name(partition))
     return TaskDirectory.of(local_dir, identity)
 
 

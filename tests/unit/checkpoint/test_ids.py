@@ -20,6 +20,10 @@ def test_checkpoint_id_is_written_as_samza_writes_it() -> None:
     assert str(CheckpointId(1_700_000_000_123, 42)) == "1700000000123-42"
 
 
+def test_checkpoint_id_says_when_its_commit_began() -> None:
+    assert CheckpointId.at(1_700_000_000_123_000_042) == CheckpointId(1_700_000_000_123, 42)
+
+
 @pytest.mark.parametrize("text", ["", "1", "1-", "-1-2", "1-2-3", "1-x", "1- 2", "٣-4", "1-2\n"])
 def test_text_of_another_form_is_no_checkpoint_id(text: str) -> None:
     with pytest.raises(CheckpointCorruptError):
