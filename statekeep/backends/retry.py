@@ -1,9 +1,10 @@
 """How long and how often a call to a service is repeated."""
 
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
@@ -19,6 +20,14 @@ from statekeep.config.backend_keys import (
 from statekeep.errors import RetriableError
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_REMEDY: Final = (
+    " (check the place of the backend and the way to it; how long it is tried for is set by"
+    " retry.policy.max.retry.duration.millis)"
+)
+"""With the first warning of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,9 @@ class RetryPolicy:
 class Retrier:
     """Repeats calls that raise `RetriableError`, by one policy; every other error passes through.
 
-    After the last try that error itself is raised, with a note that tells how often and how long.
+    Each failure that is followed by another try is a warning: a start that waits for a store out of
+    reach may wait for long, and says so. After the last try that error itself is raised, with a note
+    that tells how often and how long.
 
     Attributes:
         retry_count: Repetitions made so far, of all calls: a metric.
@@ -90,13 +101,15 @@ class Retrier:
         self,
         call: Callable[[], Awaitable[T]],
         *,
-        on_retry: Callable[[BaseException], None] = lambda error: None,  # noqa: ARG005  # the name is the hook's
+        operation: str,
+        subject: str = "",
     ) -> T:
         """Make a call until it ends otherwise than by `RetriableError` or the time is used up.
 
         Args:
             call: Makes one try.
-            on_retry: Called with the error before each repetition.
+            operation: What is tried, for the log.
+            subject: Such as the blob, for the log.
 
         Raises:
             RetriableError: The last one.
@@ -124,8 +137,18 @@ class Retrier:
 
         def before_sleep(state: RetryCallState) -> None:
             self.retry_count += 1
-            if state.outcome is not None and (error := state.outcome.exception()) is not None:
-                on_retry(error)
+            error = None if state.outcome is None else state.outcome.exception()
+            logger.warning(
+                "no answer, tried again: operation=%s subject=%s try=%d wait_ms=%.0f"
+                " gives_up_in_ms=%.0f error=%s%s",
+                operation,
+                subject,
+                tries,
+                state.upcoming_sleep * 1000,
+                self._policy.max_duration_ms - elapsed_ms(),
+                error,
+                _REMEDY if tries == 1 else "",
+            )
 
         retrying = AsyncRetrying(
             sleep=self._clock.sleep,

@@ -97,15 +97,7 @@ class RetryingBlobStoreManager(WrappedBlobStoreManager):
 
     @override
     async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
-        def on_retry(error: BaseException) -> None:
-            logger.warning(
-                "blob operation is repeated: operation=%s blob=%s error=%s",
-                operation,
-                subject,
-                error,
-            )
-
-        return await self._retrier.run(call, on_retry=on_retry)
+        return await self._retrier.run(call, operation=operation, subject=subject)
 
     @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:

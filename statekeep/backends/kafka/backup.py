@@ -72,7 +72,7 @@ class KafkaBackupManager(TaskBackupManager):
         self._check_open()
         if self._cluster is None:
             self._cluster = Cluster(self._settings)
-        await self._retrier.run(self._ensure_topics)
+        await self._retrier.run(self._ensure_topics, operation="create topics")
 
     @override
     def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
@@ -85,7 +85,11 @@ class KafkaBackupManager(TaskBackupManager):
     ) -> Mapping[StoreName, Marker]:
         self._check_open()
         commit = self._context.commit(checkpoint_id)
-        return await self._retrier.run(lambda: self._upload_unless_fenced(commit))
+        return await self._retrier.run(
+            lambda: self._upload_unless_fenced(commit),
+            operation="upload",
+            subject=str(commit.version.id),
+        )
 
     @override
     async def clean_up(

@@ -1,6 +1,5 @@
 """How one container makes requests of one object store: bounded, paced, repeated, at rest together."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -10,8 +9,6 @@ from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.wrappers import InFlightLimit
 from statekeep.errors import RetriableError
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,12 +76,7 @@ class Requests:
             await self.pay(size)
             return await self._own_calls.run(lambda: self.shared.calls.run(placed))
 
-        def on_retry(error: BaseException) -> None:
-            logger.warning(
-                "blob request is repeated: operation=%s blob=%s error=%s", operation, blob, error
-            )
-
-        return await self._retrier.run(one_try, on_retry=on_retry)
+        return await self._retrier.run(one_try, operation=operation, subject=blob)
 
     async def pay(self, size: int) -> None:
         """Wait for the share of the bandwidth that ``size`` bytes need."""
