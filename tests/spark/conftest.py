@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import statekeep.spark as sk
+from statekeep.fault_points import HANDLER_VARIABLE
+from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, ArmedFault, ProcessPlan
 
 Rows = dict[str, tuple[int, int]]
 
@@ -22,7 +24,15 @@ PARTITIONS = 4
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def fault_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that each container reads when it starts: the faults that strike there."""
+    path = tmp_path_factory.mktemp("faults") / "plan.json"
+    ProcessPlan([], path.parent / "claims").write(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def spark(fault_plan: Path) -> Iterator[SparkSession]:
     builder = sk.session_builder("local-cluster[2,1,1024]")
     settings = {
         "spark.ui.enabled": "false",
@@ -31,7 +41,12 @@ def spark() -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": str(PARTITIONS),
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent),
+        # Executors import what the tests import, wherever another copy may be installed.
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(
+            map(str, [Path(__file__).parent, Path(sk.__file__).parents[2]])
+        ),
+        f"spark.executorEnv.{HANDLER_VARIABLE}": HANDLER,
+        f"spark.executorEnv.{PLAN_VARIABLE}": str(fault_plan),
     }
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     for key, value in settings.items():
@@ -132,6 +147,20 @@ class Stream:
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> Stream:
     return Stream(spark, tmp_path)
+
+
+@pytest.fixture
+def arm(fault_plan: Path, tmp_path: Path) -> Iterator[Callable[..., ProcessPlan]]:
+    """Arm the containers that start from now on, by a call with the faults; disarmed at the end."""
+    claims = tmp_path / "claims"
+
+    def write(*faults: ArmedFault) -> ProcessPlan:
+        plan = ProcessPlan(faults, claims)
+        plan.write(fault_plan)
+        return plan
+
+    yield write
+    write()
 
 
 def events_of(query: sk.StatefulStreamingQuery, kind: str) -> list[dict[str, Any]]:

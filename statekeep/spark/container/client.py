@@ -1,6 +1,7 @@
 """How a task talks to the container of its executor, starting it if there is none."""
 
 import fcntl
+import logging
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -25,6 +27,10 @@ from statekeep.spark.container.protocol import (
     encode,
 )
 
+logger = logging.getLogger(__name__)
+
+_TRIES: Final = 3
+"""So many containers in a row may die over one request: more will not do better."""
 _START_TIMEOUT_S = 60.0
 _CONNECT_PAUSE_S = 0.02
 _READ_TIMEOUT_S = 120.0
@@ -34,6 +40,10 @@ _SUCCESSOR_ROUNDS = 600
 _SUCCESSOR_PAUSE_S = 0.1
 _tick = threading.Event()
 """Never set: there is no event to wait for before the new process has its socket."""
+
+
+class _ContainerDiedError(RetriableError):
+    """Raised when the container ended before its answer: its successor may be asked."""
 
 
 class ContainerError(StateBackupError):
@@ -57,13 +67,38 @@ def ask(
     """Send one request to the container, starting it first if need be, and await its answer.
 
     Runs in a Spark task; blocking, with as much patience as the request itself takes. A container
-    that ends, or that was started with other settings, is given a minute to leave its place.
+    that ends, or that was started with other settings, is given a minute to leave its place. If one
+    dies before its answer its successor is asked, a few times: a restore is taken up by whoever is
+    asked, and a hand-over may be taken over twice.
 
     Raises:
-        ContainerError: The container refused.
-        RetriableError: The container cannot be started, does not leave, fell silent or died.
+        ContainerError: The container refused: the fault is in the request, or in what it asks for.
+        RetriableError: The container cannot be started, does not leave, fell silent (it still has
+            its place, so there is no successor to ask), or died again and again.
     """
     request = msgspec.structs.replace(request, spec_digest=spec.digest)
+    died: _ContainerDiedError | None = None
+    for number in range(1, _TRIES + 1):
+        try:
+            return _ask_those_that_leave(place, spec, request, on_progress)
+        except _ContainerDiedError as exc:
+            logger.warning("%s: request=%s try=%d", exc, type(request).__name__, number)
+            died = exc
+    error = RetriableError(f"containers die over one request: tries={_TRIES} {_log_of(place)}")
+    error.add_note(
+        "hint: see what the log ends with; if nothing, ask the host for processes that it killed for"
+        " lack of memory"
+    )
+    raise error from died
+
+
+def _ask_those_that_leave(
+    place: ContainerPlace,
+    spec: ContainerSpec,
+    request: Request,
+    on_progress: Callable[[Progress], None] | None,
+) -> Done:
+    """Ask until a container answers that is not about to leave its place to a successor."""
     last_answer = ""
     for _ in range(_SUCCESSOR_ROUNDS):
         answer = _ask_once(place, spec, request, on_progress)
@@ -128,11 +163,18 @@ def _exchange(
                     return answer
                 if on_progress is not None:
                     on_progress(answer)
-        except OSError as exc:
-            msg = f"lost the container: directory={place.directory}"
+        except TimeoutError as exc:
+            msg = f"the container says nothing: timeout_s={_READ_TIMEOUT_S:g} {_log_of(place)}"
             raise RetriableError(msg) from exc
-    msg = f"the container ended without an answer: log={place.log}"
-    raise RetriableError(msg)
+        except OSError as exc:
+            msg = f"lost the container before its answer: {_log_of(place)}"
+            raise _ContainerDiedError(msg) from exc
+    msg = f"the container ended without an answer: {_log_of(place)}"
+    raise _ContainerDiedError(msg)
+
+
+def _log_of(place: ContainerPlace) -> str:
+    return f"host={socket.gethostname()} log={place.log}"
 
 
 def _connect(place: ContainerPlace, spec: ContainerSpec) -> socket.socket:

@@ -40,6 +40,7 @@ from statekeep.spark.container.protocol import (
     Restore,
 )
 from statekeep.spark.worker.job_spec import local_directory, task_name
+from statekeep.stores.task_directory import TaskDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class ContainerWork:
         )
 
     async def restore(self, request: Restore, on_progress: Callable[[Progress], None]) -> Done:
-        """Bring one of the candidates here.
+        """Bring one of the candidates here; one that is here already is found.
 
         Raises:
             RestoreFailedError: None of them is within reach.
@@ -99,9 +100,13 @@ class ContainerWork:
                 Progress(done_bytes=progress.done_bytes, total_bytes=progress.total_bytes or 0)
             )
 
+        directory = self._directory(request.partition)
+        # A container that died in this very restore has left what it had fetched: the disk may not
+        # have room for both.
+        await self._restore_executor.run(directory.sweep)
         restorer = TaskRestorer(
             self._task(request.partition),
-            local_directory(Path(self._spec.local_dir), self._spec.local_name, request.partition),
+            directory,
             self._stores,
             self._factories,
             executor=self._restore_executor,
@@ -126,9 +131,7 @@ class ContainerWork:
         began_ns = self._clock.monotonic_ns()
         version_id = VersionId.parse(request.version)
         template = decode_checkpoint_v2(bytes(request.checkpoint), where="hand-over")
-        directory = local_directory(
-            Path(self._spec.local_dir), self._spec.local_name, request.partition
-        )
+        directory = self._directory(request.partition)
         version = await self.executor.run(directory.find, version_id)
         if version is None:
             return FailedTask("snapshot", f"the version is gone: version={version_id}")
@@ -166,6 +169,9 @@ class ContainerWork:
                 raise
             self._pipelines[partition] = pipeline
         return pipeline
+
+    def _directory(self, partition: int) -> TaskDirectory:
+        return local_directory(Path(self._spec.local_dir), self._spec.local_name, partition)
 
     def _task(self, partition: int) -> TaskIdentity:
         spec = self._spec

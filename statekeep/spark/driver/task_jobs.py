@@ -99,7 +99,7 @@ class TaskJobs:
         for partition, outcome in restored.items():
             if outcome.error:
                 raise RestoreFailedError(
-                    f"no backend can restore the state ({outcome.error})",
+                    f"the state cannot be restored ({outcome.error})",
                     task_name=task_name(partition),
                     store_names=["state"],
                 )

@@ -127,7 +127,7 @@ def restore(
     try:
         done = ask(place, container, request)
     except (ContainerError, RetriableError) as exc:
-        yield answer(asdict(Restored(partition, error=f"{type(exc).__name__}: {exc}")))
+        yield answer(asdict(Restored(partition, error=_described(exc))))
         return
     restored = Restored(
         partition=partition,
@@ -168,7 +168,7 @@ def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
     try:
         ask(place, container, request)
     except (ContainerError, RetriableError) as exc:
-        return f"{type(exc).__name__}: {exc}"
+        return _described(exc)
     fault_point("hand_over.after")
     return ""
 
@@ -212,6 +212,11 @@ def find_version(directory: TaskDirectory, name: str) -> SealedVersion | None:
     except VersionDamagedError:
         logger.exception("local version is damaged: version=%s", name)
         return None
+
+
+def _described(exc: StateBackupError) -> str:
+    notes: list[str] = getattr(exc, "__notes__", [])
+    return "; ".join([f"{type(exc).__name__}: {exc}", *notes])
 
 
 def _is_sound(version: SealedVersion) -> bool:

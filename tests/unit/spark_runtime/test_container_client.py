@@ -24,10 +24,15 @@ from statekeep.spark.container.protocol import (
     encode,
 )
 
+SILENCE = b"silence"
+"""Keeps a task waiting."""
+DEATH = b""
+"""Ends the connection without an answer."""
+
 
 @contextmanager
-def container(place: ContainerPlace, answers: list[Answer | None]) -> Iterator[list[Request]]:
-    """Answer one connection after the other; None keeps a task waiting."""
+def container(place: ContainerPlace, answers: list[Answer | bytes]) -> Iterator[list[Request]]:
+    """Answer one connection after the other."""
     requests: list[Request] = []
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(place.socket))
@@ -38,9 +43,9 @@ def container(place: ContainerPlace, answers: list[Answer | None]) -> Iterator[l
             connection, _ = listener.accept()
             with connection, connection.makefile("rwb") as stream:
                 requests.append(decode_request(stream.readline()))
-                if answer is None:
+                if answer == SILENCE:
                     stream.read()
-                else:
+                elif not isinstance(answer, bytes):
                     stream.write(encode(answer))
                     stream.flush()
 
@@ -101,8 +106,37 @@ def test_a_container_that_says_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr(client, "_READ_TIMEOUT_S", 0.01)
     with (
-        container(place_in(tmp_path), [None]),
-        pytest.raises(RetriableError, match="lost the container"),
+        container(place_in(tmp_path), [SILENCE]) as requests,
+        pytest.raises(RetriableError, match=r"says nothing.* host=.* log="),
+    ):
+        client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
+    assert len(requests) == 1
+
+
+def test_the_successor_of_a_container_that_died_is_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with container(place_in(tmp_path), [DEATH, DEATH, Done(version="v")]) as requests:
+        assert client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over()).version == "v"
+    assert requests == [requests[0]] * 3
+    assert [record.getMessage()[-5:] for record in caplog.records] == ["try=1", "try=2"]
+
+
+def test_containers_that_die_over_a_request_are_given_up_soon(tmp_path: Path) -> None:
+    with (
+        container(place_in(tmp_path), [DEATH] * 3),
+        pytest.raises(RetriableError, match=r"containers die .*tries=3 host=.* log=") as caught,
+    ):
+        client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
+    assert "lack of memory" in "".join(caught.value.__notes__)
+    assert "without an answer" in str(caught.value.__cause__)
+
+
+def test_a_successor_that_refuses_is_asked_once(tmp_path: Path) -> None:
+    refusal = Refused(error="RestoreFailedError", message="out of reach")
+    with (
+        container(place_in(tmp_path), [DEATH, refusal]),
+        pytest.raises(client.ContainerError, match="out of reach"),
     ):
         client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
 

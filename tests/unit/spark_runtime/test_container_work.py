@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a backup, the driver finds an entry."""
+"""Whatever goes wrong in a backup, the driver finds an entry; what a restore leaves is swept."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,8 +11,9 @@ from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.serde import FailedTask, FinishedTask, decode_attempt_entry
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.errors import ConfigError, RetriableError
+from statekeep.spark.container.protocol import Candidate, Restore
 from statekeep.spark.container.work import ContainerWork
-from statekeep.spark.worker.job_spec import local_directory, task_name
+from statekeep.spark.worker.job_spec import STATE_STORE, local_directory, task_name
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.versions import seal_version
 
@@ -87,3 +88,20 @@ async def test_a_backend_that_does_not_get_ready_is_a_failure_with_an_entry(
     assert "no such place" in entry.error
     await work.upload(hand_over())
     assert isinstance(await entry_of(work), FinishedTask)
+
+
+@pytest.mark.asyncio
+async def test_a_restore_sweeps_what_a_container_that_died_in_it_has_fetched(
+    work: ContainerWork, tmp_path: Path
+) -> None:
+    directory = local_directory(tmp_path / "local", "j-u", 0)
+    left = directory.root / "work-0123"
+    left.mkdir(parents=True)
+    (left / "fetched").write_bytes(b"half of it")
+    with directory.begin("4567", None, [STATE_STORE]) as living:
+        done = await work.restore(
+            Restore(epoch=1, partition=0, candidates=[Candidate(version="")]), lambda progress: None
+        )
+        assert living.path.exists()
+    assert done.version == ""
+    assert not left.exists()

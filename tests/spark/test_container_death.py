@@ -1,0 +1,83 @@
+"""Containers that die while they restore or take over a backup: their successors do it."""
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+from conftest import PARTITIONS, Stream, events_of
+
+from statekeep.errors import RestoreFailedError
+from statekeep.testing.faults import Action, ArmedFault, ProcessKind, ProcessPlan
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+Arm = Callable[..., ProcessPlan]
+
+
+def crash(point: str, *, is_once: bool = True) -> ArmedFault:
+    """Return a fault that kills one container at a point, or every container."""
+    return ArmedFault(point, point, Action.CRASH, kind=ProcessKind.CONTAINER, is_once=is_once)
+
+
+def lose_disk(stream: Stream) -> None:
+    for state in stream.local_dir.glob("*/main"):
+        shutil.rmtree(state)
+
+
+def stream_with_commit(stream: Stream) -> Stream:
+    """Return a stream with two committed batches, whose disks are lost."""
+    stream.add_batches(2)
+    stream.run()
+    lose_disk(stream)
+    stream.add_batches(1)
+    return stream
+
+
+def test_a_restore_is_taken_up_by_the_successor_of_a_container_that_died_in_it(
+    stream: Stream, arm: Arm
+) -> None:
+    stream_with_commit(stream)
+    plan = arm(crash("restore.before_adopt"), crash("restore.after_adopt"))
+
+    query = stream.run()
+
+    assert len(plan.strikes()) == 2
+    (recovery,) = events_of(query, "recovery")
+    assert len(recovery["restored"]) == PARTITIONS
+    assert recovery["replayed"] == []
+    assert stream.received() == stream.expected(3)
+    assert list(stream.local_dir.rglob("work-*")) == []
+
+
+def test_containers_that_die_over_every_restore_fail_the_start_with_their_log(
+    stream: Stream, arm: Arm
+) -> None:
+    stream_with_commit(stream)
+    plan = arm(crash("restore.before_adopt", is_once=False))
+    with pytest.raises(RestoreFailedError, match="containers die over one request") as caught:
+        stream.run()
+    assert "container.log" in str(caught.value)
+    assert "lack of memory" in str(caught.value)
+    assert len(plan.strikes()) <= 3 * PARTITIONS
+
+    arm()
+    stream.run()
+    assert stream.received() == stream.expected(3)
+    assert list(stream.local_dir.rglob("work-*")) == []
+
+
+@pytest.mark.parametrize("point", ["outbox.before_write", "outbox.after_write"])
+def test_a_hand_over_is_repeated_to_the_successor_of_a_container_that_died_over_it(
+    stream: Stream, arm: Arm, point: str
+) -> None:
+    stream.add_batches(3)
+    plan = arm(crash(point))
+    query = stream.run(task__commit__ms=1)
+    assert len(plan.strikes()) == 1
+    assert events_of(query, "void") == []
+    assert query.lastCommit is not None
+    assert query.lastCommit.batch == 2
+    lose_disk(stream)
+    stream.add_batches(1)
+    stream.run()
+    assert stream.received() == stream.expected(4)
