@@ -50,6 +50,9 @@ class BackendProperties:
     """Implements `StateBackendFactory.job_log` and `checkpoint_store` with atomic create."""
     is_durable: bool = True
     """What it holds outlives the process."""
+    keeps_every_commit: bool = True
+    """A commit that is retained can be restored for as long as that; not so where old records give
+    way to new ones of the same key."""
 
 
 @dataclass(frozen=True, slots=True)

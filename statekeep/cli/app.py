@@ -8,7 +8,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from statekeep.cli import backends, checkpoints, config, events, restore, verify
+from statekeep.cli import (
+    backends,
+    checkpoints,
+    config,
+    events,
+    migrate,
+    restore,
+    savepoints,
+    verify,
+)
 from statekeep.cli.exit_status import exit_status_of
 from statekeep.errors import StateBackupError
 
@@ -21,10 +30,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(checkpoints.app)
+app.add_typer(savepoints.app)
 app.add_typer(backends.app)
 app.add_typer(config.app)
 app.command("verify")(verify.verify)
 app.command("restore")(restore.restore)
+app.command("migrate")(migrate.migrate)
 app.command("events")(events.events)
 
 

@@ -1,9 +1,7 @@
 """``statekeep checkpoints``: what is retained, what is in it, and what stays for good."""
 
 import asyncio
-import os
 from collections.abc import Mapping
-from socket import gethostname
 from typing import Annotated
 
 import typer
@@ -11,7 +9,16 @@ import typer
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
 from statekeep.checkpoint.records import CommitRecord
-from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    IsSure,
+    LogOfTask,
+    Settings,
+    Which,
+    owner_name,
+    read_config,
+)
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table, utc
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError
@@ -164,7 +171,7 @@ def overwrite_offsets(
         list[str], typer.Argument(metavar="INPUT=OFFSET...", help="kafka.orders.v1.0=17")
     ],
     *,
-    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    is_sure: IsSure = False,
     config: ConfigFiles = None,
     setting: Settings = None,
     as_json: AsJson = False,
@@ -182,7 +189,7 @@ def overwrite_offsets(
         clock = SystemClock()
         async with open_job(read_config(config, setting), clock, task=task) as job:
             return await overwrite_input_offsets(
-                job, TaskName(task), wanted, owner=f"{gethostname()}:{os.getpid()}", clock=clock
+                job, TaskName(task), wanted, owner=owner_name(), clock=clock
             )
 
     checkpoint = asyncio.run(run())

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated, TypeAlias
 
 import typer
@@ -34,6 +35,15 @@ LogOfTask: TypeAlias = Annotated[
         help="Look at the log of one task: in plain Python each task has a log of its own.",
     ),
 ]
+LogsOfTasks: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        help="In plain Python, where each task has a log of its own: each task of the job.",
+    ),
+]
+IsSure: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON, for programs, instead of text for people.")
 ]
@@ -45,6 +55,11 @@ Which: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+
+
+def owner_name() -> str:
+    """Return host and process, as a log names its owners."""
+    return f"{gethostname()}:{os.getpid()}"
 
 
 def read_config(files: Sequence[Path] | None, settings: Sequence[str] | None) -> Config:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,17 @@ Progress = Callable[[RestoreProgress], None]
 """Called on the event loop with every step of a restore; must not raise."""
 
 
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Where the log of a job, or of one task, is or will be, and the backends beside it."""
+
+    scope: str
+    log: JobLog
+    log_backend: BackendName
+    factories: Mapping[BackendName, StateBackendFactory]
+    executor: BoundedExecutor
+
+
 class InspectedJob:
     """The log of a job as it stood when it was opened, and its backups.
 
@@ -46,30 +57,29 @@ class InspectedJob:
         log_backend: The backend that holds the log.
         records: Every record of the log that can be read, with its position.
         view: What the log amounts to.
+        executor: For blocking calls; closed with the block.
+        clock: For durations and retries.
+        factories: Every backend that a store lists, and the one that holds the log.
     """
 
     def __init__(
         self,
         config: Config,
-        factories: Mapping[BackendName, StateBackendFactory],
-        executor: BoundedExecutor,
+        place: LogPlace,
         clock: Clock,
         *,
-        scope: str,
-        log: JobLog,
-        log_backend: BackendName,
         records: Sequence[tuple[int, Record]],
         view: LogView,
     ) -> None:
         self.config = config
-        self.log_backend = log_backend
+        self.log_backend = place.log_backend
         self.records = records
         self.view = view
-        self.log = log
-        self._scope = scope
-        self._factories = factories
-        self._executor = executor
-        self._clock = clock
+        self.log = place.log
+        self.executor = place.executor
+        self.clock = clock
+        self.factories = place.factories
+        self._scope = place.scope
 
     @property
     def guest(self) -> LogGuest:
@@ -82,8 +92,8 @@ class InspectedJob:
         Raises:
             RetriableError: The service may answer later.
         """
-        factory = self._factories[self.log_backend]
-        store = factory.checkpoint_store(self._scope, self._executor, self._clock)
+        factory = self.factories[self.log_backend]
+        store = factory.checkpoint_store(self._scope, self.executor, self.clock)
         newest = self.view.epoch
         try:
             return await read_events(store, range(max(1, newest - KEPT_REIGNS + 1), newest + 1))
@@ -191,9 +201,9 @@ class InspectedJob:
             identity,
             TaskDirectory.of(directory, identity),
             settings,
-            self._factories,
-            executor=self._executor,
-            clock=self._clock,
+            self.factories,
+            executor=self.executor,
+            clock=self.clock,
             on_progress=on_progress,
             bad_markers=() if backend else self.view.bad_markers,
         )
@@ -202,6 +212,30 @@ class InspectedJob:
             checkpoint, VersionId.parse(version) if version else None, frozenset(stores)
         )
         return await restorer.restore([candidate])
+
+
+@asynccontextmanager
+async def open_log_place(
+    config: Config, clock: Clock, *, task: str | None = None
+) -> AsyncGenerator[LogPlace]:
+    """Open the place of a log without reading it; arguments and errors as of `open_job`."""
+    executor = BoundedExecutor(_THREADS, "statekeep-inspect")
+    try:
+        registry = BackendRegistry(config)
+        factories = dict(registry.factories())
+        if config.job.log_backend is not None:
+            listed = BackendName(config.job.log_backend)
+            factories[listed] = registry.factory(listed)
+        name = config.job.name
+        scope = job_scope(name) if task is None else task_scope(name, MAIN_OPERATOR, task)
+        log_backend = _log_backend(config, factories)
+        log = factories[log_backend].job_log(scope, executor, clock)
+        try:
+            yield LogPlace(scope, log, log_backend, factories, executor)
+        finally:
+            await log.close()
+    finally:
+        await executor.close()
 
 
 @asynccontextmanager
@@ -221,37 +255,12 @@ async def open_job(
         CheckpointCorruptError: A record of the log cannot be read.
         RetriableError: A service may answer later.
     """
-    executor = BoundedExecutor(_THREADS, "statekeep-inspect")
-    try:
-        registry = BackendRegistry(config)
-        factories = dict(registry.factories())
-        if config.job.log_backend is not None:
-            listed = BackendName(config.job.log_backend)
-            factories[listed] = registry.factory(listed)
-        name = config.job.name
-        scope = job_scope(name) if task is None else task_scope(name, MAIN_OPERATOR, task)
-        log_backend = _log_backend(config, factories)
-        log = factories[log_backend].job_log(scope, executor, clock)
-        try:
-            reader = LogReader(log)
-            records = await reader.catch_up()
-            if not records:
-                raise _no_such_job(config, log_backend, task)
-            yield InspectedJob(
-                config,
-                factories,
-                executor,
-                clock,
-                scope=scope,
-                log=log,
-                log_backend=log_backend,
-                records=records,
-                view=reader.view,
-            )
-        finally:
-            await log.close()
-    finally:
-        await executor.close()
+    async with open_log_place(config, clock, task=task) as place:
+        reader = LogReader(place.log)
+        records = await reader.catch_up()
+        if not records:
+            raise _no_such_job(config, place.log_backend, task)
+        yield InspectedJob(config, place, clock, records=records, view=reader.view)
 
 
 def _log_backend(

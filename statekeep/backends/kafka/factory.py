@@ -31,7 +31,9 @@ from statekeep.clock import Clock
 class KafkaBackendFactory(StateBackendFactory):
     """State backups as changelogs: one topic per store, one partition per task."""
 
-    properties = BackendProperties(needs_changes=True, can_hold_job_log=True)
+    properties = BackendProperties(
+        needs_changes=True, can_hold_job_log=True, keeps_every_commit=False
+    )
     defaults_prefix: ClassVar[str] = DEFAULTS_PREFIX
 
     def __init__(

@@ -1,0 +1,122 @@
+"""``statekeep savepoint``: commits that are kept under a name, whole, to go back to or to start from."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from statekeep.backends.registry import BackendRegistry
+from statekeep.cli.copying import copy_newest_commits, print_copies
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    IsSure,
+    LogsOfTasks,
+    Settings,
+    read_config,
+)
+from statekeep.cli.output import JsonValue, print_json, print_line, print_table
+from statekeep.clock import SystemClock
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.inspection.job import open_job
+
+app = typer.Typer(
+    name="savepoint", help="Whole commits that are kept under a name.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="The name of the savepoint.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    *,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="BACKEND",
+            help="Where it goes; left out: every backend of the job that keeps old commits.",
+        ),
+    ] = None,
+    is_sure: IsSure = False,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogsOfTasks = None,
+    as_json: AsJson = False,
+) -> None:
+    """Back up a stopped job's state whole, and keep it until the savepoint is dropped.
+
+    It shares nothing with any other commit. If the job runs, it is fenced; `statekeep checkpoints
+    pin` keeps the current commit of a running job instead, as it is.
+    """
+    settings = read_config(config, setting)
+    backends = target or _lasting_backends(settings)
+    if not is_sure:
+        typer.confirm(f"Take over job {settings.job.name} and back up its state?", abort=True)
+    print_copies(copy_newest_commits(settings, task, backends, pin=name), is_json=as_json)
+
+
+@app.command("list")
+def list_savepoints(
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogsOfTasks = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the names under which commits are kept."""
+
+    async def run() -> list[dict[str, JsonValue]]:
+        rows: list[dict[str, JsonValue]] = []
+        for name in task or (None,):
+            async with open_job(read_config(config, setting), SystemClock(), task=name) as job:
+                rows += [
+                    {
+                        "savepoint": pin,
+                        "log": name or job.config.job.name,
+                        "commit": position,
+                        "batch": job.view.commits[position].batch,
+                    }
+                    for pin, position in sorted(job.view.pins.items())
+                    if position in job.view.commits
+                ]
+        return rows
+
+    rows = asyncio.run(run())
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["savepoint", "log", "commit", "batch"], [list(row.values()) for row in rows])
+
+
+@app.command()
+def drop(
+    name: Name,
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogsOfTasks = None,
+) -> None:
+    """Give a savepoint back to retention; the job may go on meanwhile."""
+
+    async def run() -> None:
+        for log in task or (None,):
+            async with open_job(read_config(config, setting), SystemClock(), task=log) as job:
+                await job.guest.unpin(name)
+
+    asyncio.run(run())
+    print_line(f"savepoint {name} is dropped")
+
+
+def _lasting_backends(config: Config) -> list[str]:
+    factories = BackendRegistry(config).factories()
+    lasting = [name for name, found in factories.items() if found.properties.keeps_every_commit]
+    if not lasting:
+        raise ConfigError(
+            f"no backend of the job keeps old commits: backends={','.join(factories)}",
+            key="stores.backup.factories",
+            hint="name one with --to; its settings are those of backends.<name>",
+        )
+    return [str(name) for name in lasting]

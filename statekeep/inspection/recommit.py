@@ -1,0 +1,214 @@
+"""A stopped job's newest commit, made again: in one more backend, or whole under a name."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from statekeep.backends.base import StateBackendFactory, TaskIdentity
+from statekeep.backends.fan_out import run_all
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.records import CommitRecord
+from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.errors import ConfigError
+from statekeep.inspection.job import InspectedJob, Progress
+from statekeep.inspection.job_owner import JobOwner
+from statekeep.inspection.state_copy import (
+    BackupPlace,
+    checkpoint_id_now,
+    listing_only,
+    prepare_backends,
+)
+from statekeep.stores.local_files import remove_tree
+
+TASKS_AT_ONCE: Final = 4
+"""Enough to overlap fetching with sending; each needs local disk for its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommit:
+    """What was made."""
+
+    position: int
+    """Of the new commit, which is the current one."""
+    tasks: int
+    """Tasks whose state was copied; one whose state is empty has nothing to copy."""
+    bytes_uploaded: int
+
+
+async def recommit(
+    job: InspectedJob,
+    backends: Mapping[BackendName, StateBackendFactory],
+    directory: Path,
+    *,
+    owner: str,
+    pin: str | None = None,
+    on_progress: Progress = lambda _: None,
+    on_uploaded: Callable[[int], None] = lambda _: None,
+) -> Recommit:
+    """Copy the newest commit's state to backends and make a commit of it with their markers too.
+
+    Batch, versions and input offsets are those of the newest commit; its markers stay, and those
+    of ``backends`` are added or take their place. Each task's state is restored from whichever
+    backend can, verified, and uploaded whole. Takes the log over: whoever runs the job is fenced.
+    Nothing changes for the job if it fails half way: its newest commit is still current.
+
+    Args:
+        job: Stopped.
+        backends: Where the state goes.
+        directory: For the state of `TASKS_AT_ONCE` tasks.
+        owner: Host and process, for people.
+        pin: Name to keep the new commit under.
+        on_progress: How the restores get on.
+        on_uploaded: Told of every byte that was sent.
+
+    Raises:
+        ConfigError: There is no commit with state, the name is in use, or a backend refuses us.
+        RestoreFailedError: A task's state is out of reach.
+        CommitFailedError: A backend did not take it.
+        TaskFencedError: The job was started meanwhile.
+    """
+    require_commit_with_state(job)
+    if pin is not None and pin in job.view.pins:
+        raise ConfigError(f"the name is in use: name={pin} commit={job.view.pins[pin]}")
+    await prepare_backends(backends, job.executor, job.clock)
+    log = await JobOwner.take_over(job.log, owner)
+    # Whoever was fenced just now may have committed after the job was opened.
+    commit = log.view.last_commit
+    if commit is None:
+        raise ConfigError(f"the job has no commit yet: job={job.config.job.name}")
+    copying = _Copying(
+        job,
+        log,
+        commit,
+        backends=backends,
+        directory=directory,
+        on_progress=on_progress,
+        on_uploaded=on_uploaded,
+    )
+    copied = await copying.run()
+    if pin is not None:
+        await log.pin(pin, copied.position)
+    return copied
+
+
+def require_commit_with_state(job: InspectedJob) -> CommitRecord:
+    """Return the newest commit.
+
+    Raises:
+        ConfigError: It is the empty one, or there is none.
+    """
+    _, commit = job.find_commit()
+    if not any(commit.versions.values()):
+        raise ConfigError(f"the job has no state yet: job={job.config.job.name}")
+    return commit
+
+
+class _Copying:
+    """One attempt at the new commit."""
+
+    def __init__(
+        self,
+        job: InspectedJob,
+        log: JobOwner,
+        commit: CommitRecord,
+        *,
+        backends: Mapping[BackendName, StateBackendFactory],
+        directory: Path,
+        on_progress: Progress,
+        on_uploaded: Callable[[int], None],
+    ) -> None:
+        self._job = job
+        self._log = log
+        self._commit = commit
+        self._backends = backends
+        self._directory = directory
+        self._on_progress = on_progress
+        self._on_uploaded = on_uploaded
+        self._bytes = 0
+        self._places = asyncio.Semaphore(TASKS_AT_ONCE)
+
+    async def run(self) -> Recommit:
+        """Copy every task's state, then append the commit record."""
+        commit, checkpoint_id = self._commit, checkpoint_id_now(self._job.clock)
+        tasks = [TaskName(task) for task, version in sorted(commit.versions.items()) if version]
+        attempt = await self._log.begin_attempt(commit.batch, checkpoint_id, commit.versions, tasks)
+        place = self._place(attempt, checkpoint_id)
+        try:
+            made = await run_all(self._copy(task, place) for task in tasks)
+            checkpoints = dict(zip(tasks, made, strict=True))
+            position = await self._log.commit(self._record(attempt, place, checkpoints))
+        except BaseException:
+            await self._log.give_up(attempt, "the copy failed")
+            raise
+        return Recommit(position, len(tasks), self._bytes)
+
+    def _place(self, attempt: int, checkpoint_id: CheckpointId) -> BackupPlace:
+        settings = {
+            store: self._job.config.store(store) for store in _held(self._job, self._commit)
+        }
+        return BackupPlace(
+            factories=self._backends,
+            stores=listing_only(settings, tuple(self._backends)),
+            epoch=self._log.epoch,
+            attempt=attempt,
+            checkpoint_id=checkpoint_id,
+            executor=self._job.executor,
+            clock=self._job.clock,
+            count_bytes=self._count,
+        )
+
+    async def _copy(self, task: TaskName, place: BackupPlace) -> CheckpointV2:
+        """Restore a task and back it up; return its checkpoint with the markers of both."""
+        before = self._log.view.usable_checkpoint(self._commit, task)
+        if before is None:
+            raise ConfigError(f"the task has a version but no checkpoint: task={task}")
+        identity = self._commit.identity
+        async with self._places:
+            own = self._directory / escape_name(task)
+            outcome = await self._job.restore(
+                self._commit, task, own, on_progress=self._on_progress
+            )
+            if outcome.version is None:
+                raise ConfigError(f"the task has no state: task={task}")
+            made = await place.back_up(
+                TaskIdentity(identity.job_name, MAIN_OPERATOR, task, job_uid=identity.job_uid),
+                outcome.version,
+                before.input_offsets,
+            )
+            await self._job.executor.run(remove_tree, own)
+        return replace(made, state_markers={**before.state_markers, **made.state_markers})
+
+    def _record(
+        self, attempt: int, place: BackupPlace, checkpoints: Mapping[TaskName, CheckpointV2]
+    ) -> CommitRecord:
+        made = {
+            str(task): msgspec.Raw(encode_checkpoint_v2(checkpoint))
+            for task, checkpoint in checkpoints.items()
+        }
+        return msgspec.structs.replace(
+            self._commit,
+            epoch=0,
+            nonce="",
+            attempt_epoch=self._log.epoch,
+            attempt=attempt,
+            checkpoint_id=place.checkpoint_id.serialize(),
+            checkpoints={**self._commit.checkpoints, **made},
+        )
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._on_uploaded(size)
+
+
+def _held(job: InspectedJob, commit: CommitRecord) -> list[StoreName]:
+    """Return the stores of which some backend holds anything."""
+    checkpoints = (job.checkpoint(commit, TaskName(task)) for task in commit.checkpoints)
+    markers = (found.state_markers.values() for found in checkpoints if found is not None)
+    return sorted({store for backends in markers for stores in backends for store in stores})

@@ -1,0 +1,178 @@
+"""``statekeep savepoint`` and ``statekeep migrate``."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings
+
+from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.config.load import load_dict
+from statekeep.container.container import Container
+from statekeep.errors import TaskFencedError
+
+LOG = f"--task '{TASK}'"
+
+
+def settings_of_third(directory: Path) -> str:
+    return (
+        "--set backends.third.factory=hdfs "
+        f"--set backends.third.uri={(directory / 'third').as_uri()}"
+    )
+
+
+def current(statekeep: CommandLine) -> Any:
+    return statekeep(f"checkpoints show {LOG} --json").json
+
+
+def index_of(directory: Path, marker: str) -> SnapshotIndex:
+    (path,) = directory.rglob(marker.rpartition("/")[2])
+    return decode_index(path.read_bytes(), where=marker)
+
+
+async def content_after_start(settings: dict[str, str]) -> tuple[str, dict[bytes, bytes]]:
+    async with Container(load_dict(settings)) as container:
+        task = await container.start_task(TASK, ["counts"])
+        return task.input_offsets[INPUT], dict(task.store("counts").scan())
+
+
+def test_migration_adds_the_markers_of_another_backend_and_keeps_the_rest(
+    statekeep: CommandLine, job: Path
+) -> None:
+    before = current(statekeep)
+    result = statekeep(f"migrate --to third {LOG} {settings_of_third(job)} --yes --json")
+    assert result.status == 0
+    after = current(statekeep)
+    assert result.json == [
+        {
+            "log": TASK,
+            "commit": after["commit"],
+            "tasks": 1,
+            "backends": ["third"],
+            "bytes": result.json[0]["bytes"],
+        }
+    ]
+    old, new = before["tasks"][TASK], after["tasks"][TASK]
+    assert (new["version"], new["input-offsets"]) == (old["version"], old["input-offsets"])
+    assert new["markers"] == {**old["markers"], "third": new["markers"]["third"]}
+    assert after["batch"] == before["batch"]
+
+
+def test_the_job_starts_from_the_new_backend_alone_after_a_migration(
+    statekeep: CommandLine, job: Path
+) -> None:
+    expected = asyncio.run(content_after_start(job_settings(job)))
+    statekeep(f"migrate --to third {LOG} {settings_of_third(job)} --yes")
+    moved = job_settings(job) | {
+        "job.logged.store.base.dir": str(job / "other-disk"),
+        "stores.counts.backup.factories": "third",
+        "backends.third.factory": "hdfs",
+        "backends.third.uri": (job / "third").as_uri(),
+        "job.log.backend": "near",
+    }
+    del moved["backends.far.factory"], moved["backends.far.uri"]
+    assert asyncio.run(content_after_start(moved)) == expected
+
+
+def test_a_job_that_still_runs_is_fenced_by_a_migration(statekeep: CommandLine, job: Path) -> None:
+    async def run() -> None:
+        async with Container(load_dict(job_settings(job))) as container:
+            task = await container.start_task(TASK, ["counts"])
+            line = f"migrate --to third {LOG} {settings_of_third(job)} --yes"
+            await asyncio.to_thread(statekeep, line)
+            task.store("counts").put(b"key-1", b"zombie")
+            with pytest.raises(TaskFencedError):
+                await (await task.commit({INPUT: "99"}, force=True)).wait()
+
+    asyncio.run(run())
+    assert asyncio.run(content_after_start(job_settings(job)))[0] == "4"
+
+
+def test_without_a_yes_nothing_is_copied(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    before = statekeep(f"events {LOG} --json").json
+    assert statekeep(f"migrate --to third {LOG} {settings_of_third(job)}").status != 0
+    assert statekeep(f"events {LOG} --json").json == before
+
+
+def test_a_migration_that_fails_leaves_the_newest_commit_as_it_is(
+    statekeep: CommandLine, job: Path
+) -> None:
+    before = current(statekeep)
+    (job / "third").write_text("not a directory", encoding="utf-8")
+    assert statekeep(f"migrate --to third {LOG} {settings_of_third(job)} --yes").status != 0
+    assert current(statekeep) == before
+
+
+def test_every_task_of_a_job_in_plain_python_is_named(statekeep: CommandLine, job: Path) -> None:
+    result = statekeep(
+        f"migrate --to third {LOG} --task 'Partition 7' {settings_of_third(job)} --yes"
+    )
+    assert result.status == 2
+    assert "task=Partition 7" in result.err
+    assert "third" not in current(statekeep)["tasks"][TASK]["markers"]
+
+
+def test_a_savepoint_shares_no_blob_with_any_other_commit(
+    statekeep: CommandLine, job: Path
+) -> None:
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    shown = current(statekeep)
+    assert shown["pins"] == ["v1"]
+    attempt = f"/{shown['epoch']}-{shown['attempt']}/"
+    for backend in ("near", "far"):
+        index = index_of(job / backend, shown["tasks"][TASK]["markers"][backend]["counts"])
+        assert index.blob_ids()
+        assert all(attempt in blob_id for blob_id in index.blob_ids())
+        assert not index.deltas
+
+
+def test_a_savepoint_outlives_retention_until_it_is_dropped(
+    statekeep: CommandLine, job: Path
+) -> None:
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    (row,) = statekeep(f"savepoint list {LOG} --json").json
+    assert (row["savepoint"], row["batch"]) == ("v1", current(statekeep)["batch"])
+
+    asyncio.run(commit_numbers(job, [5, 6, 7, 8], retained=2))
+    assert statekeep(f"verify v1 {LOG}").status == 0
+
+    statekeep(f"savepoint drop v1 {LOG}")
+    assert statekeep(f"savepoint list {LOG} --json").json == []
+    asyncio.run(commit_numbers(job, [9, 10], retained=2))
+    assert statekeep(f"checkpoints show {row['commit']} {LOG}").status == 2
+
+
+def test_a_savepoint_survives_the_loss_of_every_other_blob(
+    statekeep: CommandLine, job: Path
+) -> None:
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    shown = current(statekeep)
+    attempt = f"{shown['epoch']}-{shown['attempt']}"
+    for path in list((job / "near").rglob("state-*/**/*")):
+        if path.is_file() and path.parent.name != attempt:
+            path.unlink()
+    assert statekeep(f"verify v1 --backend near {LOG}").status == 0
+
+
+def test_a_name_that_is_in_use_is_refused_before_anyone_is_fenced(
+    statekeep: CommandLine,
+) -> None:
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    before = statekeep(f"events {LOG} --json").json
+    result = statekeep(f"savepoint create v1 {LOG} --yes")
+    assert (result.status, "the name is in use: name=v1" in result.err) == (2, True)
+    assert statekeep(f"events {LOG} --json").json == before
+
+
+def test_a_backend_that_forgets_old_commits_holds_no_savepoint(statekeep: CommandLine) -> None:
+    result = statekeep(
+        f"savepoint create v1 {LOG} --yes --set stores.counts.backup.factories=kafka "
+        "--set job.log.backend=near --set kafka.bootstrap.servers=127.0.0.1:1"
+    )
+    assert result.status == 2
+    assert "no backend of the job keeps old commits: backends=kafka" in result.err
