@@ -139,6 +139,17 @@ class LogWriter:
             await self._catch_up()
             self._raise_if_fenced()
 
+    async def look(self) -> LogView:
+        """Read the end of the log, whoever wrote it, and return what all of it tells by then.
+
+        Raises:
+            CheckpointCorruptError: A record other than a batch record cannot be read.
+            RetriableError: The service may answer later; the call may be repeated.
+        """
+        async with self._turn:
+            await self._catch_up()
+            return self.view
+
     async def trim(self, floor: int) -> None:
         """Drop the records below ``floor``, once clean-up is done with them.
 

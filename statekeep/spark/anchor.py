@@ -21,6 +21,8 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, StructType
@@ -137,8 +139,11 @@ class Anchor:
         self._spark.sparkContext.cancelJobsWithTag(self.tag)
 
     def close(self) -> None:
-        """Release the cached anchor. Idempotent."""
-        self._frame.unpersist()
+        """Release the cached anchor. Idempotent; what its session has taken along is no error."""
+        try:
+            self._frame.unpersist()
+        except (PySparkException, Py4JError, OSError) as exc:
+            logger.info("the anchor goes with its session: error=%s", exc)
 
     def _answers(self, spark: SparkSession, frame: DataFrame) -> list[dict[str, Any]]:
         """Run a job and read its answers; once more if it was cancelled as stalled."""

@@ -5,9 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statekeep.clock import Clock
 from statekeep.config.model import Config
@@ -44,8 +46,9 @@ class QueryRun:
             ended = self.query.awaitTermination(timeout)
         except StreamingQueryException as exc:
             self.job.wait_ended()
-            if self.job.failure is not None:
-                raise exc from self.job.failure
+            cause = self.job.fenced or self.job.failure
+            if cause is not None:
+                raise exc from cause
             raise
         if timeout is None or ended:
             self.job.wait_ended()
@@ -119,10 +122,26 @@ class QueryPlan:
                 writer = writer.queryName(self.query_name)
             if self.trigger:
                 writer = writer.trigger(**self.trigger)
-            return QueryRun(writer.start(), job)
+            return QueryRun(_start(writer, job), job)
         except BaseException:
             job.close()
             raise
+
+
+def _start(writer: DataStreamWriter, job: StatefulJob) -> StreamingQuery:
+    """Start a Spark query.
+
+    Raises:
+        TaskFencedError: It cannot be started, and another driver has taken over: drivers that begin
+            a job at once meet in the checkpoint location, too.
+    """
+    try:
+        return writer.start()
+    except (PySparkException, Py4JError) as exc:
+        fenced = job.find_successor()
+        if fenced is not None:
+            raise fenced from exc
+        raise
 
 
 Starter = Callable[[], QueryRun]

@@ -1,16 +1,31 @@
-"""Finds out that another driver has taken over where no append would tell: on an idle stream."""
+"""Finds out that another driver has taken over where no append would tell."""
 
 import logging
 from typing import Final
 
 from statekeep.clock import Clock
-from statekeep.errors import RetriableError
+from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
 from statekeep.spark.driver.reign import Reign
 
 logger = logging.getLogger(__name__)
 
 _QUIET_NS: Final = 5_000_000_000
 """How long nothing was appended before the end of the log is read; each append asks by itself."""
+
+
+async def find_successor(reign: Reign) -> TaskFencedError | None:
+    """Return how a driver whose query has failed was fenced; None if it was not, as far as is known.
+
+    Two drivers meet in the query's checkpoint location, too: there Spark refuses to write what is
+    there already, to whoever comes second.
+    """
+    try:
+        await reign.look_for_successor()
+    except TaskFencedError as exc:
+        return exc
+    except StateBackupError as exc:
+        logger.warning("the end of the job log could not be read: error=%s", exc)
+    return None
 
 
 class FenceWatch:

@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
@@ -25,11 +26,12 @@ from statekeep.spark.anchor import ROUTER, Anchor, expected_executors, wait_for_
 from statekeep.spark.driver.batch_loop import BatchLoop, Sink
 from statekeep.spark.driver.committer import CommitSummary
 from statekeep.spark.driver.events import EventList, summary_of
-from statekeep.spark.driver.fence_watch import FenceWatch
+from statekeep.spark.driver.fence_watch import FenceWatch, find_successor
 from statekeep.spark.driver.hand_over_repeats import HandOverRepeats
+from statekeep.spark.driver.identity import new_identity, settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.progress import operator_progress
-from statekeep.spark.driver.reign import Reign, new_identity
+from statekeep.spark.driver.reign import Reign
 from statekeep.spark.driver.replay_checks import check_retention, check_sources
 from statekeep.spark.driver.shadow import sweep_shadows
 from statekeep.spark.driver.stall_guard import StallGuard
@@ -90,7 +92,7 @@ class StatefulJob:
         self.failure: BaseException | None = None
         """What the batch call raised, as Python has it."""
         self.fenced: TaskFencedError | None = None
-        """Why the query was stopped while it was idle: no batch call could raise it."""
+        """Another driver has taken over, as was found out when the query was idle or had failed."""
         self.end_error: Exception | None = None
         """What kept the last commit from being made."""
         self._anchor: Anchor | None = None
@@ -120,23 +122,17 @@ class StatefulJob:
         )
         key_schema = self._operator.key_schema.simpleString()
         expected = new_identity(self._config, partitions, ROUTER, key_schema)
-        self._identity = self._reign.identity(commit, expected)
+        identity = settled_identity(commit, expected)
         self._reign.check_location()
-        spec = JobSpec(
-            config=self._config,
-            job_uid=self._identity.job_uid,
-            log_backend=self._reign.log_backend,
-            captured_stores=self._reign.captured_stores,
-            app_id=self._spark.sparkContext.applicationId,
-            operator=self._operator,
-            python_path=tuple(sys.path),
-        )
-        tag = f"statekeep-{self._identity.job_uid}"
+        tag = f"statekeep-{identity.job_uid}"
         wait_for_executors(self._spark, expected_executors(self._spark))
         self._anchor = Anchor(self._spark, partitions, tag)
         self._anchor.place(whereabouts)
-        self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign)
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
+        # All that may fail or take long comes before: until now an older driver goes on.
+        self._identity = self._reign.fence(identity)
+        spec = self._job_spec()
+        self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign)
         resumption = self._reign.take_over(spec, self._identity, self._committed)
         self._jobs.epoch = self._reign.epoch
         sweep_shadows(self._location, self._reign.epoch)
@@ -156,6 +152,17 @@ class StatefulJob:
         if resumption is not None:
             self._batches.resume(resumption)
         self._is_open = True
+
+    def _job_spec(self) -> JobSpec:
+        return JobSpec(
+            config=self._config,
+            job_uid=self._identity.job_uid,
+            log_backend=self._reign.log_backend,
+            captured_stores=self._reign.captured_stores,
+            app_id=self._spark.sparkContext.applicationId,
+            operator=self._operator,
+            python_path=tuple(sys.path),
+        )
 
     def run_batch(self, rows: DataFrame, batch: int) -> None:
         """Process one batch, deliver its output, record it (R3-R5); Spark's ``foreachBatch``.
@@ -188,6 +195,10 @@ class StatefulJob:
         """
         self._reign.spawn(self._watch(is_active, exception, stop))
 
+    def find_successor(self) -> TaskFencedError | None:
+        """Look whether another driver has taken over since `open`; None if it has not."""
+        return self._reign.run(find_successor(self._reign))
+
     @property
     def has_ended(self) -> bool:
         """Whether the query has ended and everything of the job is closed."""
@@ -209,7 +220,7 @@ class StatefulJob:
     def error(self) -> BaseException | None:
         """Why the job has ended, at its root; None if it was asked to, or runs."""
         if self._query_error is not None:
-            return self.failure or self._query_error
+            return self.fenced or self.failure or self._query_error
         return self.fenced or self.end_error
 
     def close(self) -> None:
@@ -219,14 +230,8 @@ class StatefulJob:
             if not self._is_closed:
                 self._is_closed = True
                 self._reign.close()
-                self._release_anchor()
-
-    def _release_anchor(self) -> None:
-        if self._anchor is not None:
-            try:
-                self._anchor.close()
-            except (PySparkException, Py4JError, OSError) as exc:
-                logger.info("the anchor goes with its session: error=%s", exc)
+                if self._anchor is not None:
+                    self._anchor.close()
 
     def status(self) -> dict[str, Any]:
         """Return how far commits are."""
@@ -258,6 +263,8 @@ class StatefulJob:
                 self.fenced = exc
                 await self._reign.blocking(stop)
             self._query_error = await self._reign.blocking(exception)
+            if self._query_error is not None and self.fenced is None:
+                self.fenced = await find_successor(self._reign)
             await self._end(is_committing=self._query_error is None and self.fenced is None)
         except Exception as exc:
             logger.exception("the job did not end well")
@@ -364,15 +371,7 @@ class StatefulJob:
         with self._commit_made:
             self.last_commit = summary
             self._commit_made.notify_all()
-        self.events.add(
-            "commit",
-            batch=summary.batch,
-            checkpoint_id=summary.checkpoint_id,
-            elapsed_ms=summary.elapsed_ms,
-            tasks_uploaded=summary.tasks_uploaded,
-            bytes_uploaded=summary.bytes_uploaded,
-            was_rolled_forward=summary.was_rolled_forward,
-        )
+        self.events.add("commit", **asdict(summary))
 
     def _note_start(self, resumption: Resumption | None) -> None:
         view = self._reign.view

@@ -4,17 +4,15 @@ import asyncio
 import logging
 import os
 import socket
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.job_log import CheckpointStore
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
@@ -29,13 +27,14 @@ from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
-from statekeep.errors import ConfigError, StateBackupError
+from statekeep.errors import CheckpointLocationError, ConfigError
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.event_recorder import EventRecorder
 from statekeep.spark.driver.events import EventList
+from statekeep.spark.driver.identity import settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
 from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec
@@ -45,12 +44,15 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+_LOOKS: Final = 8
+"""At a checkpoint location beside a log that grows: a few batches are between two of them."""
+
 
 class Reign:
     """Everything of a driver that lives on the commit thread's loop, as plain blocking calls.
 
     Made by the thread that starts the query; used by the thread that runs batches. Order of calls:
-    `open`, `check_location`, `take_over`, then commits and records, then `close`.
+    `open`, `check_location`, `fence`, `take_over`, then commits and records, then `close`.
     """
 
     def __init__(
@@ -127,32 +129,37 @@ class Reign:
         self._thread.run(self._open())
         return self._log.view.last_commit
 
-    def identity(self, commit: CommitRecord | None, expected: JobIdentity) -> JobIdentity:
-        """Return the identity of the job, whose ``job_uid`` the first driver drew.
-
-        Raises:
-            ConfigError: Something drifted that must not: names both values.
-        """
-        if commit is None:
-            return expected
-        found = commit.identity
-        for name in ("job_name", "partitions", "router", "key_schema", "stores"):
-            before, now = getattr(found, name), getattr(expected, name)
-            if before != now:
-                raise ConfigError(
-                    f"the job cannot go on with another {name}: before={before!r} now={now!r}",
-                    hint="go back to the former value, or start anew under another job.name with"
-                    " another checkpoint location",
-                )
-        return found
-
     def check_location(self) -> None:
         """Refuse a checkpoint location that is not the job's, before anyone is fenced.
+
+        An older driver that lives goes on in both, and they are not read at one moment: what does
+        not fit is looked at again if the log has grown meanwhile.
 
         Raises:
             CheckpointLocationError: It belongs to another job or query, is older, or is gone.
         """
+        for _ in range(_LOOKS - 1):
+            seen = self.view.next_position
+            try:
+                find_resumption(self._location, self.view)
+            except CheckpointLocationError as exc:
+                if self._thread.run(self._log.look()).next_position == seen:
+                    raise
+                logger.info("an older driver goes on, looking again: error=%s", exc)
+            else:
+                return
         find_resumption(self._location, self.view)
+
+    def fence(self, expected: JobIdentity) -> JobIdentity:
+        """Fence older drivers; return the job's identity, which nobody else can settle any more.
+
+        Args:
+            expected: The job as it is configured now; see `settled_identity`.
+
+        Raises:
+            ConfigError: Something drifted that must not.
+        """
+        return self._thread.run(self._fence(expected))
 
     def take_over(
         self,
@@ -160,9 +167,9 @@ class Reign:
         identity: JobIdentity,
         on_commit: Callable[[CommitSummary], None],
     ) -> Resumption | None:
-        """Fence older drivers, roll finished uploads forward, and fix where this reign begins.
+        """Roll finished uploads forward, and fix where this reign begins.
 
-        Where the job stands is read after the fence: until then an older driver may go on.
+        Where the job stands is read now, after the fence: until then an older driver may go on.
 
         Returns:
             Where the job goes on, with the commit that was rolled forward; None for a new job.
@@ -272,6 +279,14 @@ class Reign:
             )
         return able[0]
 
+    async def _fence(self, expected: JobIdentity) -> JobIdentity:
+        assert self._checkpoints is not None  # noqa: S101 - opened before
+        fault_point("epoch_record.before")
+        await self._log.take_over(f"{socket.gethostname()}:{os.getpid()}")
+        fault_point("epoch_record.after")
+        self._record_events(self._checkpoints)
+        return settled_identity(self._log.view.last_commit, expected)
+
     async def _take_over(
         self,
         spec: JobSpec,
@@ -279,13 +294,6 @@ class Reign:
         on_commit: Callable[[CommitSummary], None],
     ) -> Resumption | None:
         assert self._checkpoints is not None  # noqa: S101 - opened before
-        fault_point("epoch_record.before")
-        await self._log.take_over(f"{socket.gethostname()}:{os.getpid()}")
-        fault_point("epoch_record.after")
-        self._record_events(self._checkpoints)
-        if self.identity(self._log.view.last_commit, identity).job_uid != identity.job_uid:
-            msg = f"another driver began this job at the same time: job={identity.job_name}"
-            raise StateBackupError(msg)
         resumption = await self._executor.run(find_resumption, self._location, self._log.view)
         committed = self._wire(spec, identity, on_commit)
         if resumption is None:
@@ -376,15 +384,3 @@ class Reign:
             await self._checkpoints.close()
         await self._log.close()
         await self._executor.close()
-
-
-def new_identity(config: Config, partitions: int, router: str, key_schema: str) -> JobIdentity:
-    """Return the identity of a job as it is configured now, with a fresh ``job_uid``."""
-    return JobIdentity(
-        job_uid=uuid.uuid4().hex,
-        job_name=config.job.name,
-        partitions=partitions,
-        router=router,
-        key_schema=key_schema,
-        stores={MAIN_OPERATOR: [STATE_STORE]},
-    )

@@ -6,7 +6,7 @@ import pytest
 
 from statekeep.checkpoint.log_view import LogView
 from statekeep.errors import RetriableError, TaskFencedError
-from statekeep.spark.driver.fence_watch import FenceWatch
+from statekeep.spark.driver.fence_watch import FenceWatch, find_successor
 from statekeep.spark.driver.reign import Reign
 from statekeep.testing.clock import FakeClock
 
@@ -87,3 +87,17 @@ async def test_a_log_that_does_not_answer_is_asked_again_later() -> None:
     rig.reign.answer = RetriableError("no answer")
     await rig.look(4 * 12)
     assert rig.reign.looks == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [(FENCED, FENCED), (None, None), (RetriableError("no answer"), None)],
+    ids=["replaced", "not replaced", "unknown"],
+)
+async def test_a_driver_whose_query_failed_asks_whether_it_was_replaced(
+    answer: Exception | None, found: Exception | None
+) -> None:
+    reign = FakeReign()
+    reign.answer = answer
+    assert await find_successor(cast("Reign", reign)) is found

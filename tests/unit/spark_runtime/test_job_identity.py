@@ -1,18 +1,13 @@
 """What must not drift between runs of a job is refused with both values."""
 
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
-from statekeep.config.load import load_dict
 from statekeep.errors import ConfigError
-from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.reign import Reign
-from statekeep.testing.clock import FakeClock
+from statekeep.spark.driver.identity import settled_identity
 
 FIRST = JobIdentity(
     job_uid="u",
@@ -22,15 +17,6 @@ FIRST = JobIdentity(
     key_schema="struct<key:string>",
     stores={"main": ["state"]},
 )
-
-
-@pytest.fixture
-def reign() -> Iterator[Reign]:
-    clock = FakeClock()
-    location = cast("CheckpointLocation", None)
-    reign = Reign(load_dict({"job.name": "j"}), location, clock, EventList(clock))
-    yield reign
-    reign.close()
 
 
 def commit_of(identity: JobIdentity) -> CommitRecord:
@@ -56,12 +42,12 @@ def commit_of(identity: JobIdentity) -> CommitRecord:
     ],
     ids=["partitions", "router", "key", "stores", "name"],
 )
-def test_a_change_is_refused_by_name(reign: Reign, name: str, value: Any) -> None:
+def test_a_change_is_refused_by_name(name: str, value: Any) -> None:
     now = msgspec.structs.replace(FIRST, job_uid="drawn anew", **{name: value})
     with pytest.raises(ConfigError, match=f"another {name}: before=.* now="):
-        reign.identity(commit_of(FIRST), now)
+        settled_identity(commit_of(FIRST), now)
 
 
-def test_the_uid_of_the_first_driver_stays(reign: Reign) -> None:
+def test_the_uid_of_the_first_driver_stays() -> None:
     now = msgspec.structs.replace(FIRST, job_uid="drawn anew")
-    assert reign.identity(commit_of(FIRST), now).job_uid == "u"
+    assert settled_identity(commit_of(FIRST), now).job_uid == "u"

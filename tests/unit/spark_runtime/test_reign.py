@@ -1,0 +1,158 @@
+"""Drivers that start while others live: what they check, and who they take the job to be."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+from log_kit import batch_record, commit_record
+
+from statekeep.checkpoint.records import JobIdentity
+from statekeep.config.load import load_dict
+from statekeep.errors import CheckpointLocationError, TaskFencedError
+from statekeep.spark.driver.events import EventList
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.reign import Reign
+from statekeep.testing.clock import FakeClock
+
+
+class FakeLocation:
+    """The checkpoint location of query ``q``, which somebody may write to before each look."""
+
+    uri = "file:///checkpoint"
+
+    def __init__(self) -> None:
+        self.newest_commit = -1
+        self.on_look: Callable[[], None] = lambda: None
+
+    def newest(self, log: str) -> int:
+        assert log == "commits"
+        self.on_look()
+        return self.newest_commit
+
+    def query_id(self) -> str:
+        return "q"
+
+    def require(self, name: str) -> str:
+        assert name == "metadata"
+        return '{"id":"q"}'
+
+
+class Drivers:
+    """Drivers of one job, at one checkpoint location."""
+
+    def __init__(self, root: Path) -> None:
+        self._settings = {
+            "job.name": "j",
+            "stores.backup.factories": "blob",
+            "blob.store.uri": f"file://{root}",
+        }
+        self.location = FakeLocation()
+        self.reigns: list[Reign] = []
+
+    def open(self) -> Reign:
+        clock = FakeClock()
+        location = cast("CheckpointLocation", self.location)
+        reign = Reign(load_dict(self._settings), location, clock, EventList(clock))
+        self.reigns.append(reign)
+        reign.open()
+        return reign
+
+    def begin(self, *, batches: int) -> Reign:
+        """Return a driver that has ended so many batches."""
+        reign = self.open()
+        reign.begin(reign.fence(identity("first")), "7-1")
+        for batch in range(batches):
+            self.end(reign, batch)
+        return reign
+
+    def end(self, reign: Reign, batch: int) -> None:
+        reign.append(batch_record(batch))
+        self.location.newest_commit = batch
+
+
+def identity(uid: str) -> JobIdentity:
+    return msgspec.structs.replace(commit_record(1, 0).identity, job_uid=uid)
+
+
+@pytest.fixture
+def drivers(tmp_path: Path) -> Iterator[Drivers]:
+    drivers = Drivers(tmp_path)
+    yield drivers
+    for reign in drivers.reigns:
+        reign.close()
+
+
+def test_an_older_driver_that_goes_on_meanwhile_keeps_nobody_from_a_start(
+    drivers: Drivers,
+) -> None:
+    living = drivers.begin(batches=1)
+    starting = drivers.open()
+    batches = iter(range(1, 7))
+
+    def end_two_batches() -> None:
+        for batch in [next(batches, None), next(batches, None)]:
+            if batch is not None:
+                drivers.end(living, batch)
+
+    drivers.location.on_look = end_two_batches
+    starting.check_location()
+    assert drivers.location.newest_commit == 6
+
+
+def test_a_first_driver_that_begins_meanwhile_keeps_nobody_from_a_start(drivers: Drivers) -> None:
+    starting = drivers.open()
+    drivers.begin(batches=1)
+    starting.check_location()
+
+
+def test_a_location_behind_its_log_is_refused_while_the_log_grows(drivers: Drivers) -> None:
+    living = drivers.begin(batches=4)
+    starting = drivers.open()
+    batch = 3
+
+    def go_on_elsewhere() -> None:
+        nonlocal batch
+        batch += 1
+        living.append(batch_record(batch))
+
+    drivers.location.newest_commit = 1
+    drivers.location.on_look = go_on_elsewhere
+    with pytest.raises(CheckpointLocationError, match="not of one time: commits=1"):
+        starting.check_location()
+    assert starting.epoch == 0
+    living.append(batch_record(batch + 1))
+
+
+def test_a_location_that_does_not_fit_is_refused_at_once_where_nothing_happens(
+    drivers: Drivers,
+) -> None:
+    drivers.begin(batches=4)
+    starting = drivers.open()
+    drivers.location.newest_commit = 1
+    looks: list[int] = []
+    drivers.location.on_look = lambda: looks.append(1)
+    with pytest.raises(CheckpointLocationError):
+        starting.check_location()
+    assert len(looks) == 1
+
+
+def test_of_drivers_that_begin_a_job_at_once_the_last_takes_the_identity_of_the_first_commit(
+    drivers: Drivers,
+) -> None:
+    first, second = drivers.open(), drivers.open()
+    first.begin(first.fence(identity("of the first")), "7-1")
+    assert second.fence(identity("of the second")).job_uid == "of the first"
+    with pytest.raises(TaskFencedError):
+        first.append(batch_record(0))
+
+
+def test_a_driver_that_is_fenced_before_the_first_commit_does_not_write_it(
+    drivers: Drivers,
+) -> None:
+    first, second = drivers.open(), drivers.open()
+    own = first.fence(identity("of the first"))
+    second.begin(second.fence(identity("of the second")), "7-1")
+    with pytest.raises(TaskFencedError):
+        first.begin(own, "7-2")
