@@ -32,6 +32,13 @@ class ConfigError(StateBackupError):
             self.add_note(f"hint: {hint}")
 
 
+class KeyUnavailableError(ConfigError):
+    """Raised when a key that something was encrypted with, or is to be, is missing or another one.
+
+    What it has encrypted is whole: no other copy is any better, and giving the key back mends it.
+    """
+
+
 class CheckpointCorruptError(StateBackupError):
     """Raised when bytes that were read back fail their checks: use another copy, or older ones."""
 

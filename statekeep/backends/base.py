@@ -359,15 +359,24 @@ class BlobStoreManager(ABC):
             BlobNotFoundError: It is not there.
         """
 
-    async def get_start(self, blob_id: str, size: int) -> bytes:
-        """Return the first ``size`` bytes of a blob, all of a smaller one.
+    async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
+        """Return ``size`` bytes of a blob from ``start`` on; fewer where it ends before.
 
         This one fetches the whole blob: to be overridden where a part can be fetched.
+
+        Args:
+            blob_id: Of the blob.
+            start: At most the blob's size.
+            size: At least 1.
 
         Raises:
             BlobNotFoundError: It is not there.
         """
-        return (await self.get(blob_id))[:size]
+        return (await self.get(blob_id))[start : start + size]
+
+    async def get_start(self, blob_id: str, size: int) -> bytes:
+        """Return the first ``size`` bytes of a blob, all of a smaller one; raises as `get_range`."""
+        return await self.get_range(blob_id, 0, size)
 
     @abstractmethod
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:

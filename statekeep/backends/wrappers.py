@@ -52,9 +52,9 @@ class WrappedBlobStoreManager(BlobStoreManager):
         return await self._around("get", blob_id, lambda: self._inner.get(blob_id))
 
     @override
-    async def get_start(self, blob_id: str, size: int) -> bytes:
+    async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
         return await self._around(
-            "get_start", blob_id, lambda: self._inner.get_start(blob_id, size)
+            "get_range", blob_id, lambda: self._inner.get_range(blob_id, start, size)
         )
 
     @override
@@ -176,6 +176,12 @@ class PacedBlobStoreManager(WrappedBlobStoreManager):
     @override
     async def get(self, blob_id: str) -> bytes:
         content = await self._inner.get(blob_id)
+        await self._bandwidth.take(len(content))
+        return content
+
+    @override
+    async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
+        content = await self._inner.get_range(blob_id, start, size)
         await self._bandwidth.take(len(content))
         return content
 

@@ -1,7 +1,19 @@
 """The settings of state backends: see `statekeep.config.keys`."""
 
 from statekeep.config.key import Key
-from statekeep.config.values import ANY_TEXT, TEXT, decimal, milliseconds, optional, whole_number
+from statekeep.config.values import (
+    ANY_TEXT,
+    BLOB_COMPRESSIONS,
+    BLOB_ENCRYPTIONS,
+    TEXT,
+    BlobCompression,
+    BlobEncryption,
+    byte_count,
+    decimal,
+    milliseconds,
+    optional,
+    whole_number,
+)
 
 BACKEND_FACTORY: Key[str | None] = Key(
     "backends.<backend>.factory",
@@ -59,6 +71,37 @@ BLOB_SNAPSHOT_MAX_DELTAS = Key(
     500,
     "A snapshot of a store's files is due when so many deltas follow the last one.",
     "Every commit's index names them all, at 300 bytes each.",
+)
+BLOB_PACK_FILE_BYTES = Key(
+    "blob.store.pack.max.file.bytes",
+    byte_count(0),
+    256 << 10,
+    "Files up to this size share a blob with others of their commit and store; 0: each has its own.",
+    "A request costs as much time as this many bytes, and most files of a commit are smaller.",
+)
+BLOB_COMPRESSION: Key[BlobCompression] = Key(
+    "blob.store.compression",
+    BLOB_COMPRESSIONS,
+    "none",
+    "Compression of what is uploaded, on top of that of the store's own files.",
+    "RocksDB's files are compressed already.",
+)
+BLOB_ENCRYPTION: Key[BlobEncryption] = Key(
+    "blob.store.encryption",
+    BLOB_ENCRYPTIONS,
+    "none",
+    "Encryption of state before it leaves the machine.",
+    "It needs keys, and whoever loses them loses the backups.",
+)
+BLOB_ENCRYPTION_KEYS: Key[str | None] = Key(
+    "blob.store.encryption.keys",
+    optional(TEXT),
+    None,
+    "Where keys come from: `file:<path>`, `env:<variable>`, or the dotted path of a `KeyProvider`. "
+    "Needed for as long as a retained commit is encrypted.",
+    "Keys are kept apart from settings.",
+    default_text="none",
+    is_secret=True,
 )
 BLOB_MAX_RETRIES = Key(
     "blob.store.retry.policy.max.retries",

@@ -20,6 +20,9 @@ CHANGELOG_BACKEND = "kafka"
 CHANGELOG_DEFAULTS_PREFIX = "kafka"
 """What stands before the settings of all backends that keep changelogs."""
 
+BLOB_DEFAULTS_PREFIX = "blob.store"
+"""What stands before the settings of all blob backends."""
+
 Names: TypeAlias = tuple[str, ...]
 
 
@@ -136,25 +139,33 @@ def backend_section(
                     section[rest] = setting.value if key is None else str(setting.parse_key(key))
     section.pop("factory", None)
     if defaults_prefix == CHANGELOG_DEFAULTS_PREFIX:
-        section |= _changelogs(settings)
+        section |= _of_stores(settings, _CHANGELOG_KEYS, "default")
+    if defaults_prefix == BLOB_DEFAULTS_PREFIX:
+        section |= _of_stores(settings, _BLOB_KEYS)
     return section
 
 
-def _changelogs(settings: Mapping[str, Setting]) -> dict[str, str]:
-    """Return ``stores.*.changelog*``, which a changelog backend makes its topics by."""
-    keys = {
+def _of_stores(
+    settings: Mapping[str, Setting], keys: tuple[Key[object], ...], *others: str
+) -> dict[str, str]:
+    """Return what stores say of a kind of backend: ``stores.<store>.changelog``, ``.blob.*``."""
+    names = {
         name: key
-        for key in _CHANGELOG_KEYS
-        for store in (*store_names(settings), "default")
+        for key in keys
+        for store in (*store_names(settings), *others)
         if (name := key.of(store)) in settings
     }
-    return {name: str(settings[name].parse_key(key)) for name, key in keys.items()}
+    return {name: str(settings[name].parse_key(key)) for name, key in names.items()}
 
 
 _CHANGELOG_KEYS: Final[tuple[Key[object], ...]] = (
     store_keys.CHANGELOG,
     store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS,
     store_keys.CHANGELOG_DELETE_RETENTION_MS,
+)
+_BLOB_KEYS: Final[tuple[Key[object], ...]] = (
+    store_keys.BLOB_STORE_COMPRESSION,
+    store_keys.BLOB_STORE_ENCRYPTION,
 )
 _KEY_BY_NAME: Final = {key.name: key for key in KEYS}
 

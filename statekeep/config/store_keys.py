@@ -5,8 +5,12 @@ from typing import Literal
 
 from statekeep.config.key import Key
 from statekeep.config.values import (
+    BLOB_COMPRESSIONS,
+    BLOB_ENCRYPTIONS,
     BOOLEAN,
     TEXT,
+    BlobCompression,
+    BlobEncryption,
     ValueType,
     byte_count,
     milliseconds,
@@ -120,6 +124,22 @@ CHANGELOG_DELETE_RETENTION_MS = Key(
     "How long the broker keeps the tombstones of deleted keys.",
     "A day: a restore that reads for that long would miss deletions; the value is Samza's.",
     job_name="stores.default.changelog.delete.retention.ms",
+)
+BLOB_STORE_COMPRESSION: Key[BlobCompression | None] = Key(
+    "stores.<store>.blob.compression",
+    optional(BLOB_COMPRESSIONS),
+    None,
+    "Compression of what is uploaded of this store, in every blob backend.",
+    "One place is mostly set up in one way.",
+    default_text="the backend's",
+)
+BLOB_STORE_ENCRYPTION: Key[BlobEncryption | None] = Key(
+    "stores.<store>.blob.encryption",
+    optional(BLOB_ENCRYPTIONS),
+    None,
+    "Encryption of this store before it leaves the machine, in every blob backend.",
+    "One place is mostly set up in one way.",
+    default_text="the backend's",
 )
 WRITE_BUFFER_BYTES = Key(
     "stores.<store>.rocksdb.write.buffer.bytes",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -200,3 +200,7 @@ NAME = ValueType("name", "a name without '/' and control characters", _parse_nam
 TEXT = ValueType("text", "some text", _parse_text)
 ANY_TEXT: ValueType[str] = ValueType("text", "text", str)
 PATH = ValueType("path", "the path of a local directory", _parse_path)
+BlobCompression = Literal["none", "zstd"]
+BlobEncryption = Literal["none", "aes-256-gcm"]
+BLOB_COMPRESSIONS: ValueType[BlobCompression] = one_of("none", "zstd")
+BLOB_ENCRYPTIONS: ValueType[BlobEncryption] = one_of("none", "aes-256-gcm")

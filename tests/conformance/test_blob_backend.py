@@ -1,11 +1,12 @@
 """The blob backend keeps to the contract, on a directory and on blobs in memory."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from encoded_kit import KEY_LINE, place_of, read_stream
 from typing_extensions import override
 
 from statekeep.backends.base import BlobStoreManager, BlockingExecutor, StateBackendFactory
@@ -19,13 +20,37 @@ from statekeep.testing.backend_tests import StateBackendTests
 from statekeep.testing.sealed_files import StoreContent
 
 
-def files_of(index: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield (path, blob ids) of an index's files, read as plain JSON."""
+def files_of(index: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (path, file) of an index's files, read as plain JSON."""
     for file in index["files-present"]:
-        blobs = sorted(file["blobs"], key=lambda blob: blob["offset"])
-        yield path + file["file-name"], [blob["blob-id"] for blob in blobs]
+        yield path + file["file-name"], file
     for sub_dir in index["sub-dirs-present"]:
         yield from files_of(sub_dir, f"{path}{sub_dir['dir-name']}/")
+
+
+def blobs_of(index: Mapping[str, Any]) -> set[str]:
+    return {blob["blob-id"] for _, file in files_of(index) for blob in file["blobs"]}
+
+
+def index_at(stored: bytes, marker: Marker) -> Any:
+    is_stream = stored.startswith(b"SKSTREAM")
+    return json.loads(read_stream(stored, place_of(marker)) if is_stream else stored)
+
+
+def content_of(file: Mapping[str, Any], read: Callable[[str], bytes]) -> bytes:
+    """Put a file together by its index."""
+    blobs = sorted(file["blobs"], key=lambda blob: blob["offset"])
+    stored = b"".join(stretch(blob, read(blob["blob-id"])) for blob in blobs)
+    if "stored-form" not in file:
+        return stored
+    return read_stream(stored, place_of(blobs[0]["blob-id"], blobs[0]["range"]["start"]))
+
+
+def stretch(blob: Mapping[str, Any], stored: bytes) -> bytes:
+    if "range" not in blob:
+        return stored
+    start = blob["range"]["start"]
+    return stored[start : start + blob["range"]["size"]]
 
 
 class TestBlobBackendOnADirectory(StateBackendTests):
@@ -38,10 +63,10 @@ class TestBlobBackendOnADirectory(StateBackendTests):
 
     @override
     def read_back(self, factory: StateBackendFactory, marker: Marker) -> StoreContent:
-        index = json.loads(self.path(factory, marker).read_bytes())
+        index = index_at(self.path(factory, marker).read_bytes(), marker)
         return {
-            path: b"".join(self.path(factory, blob_id).read_bytes() for blob_id in blob_ids)
-            for path, blob_ids in files_of(index["dir-index"])
+            path: content_of(file, lambda blob_id: self.path(factory, blob_id).read_bytes())
+            for path, file in files_of(index["dir-index"])
         }
 
     @override
@@ -51,9 +76,8 @@ class TestBlobBackendOnADirectory(StateBackendTests):
 
     @override
     def reached(self, factory: StateBackendFactory, marker: Marker) -> set[str]:
-        index = json.loads(self.path(factory, marker).read_bytes())
-        blobs = {blob_id for _, ids in files_of(index["dir-index"]) for blob_id in ids}
-        return {marker, *blobs}
+        index = index_at(self.path(factory, marker).read_bytes(), marker)
+        return {marker, *blobs_of(index["dir-index"])}
 
     @override
     def damage(self, factory: StateBackendFactory, name: str) -> None:
@@ -74,6 +98,8 @@ def memory_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> B
 
 
 class TestBlobBackendOnMemory(StateBackendTests):
+    settings: ClassVar[Mapping[str, str]] = {}
+
     @pytest.fixture(autouse=True)
     def forgotten(self, tmp_path: Path) -> Iterator[None]:
         yield
@@ -81,7 +107,7 @@ class TestBlobBackendOnMemory(StateBackendTests):
 
     @override
     def make_factory(self, place: Path) -> StateBackendFactory:
-        settings = {"uri": str(place)}
+        settings = {"uri": str(place), **self.settings}
         return BlobBackendFactory(BackendName("blob"), settings, make_manager=memory_manager)
 
     def blobs(self, factory: StateBackendFactory) -> dict[str, bytes]:
@@ -90,11 +116,9 @@ class TestBlobBackendOnMemory(StateBackendTests):
     @override
     def read_back(self, factory: StateBackendFactory, marker: Marker) -> StoreContent:
         blobs = self.blobs(factory)
-        index = json.loads(blobs[marker])
-        return {
-            path: b"".join(blobs[blob_id] for blob_id in blob_ids)
-            for path, blob_ids in files_of(index["dir-index"])
-        }
+        index = index_at(blobs[marker], marker)
+        files = files_of(index["dir-index"])
+        return {path: content_of(file, blobs.__getitem__) for path, file in files}
 
     @override
     def stored(self, factory: StateBackendFactory) -> set[str]:
@@ -102,8 +126,8 @@ class TestBlobBackendOnMemory(StateBackendTests):
 
     @override
     def reached(self, factory: StateBackendFactory, marker: Marker) -> set[str]:
-        index = json.loads(self.blobs(factory)[marker])
-        return {marker}.union(*(ids for _, ids in files_of(index["dir-index"])))
+        index = index_at(self.blobs(factory)[marker], marker)
+        return {marker, *blobs_of(index["dir-index"])}
 
     @override
     def damage(self, factory: StateBackendFactory, name: str) -> None:
@@ -113,6 +137,22 @@ class TestBlobBackendOnMemory(StateBackendTests):
     @override
     def remove(self, factory: StateBackendFactory, name: str) -> None:
         del self.blobs(factory)[name]
+
+
+class TestUnpackedBlobBackend(TestBlobBackendOnMemory):
+    settings: ClassVar[Mapping[str, str]] = {"pack.max.file.bytes": "0"}
+
+
+class TestEncodedBlobBackend(TestBlobBackendOnMemory):
+    settings: ClassVar[Mapping[str, str]] = {
+        "compression": "zstd",
+        "encryption": "aes-256-gcm",
+        "encryption.keys": "env:STATEKEEP_TEST_KEYS",
+    }
+
+    @pytest.fixture(autouse=True)
+    def keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("STATEKEEP_TEST_KEYS", KEY_LINE)
 
 
 def memory_root(root: str) -> dict[str, bytes]:

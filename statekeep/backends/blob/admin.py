@@ -1,7 +1,7 @@
 """Setting up and checking the place of a blob backend."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from typing_extensions import override
 
@@ -18,9 +18,23 @@ class BlobAdmin(StateBackendAdmin):
     """Proves by doing: what a backup needs is tried with one small blob."""
 
     def __init__(
-        self, backend: BackendName, manager: BlobStoreManager, *, new_uid: Callable[[], str]
+        self,
+        backend: BackendName,
+        manager: BlobStoreManager,
+        *,
+        new_uid: Callable[[], str],
+        check_codec: Callable[[], Awaitable[None]],
     ) -> None:
+        """Take what is needed; no I/O.
+
+        Args:
+            backend: For errors.
+            manager: Closed by `close`.
+            new_uid: Draws lower-case hex that is never drawn again.
+            check_codec: See `Codec.check`.
+        """
         self._backend = backend
+        self._check_codec = check_codec
         self._manager = manager
         self._new_uid = new_uid
 
@@ -30,6 +44,7 @@ class BlobAdmin(StateBackendAdmin):
 
     @override
     async def validate_resources(self) -> None:
+        await self._check_codec()
         await self._manager.init()
         prefix = f"probes/{self._new_uid()}/"
         metadata = BlobMetadata(task=None, store_name=None, payload_name="probe")

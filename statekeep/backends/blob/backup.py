@@ -1,9 +1,10 @@
 """Backing up a task's stores as blobs: the changes since the base, or the files that are new."""
 
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from typing_extensions import override
@@ -16,25 +17,32 @@ from statekeep.backends.base import (
     TaskBackupManager,
 )
 from statekeep.backends.blob.clean_up import delete_unreached
+from statekeep.backends.blob.codec import Codec, stored_form
+from statekeep.backends.blob.content_writer import ContentWriter, Upload, WriterLimits, Written
 from statekeep.backends.blob.diff import DirDiff, LocalFile, diff_dirs
-from statekeep.backends.blob.image import digest_sealed_file, file_metadata, read_image
+from statekeep.backends.blob.encoded_stream import Encoding
+from statekeep.backends.blob.image import file_metadata, read_image
 from statekeep.backends.blob.index import (
     SCHEMA_VERSION,
     DeltaBlob,
     DirIndex,
-    FileBlob,
     FileIndex,
     SnapshotIndex,
     SnapshotMetadata,
 )
-from statekeep.backends.blob.index_blobs import load_index, put_index
+from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.local_deltas import PackedDelta, changes_since, pack_deltas
-from statekeep.backends.blob.names import TaskPrefix, file_blob_name
+from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob.snapshot_policy import SnapshotPolicy
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
-from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
+from statekeep.errors import (
+    BackendClosedError,
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    KeyUnavailableError,
+)
 from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
@@ -59,8 +67,8 @@ class _StoreUpload:
 
     commit: CommitContext
     store: StoreName
-    uid: str
-    prefix: str
+    upload: Upload
+    writer: ContentWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +79,17 @@ class _Content:
     image_version: str | None
     """None: the version's own."""
     deltas: tuple[DeltaBlob, ...]
-    new_blobs: Sequence[str]
-    new_bytes: int
+    new_files: Sequence[FileIndex]
+    """Deltas included."""
+
+    @property
+    def new_blobs(self) -> Sequence[str]:
+        return sorted({blob.blob_id for file in self.new_files for blob in file.blobs})
+
+    @property
+    def new_bytes(self) -> int:
+        """As stored."""
+        return sum(file.stored_bytes for file in self.new_files)
 
 
 class BlobBackupManager(TaskBackupManager):
@@ -91,6 +108,8 @@ class BlobBackupManager(TaskBackupManager):
         prefix: TaskPrefix,
         *,
         policy: SnapshotPolicy,
+        codec: Codec,
+        limits: WriterLimits,
         new_uid: Callable[[], str],
     ) -> None:
         """Take what the backup needs; no I/O.
@@ -100,12 +119,17 @@ class BlobBackupManager(TaskBackupManager):
             manager: Closed by `close`.
             prefix: Where the task's blobs lie.
             policy: When files are uploaded instead of changes.
+            codec: Compresses and encrypts.
+            limits: Of memory and requests.
             new_uid: Draws lower-case hex that is never drawn again.
         """
         self._context = context
         self._manager = manager
         self._prefix = prefix
         self._policy = policy
+        self._codec = codec
+        self._limits = limits
+        self._indexes = IndexBlobs(manager, codec, context.executor)
         self._new_uid = new_uid
         self._is_closed = False
 
@@ -125,7 +149,7 @@ class BlobBackupManager(TaskBackupManager):
         self._check_open()
         commit = self._context.commit(checkpoint_id)
         stores = self._context.stores
-        uploaded = await run_all(self._upload_store(self._plan(commit, store)) for store in stores)
+        uploaded = await run_all(self._upload_store(commit, store) for store in stores)
         return dict(zip(stores, uploaded, strict=True))
 
     @override
@@ -136,7 +160,7 @@ class BlobBackupManager(TaskBackupManager):
     ) -> None:
         self._check_open()
         markers = {marker for checkpoint in retained for marker in checkpoint.values()}
-        await delete_unreached(self._manager, self._prefix, markers, closed_attempts)
+        await delete_unreached(self._manager, self._indexes, self._prefix, markers, closed_attempts)
 
     @override
     async def close(self) -> None:
@@ -148,18 +172,28 @@ class BlobBackupManager(TaskBackupManager):
             msg = f"blob backup manager is closed: task={self._context.task.task_name}"
             raise BackendClosedError(msg)
 
-    def _plan(self, commit: CommitContext, store: StoreName) -> _StoreUpload:
-        prefix = self._prefix.attempt(store, commit.epoch, commit.attempt)
-        return _StoreUpload(commit, store, self._new_uid()[:_UID_LENGTH], prefix)
+    async def _plan(self, commit: CommitContext, store: StoreName) -> _StoreUpload:
+        upload = Upload(
+            prefix=self._prefix.attempt(store, commit.epoch, commit.attempt),
+            uid=self._new_uid()[:_UID_LENGTH],
+            encoding=await self._codec.encoding_of(store, self._context.executor),
+            metadata=partial(BlobMetadata, self._context.task, store),
+        )
+        writer = ContentWriter(
+            self._manager, self._context.executor, self._codec, self._limits, upload
+        )
+        return _StoreUpload(commit, store, upload, writer)
 
-    async def _upload_store(self, plan: _StoreUpload) -> Marker:
+    async def _upload_store(self, commit: CommitContext, store: StoreName) -> Marker:
         started_ns = self._context.clock.monotonic_ns()
-        base = await self._load_base(plan.commit, plan.store)
+        plan = await self._plan(commit, store)
+        base = await self._load_base(plan)
         content = await self._upload_content(plan, base)
         index = self._make_index(plan, base, content)
         fault_point("upload.before_index")
-        marker = await put_index(
-            self._manager, plan.prefix, plan.uid, index, self._metadata(plan.store, "")
+        upload = plan.upload
+        marker = await self._indexes.put(
+            upload.prefix, upload.uid, index, upload.metadata("", None), upload.encoding
         )
         fault_point("upload.after_index")
         plan.commit.count_bytes(content.new_bytes)
@@ -195,8 +229,13 @@ class BlobBackupManager(TaskBackupManager):
             return await self._upload_image(plan, diff)
         return await self._upload_changes(plan, base.index, changes)
 
-    async def _load_base(self, commit: CommitContext, store: StoreName) -> _Base | None:
-        """Return the base of an increment by R9; None where the upload must be full."""
+    async def _load_base(self, plan: _StoreUpload) -> _Base | None:
+        """Return the base of an increment by R9; None where the upload must be full.
+
+        It is full also after a change of the key, so that the old one is needed no longer than the
+        commits that were made with it are retained.
+        """
+        commit, store = plan.commit, plan.store
         if commit.base is None or commit.base_version is None:
             return None
         marker = commit.base.markers_of(self._prefix.backend).get(store)
@@ -204,8 +243,8 @@ class BlobBackupManager(TaskBackupManager):
         if marker is None or commit.base_version not in lineage:
             return None
         try:
-            index = await load_index(self._manager, marker)
-        except (BlobNotFoundError, CheckpointCorruptError) as exc:
+            index = await self._indexes.load(marker)
+        except (BlobNotFoundError, CheckpointCorruptError, KeyUnavailableError) as exc:
             logger.warning(
                 "base snapshot is unusable, the upload is full: "
                 "task=%s checkpoint_id=%s backend=%s store=%s marker=%s error=%s",
@@ -217,8 +256,13 @@ class BlobBackupManager(TaskBackupManager):
                 exc,
             )
             return None
-        is_own = self._is_own(index, marker, store) and index.version == str(commit.base_version)
-        return _Base(marker, index) if is_own else None
+        key = plan.upload.encoding.key
+        is_usable = (
+            self._is_own(index, marker, store)
+            and index.version == str(commit.base_version)
+            and index.key_ids() <= {None if key is None else key.id}
+        )
+        return _Base(marker, index) if is_usable else None
 
     def _is_own(self, index: SnapshotIndex, marker: Marker, store: StoreName) -> bool:
         """Return whether an index and all its blobs lie under this store's own prefix.
@@ -231,15 +275,17 @@ class BlobBackupManager(TaskBackupManager):
     async def _upload_image(self, plan: _StoreUpload, diff: DirDiff) -> _Content:
         """Upload the files that the base's image does not have."""
         files = list(diff.added_files())
-        numbers = itertools.count()
-        indexes = await run_all(self._upload_file(plan, file, next(numbers)) for file in files)
+        root = plan.commit.version.store_directory(plan.store)
+        written = await plan.writer.write_files(root, files)
+        indexes = await self._context.executor.run(
+            _file_indexes, plan.upload.encoding, root, files, written
+        )
         uploaded = {file.path: index for file, index in zip(files, indexes, strict=True)}
         return _Content(
             image=diff.to_index(uploaded),
             image_version=None,
             deltas=(),
-            new_blobs=[blob.blob_id for index in indexes for blob in index.blobs],
-            new_bytes=sum(index.size for index in indexes),
+            new_files=indexes,
         )
 
     async def _upload_changes(
@@ -249,43 +295,33 @@ class BlobBackupManager(TaskBackupManager):
         packed = await self._context.executor.run(
             pack_deltas, plan.commit.version, plan.store, changes
         )
-        numbers = itertools.count()
-        added = await run_all(self._upload_delta(plan, delta, next(numbers)) for delta in packed)
+        added = await run_all(self._upload_delta(plan, delta) for delta in packed)
         return _Content(
             image=base.dir_index.without_removed(),
             image_version=base.image_version or base.version,
             deltas=(*base.deltas, *added),
-            new_blobs=[delta.blob_id for delta in added],
-            new_bytes=sum(delta.size for delta in added),
+            new_files=[delta.as_file() for delta in added],
         )
 
-    async def _upload_delta(self, plan: _StoreUpload, delta: PackedDelta, number: int) -> DeltaBlob:
-        name = file_blob_name(plan.prefix, plan.uid, number, _DELTA_NAME)
-        metadata = self._metadata(plan.store, _DELTA_NAME, delta.digests.sha256)
-        fault_point("upload.before_blob")
+    async def _upload_delta(self, plan: _StoreUpload, delta: PackedDelta) -> DeltaBlob:
+        digests = delta.digests
+        if isinstance(delta.content, bytes):
+            blobs = await plan.writer.write_bytes(delta.content, _DELTA_NAME, digests.sha256)
+        else:
+            path = PurePosixPath(delta.content)
+            file = LocalFile(path, digests.size, digests.crc32)
+            written = await plan.writer.write_file(delta.content, file, _DELTA_NAME)
+            blobs = written.blobs
+        is_plain = plan.upload.encoding.is_plain
         return DeltaBlob(
             parent=delta.parent,
             version=delta.version,
-            blob_id=await self._manager.put(name, delta.content, metadata),
-            size=delta.digests.size,
-            checksum=delta.digests.crc32,
-            sha256=delta.digests.sha256,
-        )
-
-    async def _upload_file(self, plan: _StoreUpload, file: LocalFile, number: int) -> FileIndex:
-        path = plan.commit.version.store_directory(plan.store) / file.path
-        run = self._context.executor.run
-        digests = await run(digest_sealed_file, path, file)
-        name = file_blob_name(plan.prefix, plan.uid, number, file.path.name)
-        metadata = self._metadata(plan.store, str(file.path), digests.sha256)
-        fault_point("upload.before_blob")
-        blob_id = await self._manager.put(name, path, metadata)
-        return FileIndex(
-            file_name=file.path.name,
-            blobs=(FileBlob(blob_id=blob_id, offset=0),),
-            file_metadata=await run(file_metadata, path),
-            checksum=file.crc32,
+            blob_id=blobs[0].blob_id,
+            size=digests.size,
+            checksum=digests.crc32,
             sha256=digests.sha256,
+            stored_form=stored_form(plan.upload.encoding),
+            blobs=() if is_plain else blobs,
         )
 
     def _make_index(
@@ -309,5 +345,19 @@ class BlobBackupManager(TaskBackupManager):
             deltas=content.deltas,
         )
 
-    def _metadata(self, store: StoreName, payload: str, sha256: str | None = None) -> BlobMetadata:
-        return BlobMetadata(self._context.task, store, payload, sha256)
+
+def _file_indexes(
+    encoding: Encoding, root: Path, files: Sequence[LocalFile], written: Sequence[Written]
+) -> Sequence[FileIndex]:
+    """Return what an index says of files that are durable; blocks, on their status."""
+    return [
+        FileIndex(
+            file_name=file.path.name,
+            blobs=one.blobs,
+            file_metadata=file_metadata(root / file.path),
+            checksum=one.digests.crc32,
+            sha256=one.digests.sha256,
+            stored_form=stored_form(encoding) if one.blobs else None,
+        )
+        for file, one in zip(files, written, strict=True)
+    ]

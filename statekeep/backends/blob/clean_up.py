@@ -33,7 +33,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from statekeep.backends.base import BlobStoreManager
-from statekeep.backends.blob.index_blobs import load_index
+from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.names import TaskPrefix, attempt_of, is_index
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import Marker
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 async def delete_unreached(
     manager: BlobStoreManager,
+    index_blobs: IndexBlobs,
     prefix: TaskPrefix,
     retained: Iterable[Marker],
     closed_attempts: Sequence[tuple[int, int]],
@@ -55,6 +56,7 @@ async def delete_unreached(
 
     Args:
         manager: Where the blobs lie.
+        index_blobs: Reads the indexes there.
         prefix: Of the task; nothing outside it is touched.
         retained: The markers of all commits that are not released.
         closed_attempts: (epoch, attempt) that never complete or are never restored.
@@ -63,6 +65,7 @@ async def delete_unreached(
         BlobNotFoundError: A retained index is gone, lost or released and deleted since the view was
             taken: nothing was deleted.
         CheckpointCorruptError: A retained index cannot be read: nothing was deleted.
+        KeyUnavailableError: The key of a retained index is missing: nothing was deleted.
         RetriableError: The service may answer later; some of it may be deleted.
     """
     if not closed_attempts:
@@ -76,7 +79,7 @@ async def delete_unreached(
     }
     if not candidates:
         return
-    unreached = candidates - await _reached(manager, frozenset(retained))
+    unreached = candidates - await _reached(index_blobs, frozenset(retained))
     indexes = {blob_id for blob_id in unreached if is_index(blob_id)}
     await run_all(manager.delete(blob_id) for blob_id in sorted(indexes))
     fault_point("clean_up.before_files")
@@ -90,7 +93,7 @@ async def delete_unreached(
     )
 
 
-async def _reached(manager: BlobStoreManager, markers: frozenset[Marker]) -> set[str]:
+async def _reached(index_blobs: IndexBlobs, markers: frozenset[Marker]) -> set[str]:
     """Return the ids of all blobs that a restore from one of the markers reads."""
-    indexes = await run_all(load_index(manager, marker) for marker in sorted(markers))
+    indexes = await run_all(index_blobs.load(marker) for marker in sorted(markers))
     return set(markers).union(*(index.blob_ids() for index in indexes))

@@ -1,6 +1,8 @@
 """The blob backend: everything that `statekeep.backends.blob` offers, put together."""
 
+import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar, TypeAlias
 
 from typing_extensions import override
@@ -19,6 +21,10 @@ from statekeep.backends.base import (
 from statekeep.backends.blob.admin import BlobAdmin
 from statekeep.backends.blob.backup import BlobBackupManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.blob.codec import Codec
+from statekeep.backends.blob.content_writer import WriterLimits
+from statekeep.backends.blob.encoded_stream import SALT_BYTES
+from statekeep.backends.blob.encryption_keys import KeyProvider, load_key_provider
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.object_places import ObjectPlace
@@ -27,7 +33,7 @@ from statekeep.backends.blob.object_store import ObjectStore
 from statekeep.backends.blob.restore import BlobRestoreManager
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.dotted_path import load_object
-from statekeep.backends.pacing import TokenBucket
+from statekeep.backends.pacing import ByteBudget, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.wrappers import (
     InFlightLimit,
@@ -46,6 +52,10 @@ ManagerFactory: TypeAlias = Callable[[Mapping[str, str], BlockingExecutor], Blob
 """What ``manager.factory`` names: takes the backend's settings and the executor; does no I/O."""
 
 
+def _random_salt() -> bytes:
+    return os.urandom(SALT_BYTES)
+
+
 class BlobBackendFactory(StateBackendFactory):
     """State backups as blobs under one root: a directory, a bucket, anything that fsspec reaches.
 
@@ -62,6 +72,7 @@ class BlobBackendFactory(StateBackendFactory):
         *,
         make_manager: ManagerFactory | None = None,
         new_uid: Callable[[], str] = random_nonce,
+        new_salt: Callable[[], bytes] = _random_salt,
     ) -> None:
         """Check the settings.
 
@@ -70,9 +81,12 @@ class BlobBackendFactory(StateBackendFactory):
             settings: See `BlobSettings`.
             make_manager: Builds the client, whatever the settings say; None: as they say.
             new_uid: Draws lower-case hex that is never drawn again, for blob names.
+            new_salt: Draws random bytes that are never drawn again, for encryption.
         """
         super().__init__(name, settings)
         self._blob_settings = BlobSettings.parse(name, settings)
+        self._buffers = ByteBudget(self._blob_settings.transfer.buffer_bytes)
+        self._codec = Codec(self._blob_settings.encoding, self._make_keys(), new_salt)
         self._make_manager = make_manager
         self._new_uid = new_uid
         self._limit = InFlightLimit(self._blob_settings.max_in_flight)
@@ -96,18 +110,27 @@ class BlobBackendFactory(StateBackendFactory):
             self.blob_store_manager(context.executor, context.clock),
             TaskPrefix(self.name, context.task),
             policy=self._blob_settings.snapshots,
+            codec=self._codec,
+            limits=WriterLimits(
+                buffers=self._buffers,
+                part_bytes=self._blob_settings.transfer.part_bytes,
+                pack_file_bytes=self._blob_settings.pack_file_bytes,
+            ),
             new_uid=self._new_uid,
         )
 
     @override
     def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
         manager = self.blob_store_manager(context.executor, context.clock)
-        return BlobRestoreManager(context, manager, self.name)
+        return BlobRestoreManager(
+            context, manager, self.name, codec=self._codec, buffers=self._buffers
+        )
 
     @override
     def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
         manager = self.blob_store_manager(executor, clock)
-        return BlobAdmin(self.name, manager, new_uid=self._new_uid)
+        check_codec = partial(self._codec.check, executor)
+        return BlobAdmin(self.name, manager, new_uid=self._new_uid, check_codec=check_codec)
 
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
@@ -142,7 +165,14 @@ class BlobBackendFactory(StateBackendFactory):
                 key=f"backends.{self.name}.storage.options",
                 hint="an object store has settings of its own: s3.*, azure.*",
             )
-        return ObjectStore(place, settings) if place is not None else None
+        return ObjectStore(place, settings, self._buffers) if place is not None else None
+
+    def _make_keys(self) -> KeyProvider | None:
+        settings = self._blob_settings
+        if settings.encryption_keys is None:
+            return None
+        key = f"backends.{self.name}.encryption.keys"
+        return load_key_provider(settings.encryption_keys, settings.key_options, key=key)
 
     def _bare_manager(self, executor: BlockingExecutor) -> BlobStoreManager:
         settings = self._blob_settings

@@ -67,6 +67,26 @@ def digest_bytes(data: bytes) -> FileDigests:
     return FileDigests(len(data), zlib.crc32(data), hashlib.sha256(data).hexdigest())
 
 
+class DigestRun:
+    """The digests of bytes that are taken in one piece after the other."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._crc32 = 0
+        self._sha256 = hashlib.sha256()
+
+    def update(self, data: bytes) -> None:
+        """Take in the next bytes."""
+        self._size += len(data)
+        self._crc32 = zlib.crc32(data, self._crc32)
+        self._sha256.update(data)
+
+    @property
+    def digests(self) -> FileDigests:
+        """Of all bytes so far."""
+        return FileDigests(self._size, self._crc32, self._sha256.hexdigest())
+
+
 def digest_sealed_file(path: Path, sealed: LocalFile) -> FileDigests:
     """Read a file of a sealed version and compare it with the seal manifest.
 
@@ -76,8 +96,32 @@ def digest_sealed_file(path: Path, sealed: LocalFile) -> FileDigests:
     try:
         digests = digest_file(path)
     except FileNotFoundError as exc:
-        msg = f"a file of the sealed version is gone: path={path}"
-        raise VersionDamagedError(msg) from exc
+        raise gone(path) from exc
+    check_sealed(path, sealed, digests)
+    return digests
+
+
+def read_sealed_file(path: Path, sealed: LocalFile) -> tuple[bytes, FileDigests]:
+    """Return the bytes of a small file of a sealed version, compared with the seal manifest.
+
+    Raises:
+        VersionDamagedError: As of `digest_sealed_file`.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as exc:
+        raise gone(path) from exc
+    digests = digest_bytes(data)
+    check_sealed(path, sealed, digests)
+    return data, digests
+
+
+def check_sealed(path: Path, sealed: LocalFile, digests: FileDigests) -> None:
+    """Compare what was read of a file with the seal manifest.
+
+    Raises:
+        VersionDamagedError: It is not what was sealed.
+    """
     if (digests.size, digests.crc32) != (sealed.size, sealed.crc32):
         msg = (
             f"a file differs from the seal manifest: path={path} "
@@ -85,7 +129,11 @@ def digest_sealed_file(path: Path, sealed: LocalFile) -> FileDigests:
             f"expected_crc32={sealed.crc32:08x} actual_crc32={digests.crc32:08x}"
         )
         raise VersionDamagedError(msg)
-    return digests
+
+
+def gone(path: Path) -> VersionDamagedError:
+    """Return the error of a file that a sealed version has lost."""
+    return VersionDamagedError(f"a file of the sealed version is gone: path={path}")
 
 
 def file_metadata(path: Path) -> FileMetadata:

@@ -1,8 +1,8 @@
 """The index of one store's snapshot: which files it holds and in which blobs they lie.
 
 JSON in the form of Samza's ``SnapshotIndex``, which Samza's own reader accepts: what is ours
-(``schema-version``, ``version``, ``image-version`` and ``deltas`` of the index, ``sha-256`` of a
-file) are fields that it does not know and skips. Written last, after every blob that it names is
+(``schema-version``, ``version``, ``image-version`` and ``deltas`` of the index, ``sha-256`` and
+``stored-form`` of a file, ``range`` of a blob) are fields that it does not know and skips. Written last, after every blob that it names is
 durable; never changed.
 
 A snapshot is an *image*, the files of some version, and the deltas that lead from there to the
@@ -20,11 +20,11 @@ import msgspec
 
 from statekeep.errors import CheckpointCorruptError
 
-SCHEMA_VERSION: Final = 2
-"""What this code writes, and the newest that it reads: 1 knew no deltas, 0 stands for an index of
-Samza's own."""
+SCHEMA_VERSION: Final = 3
+"""What this code writes, and the newest that it reads: 2 knew neither ranges nor stored forms, 1 no
+deltas, 0 stands for an index of Samza's own."""
 
-_MAX_OFFSET: Final = 2**31 - 1  # Samza reads offsets as 32-bit integers
+_MAX_OFFSET: Final = 2**63 - 1  # Samza's are 32 bits wide; only files in several blobs need more
 _MAX_CRC32: Final = 2**32 - 1
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -33,12 +33,44 @@ class _IndexPart(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit
     """Fields without a default are always written: Samza's reader wants every one of its own."""
 
 
+class StoredForm(_IndexPart, frozen=True, kw_only=True):
+    """How the bytes of a file are stored: as a stream of `statekeep.backends.blob.encoded_stream`."""
+
+    compression: str
+    """``none`` or ``zstd``."""
+    encryption: str | None = None
+    """``aes-256-gcm``; None: not encrypted."""
+    key_id: str | None = None
+    """Of the key that a reader needs."""
+
+    def __post_init__(self) -> None:
+        is_encrypted = self.encryption is not None
+        _check(is_encrypted == (self.key_id is not None), "encryption without its key's id")
+
+
+class BlobRange(_IndexPart, frozen=True, kw_only=True):
+    """Stored bytes that are part of a blob, or a whole one; what they are is proven by a digest."""
+
+    start: int
+    size: int
+    """Bytes."""
+    sha256: str = msgspec.field(name="sha-256")
+    """Hex digest of these bytes as they are stored."""
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.start <= _MAX_OFFSET, f"range begins out of range: {self.start}")
+        _check(0 < self.size <= _MAX_OFFSET, f"range has no size: {self.size}")
+        _check(_SHA256.fullmatch(self.sha256) is not None, f"not a sha-256: {self.sha256}")
+
+
 class FileBlob(_IndexPart, frozen=True, kw_only=True):
-    """One blob that holds a stretch of a file."""
+    """One blob, or a range of one, that holds a stretch of a file."""
 
     blob_id: str
     offset: int
-    """Where in the file the blob begins, in bytes."""
+    """Where in the file the stretch begins, in bytes."""
+    range: BlobRange | None = None
+    """Where in the blob it is stored; None: the blob is the stretch, as it is."""
 
     def __post_init__(self) -> None:
         _check(bool(self.blob_id.strip()), "blob id is blank")
@@ -71,6 +103,8 @@ class FileIndex(_IndexPart, frozen=True, kw_only=True):
     """CRC32 as an unsigned number."""
     sha256: str | None = msgspec.field(default=None, name="sha-256")
     """Hex digest of the whole file; None in an index that Samza wrote."""
+    stored_form: StoredForm | None = None
+    """None: its blobs, or their ranges, hold it as it is."""
 
     def __post_init__(self) -> None:
         _check_name(self.file_name)
@@ -80,11 +114,22 @@ class FileIndex(_IndexPart, frozen=True, kw_only=True):
             self.sha256 is None or _SHA256.fullmatch(self.sha256) is not None,
             f"not a sha-256: {self.sha256}",
         )
+        is_plain = self.stored_form is None
+        _check(
+            is_plain or all(blob.range is not None for blob in self.blobs),
+            f"stored form without ranges: {self.file_name}",
+        )
 
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
         return self.file_metadata.size
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes up in its blobs."""
+        ranges = [blob.range for blob in self.blobs if blob.range is not None]
+        return sum(part.size for part in ranges) if ranges else self.size
 
 
 class DirIndex(_IndexPart, frozen=True, kw_only=True):
@@ -136,10 +181,9 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
 
 
 class DeltaBlob(_IndexPart, frozen=True, kw_only=True):
-    """One blob with the changes that lead from one version to a later one of its lineage.
+    """A file with the changes that lead from one version to a later one of its lineage.
 
-    The blob is one file in the format of `statekeep.stores.delta`, whose header names both versions
-    as well.
+    It is in the format of `statekeep.stores.delta`, whose header names both versions as well.
     """
 
     parent: str
@@ -147,23 +191,30 @@ class DeltaBlob(_IndexPart, frozen=True, kw_only=True):
     version: str
     """`VersionId` that they lead to."""
     blob_id: str
+    """The blob that it is stored in; the first of several."""
     size: int
-    """Bytes."""
+    """Bytes of the file."""
     checksum: int
-    """CRC32 as an unsigned number."""
+    """CRC32 of the file as an unsigned number."""
     sha256: str = msgspec.field(name="sha-256")
-    """Hex digest of the blob."""
+    """Hex digest of the file."""
+    stored_form: StoredForm | None = None
+    """None: the blob is the file."""
+    blobs: tuple[FileBlob, ...] = ()
+    """Where it is stored, if not as it is."""
 
     def __post_init__(self) -> None:
         _check(bool(self.parent and self.version), "delta without its versions")
         _check(self.size > 0, f"delta without content: {self.version}")
+        first = self.blobs[0].blob_id if self.blobs else self.blob_id
+        _check(first == self.blob_id, f"delta in another blob: {self.version}")
         self.as_file()
 
     def as_file(self) -> FileIndex:
-        """Return the blob as the file that it becomes when it is fetched."""
+        """Return the file that it becomes when it is fetched."""
         return FileIndex(
             file_name=f"{self.version}.delta",
-            blobs=(FileBlob(blob_id=self.blob_id, offset=0),),
+            blobs=self.blobs or (FileBlob(blob_id=self.blob_id, offset=0),),
             file_metadata=FileMetadata(
                 creation_time_millis=0,
                 last_modified_time_millis=0,
@@ -174,6 +225,7 @@ class DeltaBlob(_IndexPart, frozen=True, kw_only=True):
             ),
             checksum=self.checksum,
             sha256=self.sha256,
+            stored_form=self.stored_form,
         )
 
 
@@ -222,8 +274,18 @@ class SnapshotIndex(_IndexPart, frozen=True, kw_only=True):
 
     def blob_ids(self) -> set[str]:
         """Return the ids of all blobs that a restore of this snapshot reads, its own excepted."""
-        files = {blob.blob_id for file in self.dir_index.present_files() for blob in file.blobs}
-        return files.union(delta.blob_id for delta in self.deltas)
+        return {blob.blob_id for file in self.files() for blob in file.blobs}
+
+    def files(self) -> Iterator[FileIndex]:
+        """Yield every file that a restore of this snapshot fetches, deltas included."""
+        yield from self.dir_index.present_files()
+        for delta in self.deltas:
+            yield delta.as_file()
+
+    def key_ids(self) -> set[str | None]:
+        """Return the ids of the keys that a restore needs; None among them: some are not encrypted."""
+        files = [file for file in self.files() if file.blobs]
+        return {file.stored_form.key_id if file.stored_form else None for file in files}
 
     def image_bytes(self) -> int:
         """Return the size of the image."""

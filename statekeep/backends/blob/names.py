@@ -2,7 +2,7 @@
 
 Below the root of a `BlobStoreManager`::
 
-    <place>/<store>/<epoch>-<attempt>/<uid>-<number>-<file name>
+    <place>/<store>/<epoch>-<attempt>/<uid>-<number>-<file name, or small-files.pack>
     <place>/<store>/<epoch>-<attempt>/<uid>-snapshot-index-<sha256>.json
 
 where ``<place>`` is ``<job>/state-<job uid>/<backend>/<operator>/<task>``. What nothing retained
@@ -109,6 +109,14 @@ def index_digest(marker: Marker) -> str:
 def is_index(blob_id: str) -> bool:
     """Return whether a blob is an index, by its name."""
     return _INDEX.fullmatch(blob_id.rpartition("/")[2]) is not None
+
+
+def stream_place(blob_id: str, start: int = 0) -> str:
+    """Return what a stream is bound to: the blob that it begins in, by its attempt, uid and number.
+
+    The same whatever stands before it in the id, and drawn once.
+    """
+    return f"{'/'.join(blob_id.rsplit('/', 2)[-2:])}#{start}"
 
 
 def attempt_of(blob_id: str) -> tuple[int, int] | None:

@@ -15,8 +15,9 @@ from statekeep.clock import Clock
 class ObjectStore:
     """Builds the managers of one backend; they share a client, bounds and rests."""
 
-    def __init__(self, place: ObjectPlace, settings: BlobSettings) -> None:
+    def __init__(self, place: ObjectPlace, settings: BlobSettings, buffers: ByteBudget) -> None:
         self._settings = settings
+        self._buffers = buffers
         make_client = place.client_factory(settings.s3, settings.azure, settings.max_in_flight)
         self._client = SharedClient(make_client)
         self._shared: SharedLimits | None = None
@@ -37,7 +38,7 @@ class ObjectStore:
             rate = transfer.bandwidth_bytes_per_second
             self._shared = SharedLimits(
                 calls=calls,
-                buffers=ByteBudget(transfer.buffer_bytes),
+                buffers=self._buffers,
                 throttle=Throttle(clock),
                 bandwidth=TokenBucket(rate, clock) if rate is not None else None,
             )

@@ -2,40 +2,26 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Final
 
 from typing_extensions import override
 
 from statekeep.backends.base import BlobStoreManager, RestoreContext, TaskRestoreManager
 from statekeep.backends.blob.apply_deltas import FetchedDelta, apply_deltas, remove_deltas
-from statekeep.backends.blob.index import DeltaBlob, DirIndex, FileIndex, SnapshotIndex
-from statekeep.backends.blob.index_blobs import check_owner, load_index
+from statekeep.backends.blob.codec import Codec
+from statekeep.backends.blob.content_reader import ContentReader, Target
+from statekeep.backends.blob.index import DeltaBlob, DirIndex, SnapshotIndex
+from statekeep.backends.blob.index_blobs import IndexBlobs, check_owner
 from statekeep.backends.blob.local_reuse import LocalCopies, clone_newest, link_equal_file
-from statekeep.backends.blob.restored_file import append_part, check_file, write_small_file
 from statekeep.backends.fan_out import run_all
+from statekeep.backends.pacing import ByteBudget
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError
 
 logger = logging.getLogger(__name__)
-
-_DOWNLOAD_TRIES: Final = 2
-"""A file that arrives damaged is fetched once more: the damage may lie in the transfer."""
-_SMALL_BYTES: Final = 1 << 20
-"""A delta up to this size is fetched by one call, in memory; the calls in flight are bounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """One file to restore, and where to."""
-
-    store: StoreName
-    file: FileIndex
-    path: Path
-    is_delta: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +29,15 @@ class _StorePlan:
     """What is to be done for one store, after its directory was begun."""
 
     store: StoreName
-    files: Sequence[_Target]
+    files: Sequence[Target]
     """Of the image; none where a local version was cloned."""
     deltas: Sequence[FetchedDelta]
     """To be fetched as well, and applied afterwards."""
 
-    def targets(self) -> list[_Target]:
+    def targets(self) -> list[Target]:
         """Return the deltas as files to fetch."""
         return [
-            _Target(self.store, item.delta.as_file(), item.path, is_delta=True)
+            Target(self.store, item.delta.as_file(), item.path, item.path, is_delta=True)
             for item in self.deltas
         ]
 
@@ -66,10 +52,18 @@ class BlobRestoreManager(TaskRestoreManager):
     """
 
     def __init__(
-        self, context: RestoreContext, manager: BlobStoreManager, backend: BackendName
+        self,
+        context: RestoreContext,
+        manager: BlobStoreManager,
+        backend: BackendName,
+        *,
+        codec: Codec,
+        buffers: ByteBudget,
     ) -> None:
         self._context = context
         self._manager = manager
+        self._index_blobs = IndexBlobs(manager, codec, context.executor)
+        self._reader = ContentReader(manager, context.executor, codec, buffers, context.on_bytes)
         self._backend = backend
         self._indexes: dict[StoreName, SnapshotIndex] = {}
         self._is_closed = False
@@ -89,7 +83,7 @@ class BlobRestoreManager(TaskRestoreManager):
         missing = await self._link([target for plan in plans for target in plan.files])
         missing += [target for plan in plans for target in plan.targets()]
         self._context.on_total(sum(target.file.size for target in missing))
-        await run_all(self._fetch(target) for target in missing)
+        await self._reader.fetch(missing)
         await run_all(self._apply(plan) for plan in plans if plan.deltas)
 
     @override
@@ -110,7 +104,7 @@ class BlobRestoreManager(TaskRestoreManager):
                 f"checkpoint_id={checkpoint.checkpoint_id} backend={self._backend} store={store}"
             )
             raise CheckpointCorruptError(msg)
-        index = await load_index(self._manager, marker)
+        index = await self._index_blobs.load(marker)
         check_owner(index, marker, self._context.task, store)
         return index
 
@@ -122,7 +116,7 @@ class BlobRestoreManager(TaskRestoreManager):
         if deltas is not None:
             return _StorePlan(store, (), _beside(root, deltas))
         await run(_make_directories, root, index.dir_index)
-        files = _targets(store, index.dir_index, root)
+        files = _targets(store, root, index.dir_index, root)
         return _StorePlan(store, files, _beside(root, index.deltas))
 
     async def _apply(self, plan: _StorePlan) -> None:
@@ -140,7 +134,7 @@ class BlobRestoreManager(TaskRestoreManager):
             is_cancelled.set()  # a call in a thread goes on when its waiter is gone
         await self._context.executor.run(remove_deltas, plan.deltas)
 
-    async def _link(self, targets: list[_Target]) -> list[_Target]:
+    async def _link(self, targets: list[Target]) -> list[Target]:
         """Link what a local version holds; return the files that are still missing."""
         copies = {store: LocalCopies(self._context.reusable, store) for store in self._indexes}
         linked = await run_all(
@@ -164,48 +158,12 @@ class BlobRestoreManager(TaskRestoreManager):
         )
         return missing
 
-    async def _fetch(self, target: _Target) -> None:
-        """Download one file and verify it.
 
-        Raises:
-            CheckpointCorruptError: It is damaged, also when fetched anew.
-        """
-        on_bytes = self._context.on_bytes
-        for tries_left in reversed(range(_DOWNLOAD_TRIES)):
-            sha256 = await self._download(target, on_bytes)
-            try:
-                await self._context.executor.run(check_file, target.path, target.file, sha256)
-            except CheckpointCorruptError as exc:
-                if not tries_left:
-                    raise
-                logger.warning("damaged download is repeated: store=%s error=%s", target.store, exc)
-                await self._context.executor.run(target.path.unlink)
-                on_bytes = _ignore_bytes
-            else:
-                return
-
-    async def _download(self, target: _Target, on_bytes: Callable[[int], None]) -> str | None:
-        """Write a file's blobs to its path; return the sha-256 if one pass has given it."""
-        blobs = sorted(target.file.blobs, key=lambda blob: blob.offset)
-        if target.is_delta and target.file.size <= _SMALL_BYTES:
-            data = await self._manager.get(blobs[0].blob_id)
-            on_bytes(len(data))
-            return await self._context.executor.run(write_small_file, target.path, data)
-        if len(blobs) == 1 and blobs[0].offset == 0:
-            return await self._manager.download(blobs[0].blob_id, target.path, on_bytes)
-        run = self._context.executor.run
-        await run(target.path.touch, exist_ok=False)
-        part = _part_path(self._context.directories[target.store], target.path)
-        for blob in blobs:
-            await self._manager.download(blob.blob_id, part, on_bytes)
-            await run(append_part, part, target.path, blob.offset)
-        return None
-
-
-def _targets(store: StoreName, index: DirIndex, directory: Path) -> list[_Target]:
-    targets = [_Target(store, file, directory / file.file_name) for file in index.files_present]
+def _targets(store: StoreName, root: Path, index: DirIndex, directory: Path) -> list[Target]:
+    paths = [(file, directory / file.file_name) for file in index.files_present]
+    targets = [Target(store, file, path, _part_path(root, path)) for file, path in paths]
     for sub_dir in index.sub_dirs_present:
-        targets += _targets(store, sub_dir, directory / sub_dir.dir_name)
+        targets += _targets(store, root, sub_dir, directory / sub_dir.dir_name)
     return targets
 
 
@@ -230,7 +188,3 @@ def _part_path(root: Path, path: Path) -> Path:
     """Return where a part of a file waits: beside the image, so that no name of it can clash."""
     relative = "-".join(PurePosixPath(path.relative_to(root)).parts)
     return root.parent / f".{root.name}.{relative}.part"
-
-
-def _ignore_bytes(size: int) -> None:
-    del size

@@ -1,10 +1,12 @@
 """Putting a restored file together and proving it; every function here blocks, on the disk."""
 
+import hashlib
 import shutil
 from pathlib import Path
 
-from statekeep.backends.blob.image import digest_bytes, digest_file
-from statekeep.backends.blob.index import FileIndex
+from statekeep.backends.blob.encoded_stream import StreamDecoder
+from statekeep.backends.blob.image import DigestRun, digest_bytes, digest_file
+from statekeep.backends.blob.index import BlobRange, FileIndex
 from statekeep.errors import CheckpointCorruptError
 
 
@@ -27,6 +29,37 @@ def write_small_file(path: Path, data: bytes) -> str:
     """Write a file that was fetched into memory; return its sha-256 in hex."""
     path.write_bytes(data)
     return digest_bytes(data).sha256
+
+
+def check_stored(stored: bytes, expected: BlobRange, where: str) -> None:
+    """Compare stored bytes with the index before anything else is made of them.
+
+    Raises:
+        CheckpointCorruptError: They differ.
+    """
+    if len(stored) != expected.size or hashlib.sha256(stored).hexdigest() != expected.sha256:
+        msg = (
+            f"stored bytes differ from their digest: {where} start={expected.start} "
+            f"expected_bytes={expected.size} actual_bytes={len(stored)}"
+        )
+        raise CheckpointCorruptError(msg)
+
+
+def write_piece(
+    path: Path, stored: bytes, expected: BlobRange, decoder: StreamDecoder, digests: DigestRun
+) -> int:
+    """Decode the next piece of a file and append it; return how many bytes it is.
+
+    Raises:
+        CheckpointCorruptError: It is damaged, or not the next piece of this file.
+        KeyUnavailableError: Its key is missing.
+    """
+    check_stored(stored, expected, f"path={path}")
+    raw = decoder.decode(stored)
+    digests.update(raw)
+    with path.open("ab") as file:
+        file.write(raw)
+    return len(raw)
 
 
 def check_file(path: Path, expected: FileIndex, sha256: str | None) -> None:

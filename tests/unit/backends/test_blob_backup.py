@@ -20,6 +20,7 @@ from statekeep.testing.faults import Fault, FaultPlan, faulty_blob_factory
 
 FIRST = {"CURRENT": b"1", "a.sst": b"a" * 100, "sub/b.sst": b"b" * 100, "empty": b""}
 SECOND = {**FIRST, "CURRENT": b"2", "c.sst": b"c" * 100}
+UNPACKED = {"pack.max.file.bytes": "0"}
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def plan() -> FaultPlan:
 
 @pytest_asyncio.fixture
 async def task(root: str, plan: FaultPlan, tmp_path: Path) -> AsyncIterator[BackendHarness]:
-    factory = faulty_blob_factory(root, plan)
+    factory = faulty_blob_factory(root, plan, UNPACKED)
     harness = BackendHarness(factory, SerialExecutor(), FakeClock(), tmp_path)
     await harness.start()
     plan.calls.clear()
@@ -59,7 +60,7 @@ async def test_the_first_upload_is_full_and_the_next_one_only_what_is_new(
     task: BackendHarness, plan: FaultPlan, root: str
 ) -> None:
     first = await task.commit(task.seal(FIRST))
-    assert put_files(plan)[:4] == ["CURRENT", "a.sst", "b.sst", "empty"]
+    assert put_files(plan)[:3] == ["CURRENT", "a.sst", "b.sst"]
     plan.calls.clear()
     second = await task.commit(task.seal(SECOND))
     assert put_files(plan)[:2] == ["CURRENT", "c.sst"]
@@ -86,7 +87,7 @@ async def test_the_index_is_put_after_every_file_and_its_ttl_lifted_last(
 ) -> None:
     await task.commit(task.seal(FIRST))
     operations = [operation for operation, _ in plan.calls]
-    assert operations == ["put"] * 5 + ["remove_ttl"] * 5
+    assert operations == ["put"] * 4 + ["remove_ttl"] * 4
     assert "snapshot-index" in plan.called("put")[-1]
     assert sorted(plan.called("remove_ttl")) == sorted(plan.called("put"))
 
@@ -95,7 +96,7 @@ async def test_the_index_is_put_after_every_file_and_its_ttl_lifted_last(
 async def test_a_failed_put_of_any_file_leaves_no_index(
     task: BackendHarness, plan: FaultPlan
 ) -> None:
-    for skip in range(4):
+    for skip in range(3):
         plan.calls.clear()
         plan.clear()
         plan.add(Fault("put", skip=skip, times=-1, make_error=lambda: PermissionError("denied")))
@@ -268,7 +269,7 @@ async def test_clean_up_deletes_indexes_before_the_files_that_they_name(
     plan.calls.clear()
     await task.clean_up()
     deleted = plan.called("delete")
-    assert len(deleted) == 5
+    assert len(deleted) == 4
     assert "snapshot-index" in deleted[0]
     assert not [name for name in deleted[1:] if "snapshot-index" in name]
 

@@ -13,14 +13,17 @@ from increments_kit import BLOB, Changes, IncrementJob, Made, folded
 from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob import local_deltas
 from statekeep.backends.blob.apply_deltas import FetchedDelta, apply_deltas
+from statekeep.backends.blob.codec import Codec, EncodingSettings
+from statekeep.backends.blob.encoded_stream import Encoding
 from statekeep.backends.blob.index import DeltaBlob, SnapshotIndex, decode_index, encode_index
-from statekeep.backends.blob.index_blobs import put_index
+from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.managers.memory_manager import forget_root
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.delta import DeltaReader
 from statekeep.stores.memory import MemoryStore
+from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.versions import STORE
 
 LARGE = {b"%04d" % number: b"v" * 100 for number in range(200)}
@@ -59,7 +62,9 @@ def blob_names(job: IncrementJob) -> list[str]:
 
 async def with_index(job: IncrementJob, index: SnapshotIndex) -> CheckpointV2:
     """Store a hand-made index and return a checkpoint that names it."""
-    marker = await put_index(job.blobs, "job/x/1-1/", "aa", index, METADATA)
+    codec = Codec(EncodingSettings(), None, bytes)
+    indexes = IndexBlobs(job.blobs, codec, SerialExecutor())
+    marker = await indexes.put("job/x/1-1/", "aa", index, METADATA, Encoding())
     return CheckpointV2(job.commits[-1].checkpoint.checkpoint_id, {}, {BLOB: {STORE: marker}})
 
 

@@ -33,6 +33,7 @@ FIRST = {"CURRENT": b"1", "a.sst": b"a" * 100, "sub/deep/b.sst": b"b" * 100, "em
 P = ParamSpec("P")
 T = TypeVar("T")
 METADATA = BlobMetadata(None, None, "x")
+UNPACKED = {"pack.max.file.bytes": "0"}
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def plan() -> FaultPlan:
 
 @pytest_asyncio.fixture
 async def task(root: str, plan: FaultPlan, tmp_path: Path) -> AsyncIterator[BackendHarness]:
-    factory = faulty_blob_factory(root, plan)
+    factory = faulty_blob_factory(root, plan, UNPACKED)
     harness = BackendHarness(factory, SerialExecutor(), FakeClock(), tmp_path)
     await harness.start()
     yield harness

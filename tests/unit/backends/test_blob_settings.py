@@ -9,8 +9,9 @@ from typing_extensions import override
 from statekeep.backends.base import BlobStoreManager, BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
-from statekeep.backends.blob.settings import BlobSettings
-from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
+from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointCorruptError, ConfigError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
@@ -184,3 +185,45 @@ async def test_a_place_out_of_reach_is_named_without_its_secrets() -> None:
     with pytest.raises(ConfigError, match=r"root=nosuch://\S+@host/path") as caught:
         await admin.create_resources()
     assert "hush" not in str(caught.value)
+
+
+def test_compression_and_encryption_are_read_for_the_backend_and_for_stores() -> None:
+    encoding = BlobSettings.parse(
+        "b",
+        {
+            "uri": "file:///x",
+            "compression": "zstd",
+            "encryption.keys": "env:KEYS",
+            "stores.orders.blob.encryption": "aes-256-gcm",
+            "stores.plain.blob.compression": "none",
+        },
+    ).encoding
+    assert encoding.of(StoreName("other")) == ("zstd", False)
+    assert encoding.of(StoreName("orders")) == ("zstd", True)
+    assert encoding.of(StoreName("plain")) == ("none", False)
+
+
+def test_what_stores_say_reaches_every_blob_backend() -> None:
+    config = load_dict(
+        {
+            "job.name": "j",
+            "stores.backup.factories": "near",
+            "backends.near.factory": "blob",
+            "backends.near.uri": "file:///x",
+            "blob.store.encryption.keys": "env:KEYS",
+            "stores.orders.blob.encryption": "aes-256-gcm",
+        }
+    )
+    section = config.backend_settings("near", DEFAULTS_PREFIX)
+    assert BlobSettings.parse("near", section).encoding.of(StoreName("orders")) == ("none", True)
+
+
+def test_encryption_without_keys_is_refused() -> None:
+    with pytest.raises(ConfigError, match="encryption without keys") as caught:
+        BlobSettings.parse("b", {"uri": "file:///x", "encryption": "aes-256-gcm"})
+    assert caught.value.key == "backends.b.encryption.keys"
+
+
+def test_where_keys_come_from_is_not_shown() -> None:
+    settings = BlobSettings.parse("b", {"uri": "file:///x", "encryption.keys": "env:KEYS"})
+    assert "KEYS" not in repr(settings)

@@ -174,7 +174,7 @@ def test_a_name_twice_in_one_directory_is_refused() -> None:
     [
         lambda: FileBlob(blob_id=" ", offset=0),
         lambda: FileBlob(blob_id="b", offset=-1),
-        lambda: FileBlob(blob_id="b", offset=2**31),
+        lambda: FileBlob(blob_id="b", offset=2**63),
         lambda: file_index(size=-1),
         lambda: msgspec.structs.replace(file_index(), checksum=-1),
         lambda: msgspec.structs.replace(file_index(), checksum=2**32),

@@ -77,6 +77,12 @@ def test_the_snapshot_index_is_what_the_code_writes() -> None:
     assert encode_index(index) == sample
 
 
+def test_the_encoded_stream_is_the_golden_one() -> None:
+    section = PAGE.partition("### Encoded stream\n")[2]
+    golden = Path(__file__).parents[2] / "golden" / "encoded-stream.hex"
+    assert section.split("```")[1].removeprefix("text").split() == golden.read_text().split()
+
+
 def test_the_delta_has_one_put_and_one_delete() -> None:
     section = PAGE.partition("one delete (`d`), in hexadecimal:\n")[2]
     data = bytes.fromhex(section.split("```")[1].removeprefix("text"))

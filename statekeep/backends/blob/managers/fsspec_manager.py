@@ -90,9 +90,9 @@ class FsspecBlobStoreManager(BlobStoreManager):
         return await self._run(blob_id, self._open_place().read, blob_id, 0, None)
 
     @override
-    async def get_start(self, blob_id: str, size: int) -> bytes:
+    async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
         check_blob_name(blob_id)
-        return await self._run(blob_id, self._open_place().read, blob_id, 0, size)
+        return await self._run(blob_id, self._open_place().read, blob_id, start, start + size)
 
     @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:

@@ -116,6 +116,13 @@ class ObjectBlobStoreManager(BlobStoreManager):
         return b"".join([first.data, *parts])
 
     @override
+    async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
+        check_blob_name(blob_id)
+        client = self._open_client()
+        found = await self._requests.run("get", blob_id, size, client.read, blob_id, start, size)
+        return found.data
+
+    @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
         check_blob_name(blob_id)
         client = self._open_client()

@@ -1,0 +1,300 @@
+"""Compressed and encrypted streams: frames, each authenticated with its place in the stream.
+
+``docs/formats.md`` has the layout. A stream may be cut between any two frames and stored in several
+blobs. What is encrypted cannot be changed, cut off, repeated, put into another order or taken from
+another place unseen:
+
+- Each stream has a key of its own, derived (HKDF-SHA256) from the key of the provider, 32 random
+  bytes, the header, and the place that the stream is stored at. So the nonces, which count frames,
+  are used once.
+- Each frame's position is its nonce; its sizes and whether it is the last one are authenticated with
+  it.
+
+Source: the construction is that of AES-GCM-HKDF streaming in Google's Tink (STREAM: Hoang,
+Reyhanitabar, Rogaway, Vizar 2015), with a header of our own.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from statekeep.backends.blob.encryption_keys import EncryptionKey
+from statekeep.config.values import BlobCompression
+from statekeep.errors import CheckpointCorruptError, ConfigError, KeyUnavailableError
+from statekeep.stores.block_codec import ZstdCodec
+
+ENCRYPTION: Final = "aes-256-gcm"
+FORMAT_VERSION: Final = 1
+SALT_BYTES: Final = 32
+FRAME_BYTES: Final = 1 << 20
+"""Raw bytes of every frame but the last: what a reader believes before it has checked anything."""
+
+MAGIC: Final = b"SKSTREAM"
+_START: Final = struct.Struct("<8sII")
+_CRC32: Final = struct.Struct("<I")
+_FRAME: Final = struct.Struct("<IIB")
+_LAST: Final = 1
+_COMPRESSED: Final = 2
+_TAG_BYTES: Final = 16
+_MAX_HEADER_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How something is to be stored."""
+
+    compression: BlobCompression = "none"
+    key: EncryptionKey | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether bytes are stored as they are."""
+        return self.compression == "none" and self.key is None
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+    compression: str
+    encryption: str | None = None
+    key_id: str | None = None
+    key_check: str | None = None
+    """Tells another key of the same id from damage."""
+    salt: str | None = None
+
+
+class _Cipher(Protocol):
+    """`statekeep.backends.blob.frame_cipher.FrameCipher`, which is there only where it is needed."""
+
+    def encrypt(self, number: int, data: bytes, head: bytes) -> bytes: ...
+
+    def decrypt(self, number: int, data: bytes, head: bytes) -> bytes: ...
+
+
+class StreamEncoder:
+    """Makes one stream; blocking work for one thread at a time."""
+
+    def __init__(self, encoding: Encoding, place: str, salt: bytes) -> None:
+        """Begin a stream.
+
+        Args:
+            encoding: How; not a plain one.
+            place: Where it will be stored; a reader has to name the same.
+            salt: 32 random bytes, never used for another stream.
+
+        Raises:
+            ConfigError: A library is not installed.
+        """
+        self._zstd = _zstd() if encoding.compression == "zstd" else None
+        header = _Header(compression=encoding.compression)
+        if encoding.key is not None:
+            header = _Header(
+                compression=encoding.compression,
+                encryption=ENCRYPTION,
+                key_id=encoding.key.id,
+                key_check=_key_check(encoding.key),
+                salt=salt.hex(),
+            )
+        data = msgspec.json.encode(header)
+        start = _START.pack(MAGIC, FORMAT_VERSION, len(data)) + data
+        self._start = start + _CRC32.pack(zlib.crc32(start))
+        self._cipher = (
+            None if encoding.key is None else _cipher(encoding.key, salt, self._start, place)
+        )
+        self._number = 0
+
+    def encode(self, raw: bytes, *, is_last: bool) -> bytes:
+        """Return the next bytes of the stream, its beginning included at the first call.
+
+        Args:
+            raw: A multiple of `FRAME_BYTES` unless it is the end.
+            is_last: Ends the stream.
+        """
+        pieces = [self._start] if self._number == 0 else []
+        view = memoryview(raw)
+        starts = range(0, len(raw), FRAME_BYTES) or range(1 if is_last else 0)
+        for start in starts:
+            is_end = is_last and start + FRAME_BYTES >= len(raw)
+            pieces += self._frame(view[start : start + FRAME_BYTES], is_end=is_end)
+        return b"".join(pieces)
+
+    def _frame(self, raw: memoryview, *, is_end: bool) -> tuple[bytes, bytes]:
+        data, flags = bytes(raw), _LAST if is_end else 0
+        if self._zstd is not None:
+            compressed = self._zstd.compress(data)
+            if len(compressed) < len(data):
+                data, flags = compressed, flags | _COMPRESSED
+        tag_bytes = 0 if self._cipher is None else _TAG_BYTES
+        head = _FRAME.pack(len(data) + tag_bytes, len(raw), flags)
+        if self._cipher is not None:
+            data = self._cipher.encrypt(self._number, data, head)
+        self._number += 1
+        return head, data
+
+
+class StreamDecoder:
+    """Reads one stream back; blocking work for one thread at a time."""
+
+    def __init__(self, place: str, find_key: Callable[[str], EncryptionKey], *, where: str) -> None:
+        """Read nothing yet.
+
+        Args:
+            place: Where it is stored, as its writer named it.
+            find_key: See `KeyProvider.find`.
+            where: Named in errors, such as ``blob_id=...``.
+        """
+        self._place = place
+        self._find_key = find_key
+        self._where = where
+        self._number = 0
+        self._is_begun = False
+        self._is_ended = False
+        self._zstd: ZstdCodec | None = None
+        self._cipher: _Cipher | None = None
+
+    def decode(self, stored: bytes) -> bytes:
+        """Return what the next bytes of the stream stand for; they end where a frame ends.
+
+        Raises:
+            CheckpointCorruptError: They are not the next bytes of a stream for this place.
+            KeyUnavailableError: The key is missing, or another one has its id.
+            ConfigError: A library is not installed.
+        """
+        view = memoryview(stored)
+        if not self._is_begun:
+            view = view[self._begin(view) :]
+        pieces: list[bytes] = []
+        while view:
+            if self._is_ended:
+                raise self._damaged("it goes on after its end")
+            size = _FRAME.size + self._frame_bytes(view)
+            pieces.append(self._frame(view[:size]))
+            view = view[size:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def finish(self) -> None:
+        """Check that the stream has come to its end.
+
+        Raises:
+            CheckpointCorruptError: It was cut off.
+        """
+        if not self._is_ended:
+            raise self._damaged("it is cut off")
+
+    def _begin(self, view: memoryview) -> int:
+        """Read the beginning; return its length."""
+        if len(view) < _START.size:
+            raise self._damaged("it has no beginning")
+        magic, version, length = _START.unpack_from(view)
+        end = _START.size + length + _CRC32.size
+        if magic != MAGIC or length > _MAX_HEADER_BYTES or len(view) < end:
+            raise self._damaged("it has no beginning")
+        if version != FORMAT_VERSION:
+            raise self._damaged(f"it has an unknown version: version={version}")
+        start = bytes(view[:end])
+        if zlib.crc32(start[: -_CRC32.size]) != _CRC32.unpack(start[-_CRC32.size :])[0]:
+            raise self._damaged("its beginning differs from its checksum")
+        try:
+            header = msgspec.json.decode(start[_START.size : -_CRC32.size], type=_Header)
+            salt = bytes.fromhex(header.salt or "")
+        except (msgspec.MsgspecError, ValueError) as exc:
+            raise self._damaged("its header cannot be read") from exc
+        self._zstd = self._decompressor(header.compression)
+        if header.encryption is not None:
+            self._cipher = self._open_cipher(header, salt, start)
+        self._is_begun = True
+        return end
+
+    def _decompressor(self, compression: str) -> ZstdCodec | None:
+        if compression not in {"none", "zstd"}:
+            raise self._damaged(f"it has an unknown compression: compression={compression}")
+        return _zstd() if compression == "zstd" else None
+
+    def _open_cipher(self, header: _Header, salt: bytes, start: bytes) -> _Cipher:
+        if header.encryption != ENCRYPTION or header.key_id is None or len(salt) != SALT_BYTES:
+            raise self._damaged(f"it has an unknown encryption: encryption={header.encryption}")
+        key = self._find_key(header.key_id)
+        if _key_check(key) != header.key_check:
+            raise KeyUnavailableError(
+                f"another key has the id of the encryption key: key_id={key.id} {self._where}",
+                hint="ids are for one key each: give the old key its id back",
+            )
+        return _cipher(key, salt, start, self._place)
+
+    def _frame_bytes(self, view: memoryview) -> int:
+        """Return how many bytes follow the head of the next frame."""
+        if len(view) < _FRAME.size:
+            raise self._damaged("a frame is cut off")
+        stored_bytes, raw_bytes, _ = _FRAME.unpack_from(view)
+        if raw_bytes > FRAME_BYTES or stored_bytes > raw_bytes + _TAG_BYTES:
+            raise self._damaged("a frame is larger than any")
+        if len(view) < _FRAME.size + stored_bytes:
+            raise self._damaged("a frame is cut off")
+        return int(stored_bytes)
+
+    def _frame(self, frame: memoryview) -> bytes:
+        head, data = bytes(frame[: _FRAME.size]), bytes(frame[_FRAME.size :])
+        _, raw_bytes, flags = _FRAME.unpack(head)
+        if flags & ~(_LAST | _COMPRESSED) or (flags & _COMPRESSED and self._zstd is None):
+            raise self._damaged("a frame has unknown flags")
+        if self._cipher is not None:
+            data = self._decrypt(self._cipher, head, data)
+        self._number += 1
+        self._is_ended = bool(flags & _LAST)
+        try:
+            if flags & _COMPRESSED and self._zstd is not None:
+                data = self._zstd.decompress(data, raw_bytes)
+        except ValueError as exc:
+            raise self._damaged("a frame cannot be decompressed") from exc
+        if len(data) != raw_bytes or (raw_bytes < FRAME_BYTES and not self._is_ended):
+            raise self._damaged("a frame has another size")
+        return data
+
+    def _decrypt(self, cipher: _Cipher, head: bytes, data: bytes) -> bytes:
+        try:
+            return cipher.decrypt(self._number, data, head)
+        except ValueError as exc:
+            raise self._damaged(
+                f"a frame is not what was encrypted here: frame={self._number}"
+            ) from exc
+
+    def _damaged(self, what: str) -> CheckpointCorruptError:
+        return CheckpointCorruptError(f"an encoded stream is damaged: {what}: {self._where}")
+
+
+def _cipher(key: EncryptionKey, salt: bytes, start: bytes, place: str) -> _Cipher:
+    with _cryptography_told():
+        from statekeep.backends.blob.frame_cipher import (  # noqa: PLC0415  # it needs the package
+            FrameCipher,
+        )
+
+    return FrameCipher(key, salt, start, place)
+
+
+def _key_check(key: EncryptionKey) -> str:
+    with _cryptography_told():
+        from statekeep.backends.blob.frame_cipher import (  # noqa: PLC0415  # as above
+            key_check,
+        )
+
+    return key_check(key)
+
+
+@contextmanager
+def _cryptography_told() -> Generator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        msg = f"blobs are encrypted by a package that is not installed: package={exc.name}"
+        raise ConfigError(msg, hint="pip install 'statekeep[encryption]'") from exc
+
+
+def _zstd() -> ZstdCodec:
+    try:
+        return ZstdCodec()
+    except ConfigError as exc:
+        msg = "blobs are compressed by a package that is not installed: package=zstandard"
+        raise ConfigError(msg, hint="pip install 'statekeep[zstd]'") from exc
