@@ -250,6 +250,48 @@ class StateBackendAdmin(ABC):
         """Release clients. Idempotent."""
 
 
+@dataclass(frozen=True, slots=True)
+class GarbageScope:
+    """What a job's log says, at one moment, of what may go."""
+
+    job_name: str
+    job_uid: str
+    retained: frozenset[Marker]
+    """Every marker of this backend in a commit that is not released, of all tasks and stores."""
+    newest_closed: tuple[int, int]
+    """(epoch, attempt): it and those before are closed, or completed by a retained commit."""
+
+
+class GarbageCollector(ABC):
+    """Finds and deletes what no retained commit reaches, whichever task or store made it.
+
+    For people and tools: the job's own clean-up is by task, after each commit. Safe at any time and
+    by anyone, as `TaskBackupManager.clean_up` is. Runs on an event loop, never blocks it.
+    """
+
+    @abstractmethod
+    async def find(self, scope: GarbageScope) -> Sequence[str]:
+        """Return what may be deleted, sorted: names of blobs or files.
+
+        Raises:
+            BlobNotFoundError: What a retained marker names is gone (or CheckpointCorruptError: it
+                is damaged): nobody can say what may go.
+            RetriableError: The service may answer later.
+        """
+
+    @abstractmethod
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete what `find` returned, at any time after it. Idempotent.
+
+        Raises:
+            RetriableError: The service may answer later; some of it may be deleted.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release clients. Idempotent."""
+
+
 class StateBackendFactory(ABC):
     """What a plug-in provides: builds the parts of one backend; building does no I/O.
 
@@ -286,6 +328,13 @@ class StateBackendFactory(ABC):
     @abstractmethod
     def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
         """Build the admin."""
+
+    def garbage_collector(
+        self, executor: BlockingExecutor, clock: Clock
+    ) -> GarbageCollector | None:
+        """Build what collects garbage across tasks; None: there is none to be found by name."""
+        del executor, clock
+        return None
 
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
         """Build the log of ``scope`` (a job, or ``<job>/<task>``), if `properties` say so."""

@@ -32,11 +32,13 @@ closed attempt still uploads is found by the next clean-up.
 import logging
 from collections.abc import Iterable, Sequence
 
-from statekeep.backends.base import BlobStoreManager
+from typing_extensions import override
+
+from statekeep.backends.base import BlobStoreManager, GarbageCollector, GarbageScope
 from statekeep.backends.blob.index_blobs import IndexBlobs
-from statekeep.backends.blob.names import TaskPrefix, attempt_of, is_index
+from statekeep.backends.blob.names import TaskPrefix, attempt_of, backend_prefix, is_index
 from statekeep.backends.fan_out import run_all
-from statekeep.checkpoint.checkpoints import Marker
+from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
@@ -70,20 +72,11 @@ async def delete_unreached(
     """
     if not closed_attempts:
         return
-    blob_ids = await manager.list(str(prefix))
-    newest_closed = max(closed_attempts)
-    candidates = {
-        blob_id
-        for blob_id in blob_ids
-        if (attempt := attempt_of(blob_id)) is not None and attempt <= newest_closed
-    }
+    candidates = await _made_until(manager, str(prefix), max(closed_attempts))
     if not candidates:
         return
     unreached = candidates - await _reached(index_blobs, frozenset(retained))
-    indexes = {blob_id for blob_id in unreached if is_index(blob_id)}
-    await run_all(manager.delete(blob_id) for blob_id in sorted(indexes))
-    fault_point("clean_up.before_files")
-    await run_all(manager.delete(blob_id) for blob_id in sorted(unreached - indexes))
+    await delete_blobs(manager, unreached)
     logger.debug(
         "unreached blobs deleted: task=%s backend=%s blobs=%d kept=%d",
         prefix.task.task_name,
@@ -91,6 +84,54 @@ async def delete_unreached(
         len(unreached),
         len(candidates) - len(unreached),
     )
+
+
+async def delete_blobs(manager: BlobStoreManager, blob_ids: Iterable[str]) -> None:
+    """Delete blobs, indexes before the files that they name."""
+    ordered = sorted(blob_ids)
+    await run_all(manager.delete(blob_id) for blob_id in ordered if is_index(blob_id))
+    fault_point("clean_up.before_files")
+    await run_all(manager.delete(blob_id) for blob_id in ordered if not is_index(blob_id))
+
+
+class BlobGarbageCollector(GarbageCollector):
+    """The same for all tasks, operators and stores that a job has, or once had, in one backend.
+
+    What it deletes is what the clean-up of some task would: the proof above holds below any prefix,
+    given the markers of every task.
+    """
+
+    def __init__(
+        self, manager: BlobStoreManager, index_blobs: IndexBlobs, backend: BackendName
+    ) -> None:
+        self._manager = manager
+        self._index_blobs = index_blobs
+        self._backend = backend
+
+    @override
+    async def find(self, scope: GarbageScope) -> Sequence[str]:
+        await self._manager.init()
+        prefix = backend_prefix(scope.job_name, scope.job_uid, self._backend)
+        candidates = await _made_until(self._manager, prefix, scope.newest_closed)
+        if not candidates:
+            return []
+        return sorted(candidates - await _reached(self._index_blobs, scope.retained))
+
+    @override
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._manager.init()
+        await delete_blobs(self._manager, names)
+
+    @override
+    async def close(self) -> None:
+        await self._manager.close()
+
+
+async def _made_until(manager: BlobStoreManager, prefix: str, newest: tuple[int, int]) -> set[str]:
+    """Return the ids of the blobs that attempts up to ``newest`` made; of no others."""
+    blob_ids = await manager.list(prefix)
+    attempts = [(blob_id, attempt_of(blob_id)) for blob_id in blob_ids]
+    return {blob_id for blob_id, made_by in attempts if made_by is not None and made_by <= newest}
 
 
 async def _reached(index_blobs: IndexBlobs, markers: frozenset[Marker]) -> set[str]:

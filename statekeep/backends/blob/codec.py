@@ -85,7 +85,8 @@ class Codec:
             RetriableError: The provider may answer later.
         """
         key = await executor.run(self._current_key) if self._settings.needs_keys else None
-        compressions = {self._settings.compression, *map(self._compression, self._settings.stores)}
+        compressions: set[BlobCompression] = {self._settings.compression}
+        compressions.update(self._compression(store) for store in self._settings.stores)
         for compression in compressions:
             encoding = Encoding(compression, key)
             if not encoding.is_plain:

@@ -12,6 +12,7 @@ from statekeep.backends.base import (
     BackupContext,
     BlobStoreManager,
     BlockingExecutor,
+    GarbageCollector,
     RestoreContext,
     StateBackendAdmin,
     StateBackendFactory,
@@ -21,10 +22,12 @@ from statekeep.backends.base import (
 from statekeep.backends.blob.admin import BlobAdmin
 from statekeep.backends.blob.backup import BlobBackupManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.blob.clean_up import BlobGarbageCollector
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_writer import WriterLimits
 from statekeep.backends.blob.encoded_stream import SALT_BYTES
 from statekeep.backends.blob.encryption_keys import KeyProvider, load_key_provider
+from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.object_places import ObjectPlace
@@ -131,6 +134,13 @@ class BlobBackendFactory(StateBackendFactory):
         manager = self.blob_store_manager(executor, clock)
         check_codec = partial(self._codec.check, executor)
         return BlobAdmin(self.name, manager, new_uid=self._new_uid, check_codec=check_codec)
+
+    @override
+    def garbage_collector(
+        self, executor: BlockingExecutor, clock: Clock
+    ) -> GarbageCollector | None:
+        manager = self.blob_store_manager(executor, clock)
+        return BlobGarbageCollector(manager, IndexBlobs(manager, self._codec, executor), self.name)
 
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:

@@ -53,6 +53,12 @@ def check_blob_name(name: str) -> None:
         raise ValueError(msg)
 
 
+def backend_prefix(job_name: str, job_uid: str, backend: BackendName) -> str:
+    """Return the prefix of all blobs that one job, by the uid of its log, has in one backend."""
+    state = f"state-{job_uid}" if job_uid else "state"
+    return "".join(f"{escape_name(part)}/" for part in (job_name, state, backend))
+
+
 @dataclass(frozen=True, slots=True)
 class TaskPrefix:
     """The place of one task's blobs in one backend."""
@@ -62,9 +68,8 @@ class TaskPrefix:
 
     @override
     def __str__(self) -> str:
-        state = f"state-{self.task.job_uid}" if self.task.job_uid else "state"
-        parts = (self.task.job_name, state, self.backend, self.task.operator, self.task.task_name)
-        return "".join(f"{escape_name(part)}/" for part in parts)
+        job = backend_prefix(self.task.job_name, self.task.job_uid, self.backend)
+        return f"{job}{escape_name(self.task.operator)}/{escape_name(self.task.task_name)}/"
 
     def store(self, store: StoreName) -> str:
         """Return the prefix of one store's blobs."""
