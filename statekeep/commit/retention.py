@@ -3,22 +3,35 @@
 from collections.abc import Sequence
 from typing import Final
 
+from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.log_view import LogView
+from statekeep.config.model import CheckpointSettings
 
 MIN_RETAINED: Final = 2
 """The current commit and the one before it, which a restore falls back to."""
 
 
-def commits_to_release(view: LogView, keep: int) -> list[int]:
+def commits_to_release(view: LogView, settings: CheckpointSettings, now_ms: int) -> list[int]:
     """Return the positions of commits that are no longer worth keeping, oldest first.
 
-    The newest ``keep`` commits stay, never fewer than `MIN_RETAINED`, and so does every pinned one.
-    The positions go into a release record before anything is deleted.
+    The newest ``retain_commits`` stay, never fewer than `MIN_RETAINED`, and so does every pinned one
+    and every one that began less than ``retain_ms`` ago. A clock that is wrong keeps more, or no more
+    than these numbers say. The positions go into a release record before anything is deleted.
+
+    Args:
+        view: Of the log.
+        settings: How many stay, and for how long.
+        now_ms: Wall-clock milliseconds.
     """
-    positions = list(view.commits)
     pinned = set(view.pins.values())
-    candidates = positions[: -max(keep, MIN_RETAINED)]
-    return [position for position in candidates if position not in pinned]
+    candidates = list(view.commits)[: -max(settings.retain_commits, MIN_RETAINED)]
+    youngest_ms = now_ms - settings.retain_ms
+    return [
+        position
+        for position in candidates
+        if position not in pinned
+        and CheckpointId.parse(view.commits[position].checkpoint_id).millis <= youngest_ms
+    ]
 
 
 def closed_attempts(view: LogView) -> Sequence[tuple[int, int]]:

@@ -292,6 +292,13 @@ RETAIN_COMMITS = Key(
     "Newest commits that stay restorable in every backend.",
     "The one before the newest is the way out when a blob of the newest is damaged.",
 )
+RETAIN_MS = Key(
+    "checkpoint.retain.ms",
+    milliseconds(0),
+    0,
+    "Age up to which commits stay restorable, beyond those that their number keeps.",
+    "Each commit that is kept costs its part of the job log, and its files their place.",
+)
 LOCAL_RETAIN_VERSIONS = Key(
     "checkpoint.local.retain.versions",
     whole_number(1, what="versions"),

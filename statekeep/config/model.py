@@ -160,6 +160,8 @@ class CheckpointSettings:
     retain_commits: int = _setting(job_keys.RETAIN_COMMITS)
     """Newest commits that stay restorable, at least 2: the older one is the way out when a blob
     of the newest is damaged."""
+    retain_ms: int = _setting(job_keys.RETAIN_MS)
+    """Milliseconds for which every commit stays restorable, whatever their number; 0: none does."""
     local_retain_versions: int = _setting(job_keys.LOCAL_RETAIN_VERSIONS)
     """Newest local versions of a task that stay besides those that recovery needs; they share
     files."""

@@ -5,8 +5,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from statekeep.clock import Clock
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release
+from statekeep.config.model import CheckpointSettings
 from statekeep.container.task_log import TaskLog
 from statekeep.errors import StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
@@ -30,7 +32,8 @@ class Housekeeper:
         *,
         log: TaskLog,
         pipeline: TaskCommitPipeline,
-        retain_commits: int,
+        retention: CheckpointSettings,
+        clock: Clock,
         drop_versions: Callable[[], Awaitable[None]],
         on_fenced: Callable[[TaskFencedError], None],
     ) -> None:
@@ -40,14 +43,16 @@ class Housekeeper:
             task_name: For logs.
             log: Says what is retained and what is closed.
             pipeline: Deletes in the backends.
-            retain_commits: As ``checkpoint.retain.commits``.
+            retention: Which commits stay.
+            clock: For their age.
             drop_versions: Removes local versions that recovery does not need.
             on_fenced: Told when the release record is refused.
         """
         self._task_name = task_name
         self._log = log
         self._pipeline = pipeline
-        self._retain_commits = retain_commits
+        self._retention = retention
+        self._clock = clock
         self._drop_versions = drop_versions
         self._on_fenced = on_fenced
         self._round: asyncio.Task[None] | None = None
@@ -83,7 +88,8 @@ class Housekeeper:
             )
 
     async def _release(self) -> None:
-        positions = commits_to_release(self._log.view, self._retain_commits)
+        now_ms = self._clock.time_ns() // 1_000_000
+        positions = commits_to_release(self._log.view, self._retention, now_ms)
         if positions:
             fault_point("release.before")
             await self._log.release(positions)

@@ -157,7 +157,8 @@ def _assemble(
         parts.task.task_name,
         log=log,
         pipeline=pipeline,
-        retain_commits=checkpoint.retain_commits,
+        retention=checkpoint,
+        clock=parts.clock,
         drop_versions=drop_versions,
         on_fenced=on_fenced,
     )

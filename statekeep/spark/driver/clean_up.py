@@ -68,7 +68,8 @@ class CleanUp:
 
     async def _run(self) -> None:
         view = self._writer.view
-        positions = commits_to_release(view, self._spec.config.checkpoint.retain_commits)
+        now_ms = self._clock.time_ns() // 1_000_000
+        positions = commits_to_release(view, self._spec.config.checkpoint, now_ms)
         if positions:
             # A fenced driver finds out here, before anything is deleted.
             fault_point("release_record.before")

@@ -1,5 +1,6 @@
 """What may be released and cleaned up, and what never."""
 
+import msgspec
 import pytest
 
 from statekeep.checkpoint.log_view import LogView
@@ -14,8 +15,14 @@ from statekeep.checkpoint.records import (
     VoidRecord,
 )
 from statekeep.commit.retention import closed_attempts, commits_to_release
+from statekeep.config.model import CheckpointSettings
 
+NOW_MS = 1_000
 IDENTITY = JobIdentity(job_uid="u", job_name="job", partitions=1)
+
+
+def keeping(commits: int, ms: int = 0) -> CheckpointSettings:
+    return CheckpointSettings(retain_commits=commits, retain_ms=ms)
 
 
 def attempt(number: int) -> AttemptRecord:
@@ -49,18 +56,18 @@ def view_of(*records: Record) -> LogView:
     ids=["never fewer than two", "two", "three", "more than there are"],
 )
 def test_the_newest_commits_are_kept_and_at_least_two(keep: int, expected: list[int]) -> None:
-    assert commits_to_release(view_of(*map(commit, range(1, 5))), keep) == expected
+    assert commits_to_release(view_of(*map(commit, range(1, 5))), keeping(keep), NOW_MS) == expected
 
 
 def test_a_pinned_commit_is_kept() -> None:
     view = view_of(
         *map(commit, range(1, 5)), PinRecord(epoch=1, nonce="p", name="savepoint", position=1)
     )
-    assert commits_to_release(view, 2) == [2]
+    assert commits_to_release(view, keeping(2), NOW_MS) == [2]
 
 
 def test_a_log_without_commits_releases_nothing() -> None:
-    assert commits_to_release(view_of(), 2) == []
+    assert commits_to_release(view_of(), keeping(2), NOW_MS) == []
 
 
 def test_released_and_void_attempts_are_closed_and_retained_and_open_ones_are_not() -> None:
@@ -80,3 +87,20 @@ def test_a_commit_that_landed_before_its_void_is_not_closed() -> None:
         VoidRecord(epoch=1, nonce="v", attempt_epoch=1, attempt=1, reason="unclear"),
     )
     assert closed_attempts(view) == []
+
+
+def aged(number: int, begun_ms: int) -> CommitRecord:
+    return msgspec.structs.replace(commit(number), checkpoint_id=f"{begun_ms}-0")
+
+
+def test_young_commits_stay_beyond_their_number() -> None:
+    view = view_of(*(aged(number, 100 * number) for number in range(1, 7)))
+    assert commits_to_release(view, keeping(2), NOW_MS) == [1, 2, 3, 4]
+    assert commits_to_release(view, keeping(2, ms=750), NOW_MS) == [1, 2]
+
+
+@pytest.mark.parametrize("now_ms", [0, 10**12], ids=["slow clock", "fast clock"])
+def test_a_wrong_clock_never_releases_what_the_number_keeps(now_ms: int) -> None:
+    view = view_of(*(aged(number, 100 * number) for number in range(1, 7)))
+    released = commits_to_release(view, keeping(3, ms=750), now_ms)
+    assert set(released) <= {1, 2, 3}
