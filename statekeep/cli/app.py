@@ -14,6 +14,7 @@ from statekeep.cli import (
     config,
     events,
     migrate,
+    new_jobs,
     restore,
     savepoints,
     verify,
@@ -36,6 +37,7 @@ app.add_typer(config.app)
 app.command("verify")(verify.verify)
 app.command("restore")(restore.restore)
 app.command("migrate")(migrate.migrate)
+app.command("rescale")(new_jobs.rescale_job)
 app.command("events")(events.events)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from statekeep.backends.registry import BackendRegistry
+from statekeep.cli import new_jobs
 from statekeep.cli.copying import copy_newest_commits, print_copies
 from statekeep.cli.options import (
     AsJson,
@@ -24,6 +25,8 @@ from statekeep.inspection.job import open_job
 app = typer.Typer(
     name="savepoint", help="Whole commits that are kept under a name.", no_args_is_help=True
 )
+
+app.command("restore")(new_jobs.restore_savepoint)
 
 Name = Annotated[str, typer.Argument(help="The name of the savepoint.")]
 

@@ -80,3 +80,13 @@ class CommandLine:
         status = exit_info.value.code
         assert isinstance(status, int)
         return Result(status, captured.out, captured.err)
+
+
+def route(key: bytes, partitions: int) -> int:
+    """The router of the job: by the number at the end of a key."""
+    return int(key.rpartition(b"-")[2]) % partitions
+
+
+def route_nowhere(key: bytes, partitions: int) -> int:
+    """A router that is wrong."""
+    return partitions

@@ -160,3 +160,10 @@ def stored_variables(
         return StructType(), {}
     content = _read(stored)
     return StructType.fromJson(json.loads(content.key_schema)), content.variables
+
+
+def encode_registry(key_schema: StructType, variables: Mapping[str, RegisteredVariable]) -> bytes:
+    """Return what stands under `REGISTRY_KEY` in a store that holds these variables."""
+    next_id = 1 + max((variable.id for variable in variables.values()), default=0)
+    content = _Content(FORMAT_VERSION, key_schema.json(), next_id, dict(variables))
+    return msgspec.json.encode(content, order="sorted")

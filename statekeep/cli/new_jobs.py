@@ -1,0 +1,207 @@
+"""``statekeep savepoint restore`` and ``statekeep rescale``: jobs that go on from another one's state."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.records import CommitRecord, QueryState
+from statekeep.cli.counting_bar import CountingBar
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    LogsOfTasks,
+    Settings,
+    owner_name,
+    read_config,
+)
+from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.clock import SystemClock
+from statekeep.config.load import load_dict, merge
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.inspection.job import InspectedJob, open_job
+from statekeep.inspection.job_copy import Making, OldTask, copy_log, rescale
+from statekeep.inspection.locations import copy_location
+from statekeep.inspection.recommit import require_commit_with_state
+from statekeep.inspection.splitting import splitter_for
+from statekeep.restore.progress import RestoreProgressBar
+from statekeep.stores.temporary_directory import temporary_directory
+
+NewName: TypeAlias = Annotated[
+    str, typer.Option("--as", metavar="JOB", help="The name of the new job.")
+]
+FromLocation: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="URI", help="On Spark: the checkpoint location of the old query."),
+]
+ToLocation: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="URI", help="On Spark: where that of the new query is made."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Locations:
+    """The checkpoint locations of the old and the new query."""
+
+    old: str
+    new: str
+
+    @classmethod
+    def of(cls, old: str | None, new: str | None) -> "Locations | None":
+        """Return both, or None for neither.
+
+        Raises:
+            ConfigError: Only one of them is given.
+        """
+        if old is None and new is None:
+            return None
+        if old is None or new is None:
+            raise ConfigError("--from-location and --to-location are given together or not at all")
+        return cls(old, new)
+
+
+def restore_savepoint(
+    name: Annotated[
+        str, typer.Argument(help="A savepoint, or any pin, position or id of a commit.")
+    ],
+    *,
+    new_name: NewName,
+    from_location: FromLocation = None,
+    to_location: ToLocation = None,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogsOfTasks = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a new job that starts with a savepoint's state and input offsets.
+
+    It has backups of its own and refers to nothing of the old job, which may go on or be deleted.
+    """
+    settings = read_config(config, setting)
+    locations = Locations.of(from_location, to_location)
+
+    async def run(making: Making) -> list[dict[str, JsonValue]]:
+        rows: list[dict[str, JsonValue]] = []
+        for log in task or (None,):
+            async with open_job(settings, making.clock, task=log) as job:
+                position, commit = job.find_commit(name)
+                async with job.held(position):
+                    query = await _query(job, commit, locations)
+                    made = await copy_log(making, job, commit, task=log, query=query)
+            rows.append({"log": log or new_name, "commit": made, "batch": commit.batch})
+        return rows
+
+    with _making(settings, new_name) as making:
+        rows = asyncio.run(run(making))
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["log", "commit", "batch"], [list(row.values()) for row in rows])
+
+
+def rescale_job(
+    *,
+    partitions: Annotated[int, typer.Option(min=1, help="The number of tasks of the new job.")],
+    new_name: NewName,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Plain Python: from key (bytes) and number of tasks to the number of its task.",
+        ),
+    ] = None,
+    from_location: FromLocation = None,
+    to_location: ToLocation = None,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogsOfTasks = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a new job with another number of tasks from a stopped one, each key in its task.
+
+    The old job stays as it is, so that there is a way back. Needs local disk for the whole state.
+    """
+    settings = read_config(config, setting)
+    locations = Locations.of(from_location, to_location)
+
+    async def run(making: Making) -> Sequence[int]:
+        async with _old_tasks(settings, task) as old:
+            identity = old[0].commit.identity
+            new_splitter = splitter_for(identity, partitions, router)
+            query = await _query(old[0].job, old[0].commit, locations)
+            return await rescale(
+                making, old, partitions, new_splitter, is_one_log=task is None, query=query
+            )
+
+    with _making(settings, new_name) as making:
+        counts = asyncio.run(run(making))
+    names = [f"Partition {number}" for number in range(partitions)]
+    rows: list[dict[str, JsonValue]] = [
+        {"task": name, "entries": count} for name, count in zip(names, counts, strict=True)
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["task", "entries"], [list(row.values()) for row in rows])
+
+
+@contextmanager
+def _making(settings: Config, new_name: str) -> Generator[Making]:
+    clock = SystemClock()
+    if new_name == settings.job.name:
+        raise ConfigError(f"the new job needs a name of its own: job={new_name}", key="job.name")
+    with (
+        temporary_directory("statekeep-copy-") as directory,
+        CountingBar("uploaded", clock.monotonic_ns) as uploaded,
+        CountingBar("entries routed", clock.monotonic_ns, is_bytes=False) as routed,
+    ):
+        yield Making(
+            config=merge(settings, load_dict({"job.name": new_name}, "--as")),
+            clock=clock,
+            directory=Path(directory),
+            owner=owner_name(),
+            on_progress=RestoreProgressBar(clock.monotonic_ns).update,
+            on_uploaded=uploaded.add,
+            on_entries=routed.add,
+        )
+
+
+@asynccontextmanager
+async def _old_tasks(
+    settings: Config, logs: Sequence[str] | None
+) -> AsyncGenerator[Sequence[OldTask]]:
+    """Open the logs of a job and hold the newest commit of each."""
+    async with AsyncExitStack() as stack:
+        tasks: list[OldTask] = []
+        for log in logs or (None,):
+            job = await stack.enter_async_context(open_job(settings, SystemClock(), task=log))
+            commit = require_commit_with_state(job)
+            _require_all_committed(job, commit)
+            await stack.enter_async_context(job.held(job.view.last_commit_position))
+            tasks += [OldTask(job, commit, TaskName(name)) for name in sorted(commit.versions)]
+        yield tasks
+
+
+def _require_all_committed(job: InspectedJob, commit: CommitRecord) -> None:
+    newest = max(job.view.batches, default=-1)
+    if newest > commit.batch:
+        raise ConfigError(
+            "the job has processed more than its newest commit holds: "
+            f"job={job.config.job.name} batch={newest} committed={commit.batch}",
+            hint="start the job and stop it: its last commit then holds everything",
+        )
+
+
+async def _query(
+    job: InspectedJob, commit: CommitRecord, locations: Locations | None
+) -> QueryState | None:
+    if locations is None:
+        return commit.query
+    return await job.executor.run(copy_location, locations.old, locations.new, commit)

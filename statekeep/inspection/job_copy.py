@@ -1,0 +1,294 @@
+"""A new job with the state of another one's commit: as it was, or on another number of tasks."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from statekeep.backends.base import TaskIdentity
+from statekeep.backends.fan_out import run_all
+from statekeep.checkpoint.checkpoints import (
+    CheckpointV2,
+    StoreName,
+    SystemStreamPartition,
+    TaskName,
+)
+from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.records import CommitRecord, QueryState
+from statekeep.clock import Clock
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.inspection.job import InspectedJob, Progress
+from statekeep.inspection.new_job import begin_job
+from statekeep.inspection.recommit import TASKS_AT_ONCE
+from statekeep.inspection.splitting import StateSplitter
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.local_files import remove_tree
+from statekeep.stores.rocksdb import RocksDbOptions
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+from statekeep.stores.work_directory import WorkDirectory
+
+_WRITE_BUFFER_BYTES: Final = 4 << 20
+"""Of each store that is being filled: as many are open as there are new tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldTask:
+    """One task of the job that the new one comes from."""
+
+    job: InspectedJob
+    """Its log: of the whole job on Spark, of this task in plain Python."""
+    commit: CommitRecord
+    name: TaskName
+
+    @property
+    def checkpoint(self) -> CheckpointV2 | None:
+        """What the commit holds for it."""
+        return self.job.checkpoint(self.commit, self.name)
+
+    @property
+    def input_offsets(self) -> Mapping[SystemStreamPartition, str]:
+        """Where its inputs stood."""
+        found = self.checkpoint
+        return {} if found is None else found.input_offsets
+
+    @property
+    def stores(self) -> list[StoreName]:
+        """The stores that the commit lists."""
+        return [store for stores in self.job.stores(self.commit).values() for store in stores]
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What every way to make a new job needs."""
+
+    config: Config
+    """Of the new job: its name, and where its state goes."""
+    clock: Clock
+    directory: Path
+    """For the state while it is on its way."""
+    owner: str
+    """Host and process, for people."""
+    on_progress: Progress = field(default=lambda _: None)
+    """How the restores get on."""
+    on_uploaded: Callable[[int], None] = field(default=lambda _: None)
+    """Told of every byte that was sent."""
+    on_entries: Callable[[int], None] = field(default=lambda _: None)
+    """Told of the entries that were routed."""
+
+    async def fetch(self, task: OldTask) -> SealedVersion | None:
+        """Restore the state of a task, verified; None where it is empty."""
+        place = self.directory / "old" / escape_name(task.name)
+        outcome = await task.job.restore(
+            task.commit, task.name, place, on_progress=self.on_progress
+        )
+        return outcome.version
+
+    async def forget(self, task: OldTask) -> None:
+        """Remove what `fetch` restored."""
+        place = self.directory / "old" / escape_name(task.name)
+        if place.exists():
+            await task.job.executor.run(remove_tree, place)
+
+
+async def copy_log(
+    making: Making,
+    job: InspectedJob,
+    commit: CommitRecord,
+    *,
+    task: str | None,
+    query: QueryState | None,
+) -> int:
+    """Make a new job's log from one commit of another's, task by task; return the new commit.
+
+    The other job is only read, and may go on meanwhile if the caller holds the commit.
+
+    Args:
+        making: Where the new job goes.
+        job: The log that the commit stands in.
+        commit: What the new job begins with.
+        task: In plain Python, the task whose log it is.
+        query: As of `NewJob.finish`.
+
+    Raises:
+        ConfigError: There is a job of the new name already.
+        RestoreFailedError: A task's state is out of reach.
+        CommitFailedError: A backend did not take it.
+    """
+    names = [TaskName(name) for name in sorted(commit.versions)]
+    places = asyncio.Semaphore(TASKS_AT_ONCE)
+    async with begin_job(
+        making.config,
+        commit,
+        making.clock,
+        owner=making.owner,
+        partitions=commit.identity.partitions,
+        task=task,
+        on_uploaded=making.on_uploaded,
+    ) as new:
+
+        async def copy(name: TaskName) -> None:
+            old = OldTask(job, commit, name)
+            async with places:
+                await new.add(name, await making.fetch(old), old.input_offsets)
+                await making.forget(old)
+
+        await run_all(copy(name) for name in names)
+        return await new.finish(query)
+
+
+async def rescale(
+    making: Making,
+    tasks: Sequence[OldTask],
+    partitions: int,
+    new_splitter: Callable[[], StateSplitter],
+    *,
+    is_one_log: bool,
+    query: QueryState | None,
+) -> list[int]:
+    """Make a new job whose tasks are so many, each with the keys that belong to it.
+
+    Args:
+        making: Where the new job goes. Needs local disk for the whole state.
+        tasks: All tasks of the old job, each at the commit to go on from.
+        partitions: M.
+        new_splitter: Makes the splitter of one store.
+        is_one_log: Whether the new job has one log for all tasks, as on Spark.
+        query: As of `NewJob.finish`.
+
+    Returns:
+        The entries that each new task got.
+
+    Raises:
+        ConfigError: There is a job of the new name, two tasks read one input to different ends, or
+            a key cannot be routed.
+        RestoreFailedError: A task's state is out of reach.
+        CommitFailedError: A backend did not take it.
+    """
+    offsets = _union_of_offsets(tasks)
+    commit = _newest(tasks)
+    names = [TaskName(f"Partition {number}") for number in range(partitions)]
+    run = tasks[0].job.executor.run
+    new_tasks = _NewTasks(making, names, tasks[0].stores)
+    splitters = {store: new_splitter() for store in tasks[0].stores}
+    try:
+        await run(new_tasks.open)
+        for task in tasks:
+            version = await making.fetch(task)
+            if version is not None:
+                await run(new_tasks.take, task, version, splitters)
+            await making.forget(task)
+        versions = await run(new_tasks.seal, commit.batch, splitters)
+        logs = [names] if is_one_log else [[name] for name in names]
+        for log in logs:
+            async with begin_job(
+                making.config,
+                commit,
+                making.clock,
+                owner=making.owner,
+                partitions=partitions if is_one_log else 1,
+                task=None if is_one_log else log[0],
+                on_uploaded=making.on_uploaded,
+            ) as new:
+                await run_all(new.add(name, versions[name], offsets) for name in log)
+                await new.finish(query)
+    finally:
+        await run(new_tasks.close)
+    return [sum(counts) for counts in zip(*(s.counts for s in splitters.values()), strict=True)]
+
+
+class _NewTasks:
+    """The stores of the new tasks, while they are filled. Every method blocks."""
+
+    def __init__(
+        self, making: Making, names: Sequence[TaskName], stores: Sequence[StoreName]
+    ) -> None:
+        self._making = making
+        self._names = names
+        self._stores = stores
+        self._work: list[WorkDirectory] = []
+        self._open: dict[StoreName, list[KeyValueStore]] = {store: [] for store in stores}
+        self._undo = ExitStack()
+
+    def open(self) -> None:
+        """Make an empty store of each name for each task."""
+        for name in self._names:
+            place = self._place("new", name)
+            work = self._undo.enter_context(place.begin(random_nonce(), None, self._stores))
+            self._work.append(work)
+            for store in self._stores:
+                self._open[store].append(self._open_store(work, store))
+
+    def take(
+        self,
+        task: OldTask,
+        version: SealedVersion,
+        splitters: Mapping[StoreName, StateSplitter],
+    ) -> None:
+        """Distribute the entries of an old task."""
+        place = TaskDirectory(
+            version.directory.parent,
+            TaskIdentity(
+                version.manifest.job_name,
+                version.manifest.operator,
+                TaskName(version.manifest.task_name),
+            ),
+        )
+        with place.begin(random_nonce(), version, task.stores) as work:
+            for store in task.stores:
+                if version.store_files(store):
+                    source = self._open_store(work, store)
+                    splitters[store].split(source, self._open[store], self._making.on_entries)
+
+    def seal(
+        self, batch: int, splitters: Mapping[StoreName, StateSplitter]
+    ) -> Mapping[TaskName, SealedVersion | None]:
+        """Seal what each task has got; None for one that got nothing."""
+        for store, splitter in splitters.items():
+            splitter.finish(self._open[store])
+        sealed: dict[TaskName, SealedVersion | None] = {}
+        for number, (name, work) in enumerate(zip(self._names, self._work, strict=True)):
+            has_state = any(splitter.counts[number] for splitter in splitters.values())
+            sealed[name] = work.seal(batch, random_nonce(), None) if has_state else None
+        return sealed
+
+    def close(self) -> None:
+        """Close every store; sealed versions stay. Idempotent."""
+        self._undo.close()
+
+    def _place(self, kind: str, name: TaskName) -> TaskDirectory:
+        identity = TaskIdentity(self._making.config.job.name, MAIN_OPERATOR, name)
+        return TaskDirectory.of(self._making.directory / kind, identity)
+
+    def _open_store(self, work: WorkDirectory, store: StoreName) -> KeyValueStore:
+        settings = self._making.config.store(store)
+        options = RocksDbOptions(
+            write_buffer_bytes=_WRITE_BUFFER_BYTES,
+            compression=settings.compression,
+            bloom_bits=settings.bloom_bits,
+        )
+        return work.open_store(store, settings.factory, options)
+
+
+def _union_of_offsets(tasks: Sequence[OldTask]) -> Mapping[SystemStreamPartition, str]:
+    """Return where the inputs of all tasks stood: any new task may be given any of them."""
+    union: dict[SystemStreamPartition, str] = {}
+    for task in tasks:
+        for ssp, offset in task.input_offsets.items():
+            if union.setdefault(ssp, offset) != offset:
+                raise ConfigError(
+                    "two tasks have read one input to different ends: "
+                    f"input={ssp.system}.{ssp.stream}.{ssp.partition} task={task.name} "
+                    f"offset={offset} other_offset={union[ssp]}"
+                )
+    return union
+
+
+def _newest(tasks: Sequence[OldTask]) -> CommitRecord:
+    """Return the commit with the highest batch: no version of the new job may be numbered below."""
+    return max((task.commit for task in tasks), key=lambda commit: commit.batch)

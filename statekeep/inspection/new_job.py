@@ -1,0 +1,174 @@
+"""A job that starts from another one's commit, under a name of its own."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from statekeep.backends.base import TaskIdentity
+from statekeep.checkpoint.checkpoints import (
+    CheckpointV2,
+    StoreName,
+    SystemStreamPartition,
+    TaskName,
+)
+from statekeep.checkpoint.log_reader import LogReader
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.records import CommitRecord, QueryState
+from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.clock import Clock
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.inspection.job import LogPlace, open_log_place
+from statekeep.inspection.job_owner import JobOwner
+from statekeep.inspection.recommit import TASKS_AT_ONCE
+from statekeep.inspection.state_copy import BackupPlace, checkpoint_id_now, prepare_backends
+from statekeep.stores.version import SealedVersion
+
+
+class NewJob:
+    """A job that is being made: each task's state goes through `add`, then `finish` makes it count.
+
+    Before that the job has no commit: whoever makes it again begins anew, and nothing refers to
+    what was uploaded. Made by `begin_job`; used on its event loop until the end of that block.
+    """
+
+    def __init__(
+        self,
+        log: JobOwner,
+        commit: CommitRecord,
+        place: BackupPlace,
+        *,
+        job_name: str,
+        partitions: int,
+    ) -> None:
+        """Use `begin_job`."""
+        self._log = log
+        self._commit = commit
+        self._place = place
+        self._identity = msgspec.structs.replace(
+            commit.identity, job_uid=random_nonce(), job_name=job_name, partitions=partitions
+        )
+        self._checkpoints: dict[str, msgspec.Raw] = {}
+        self._versions: dict[str, str] = {}
+        self._places = asyncio.Semaphore(TASKS_AT_ONCE)
+
+    async def add(
+        self,
+        task: TaskName,
+        version: SealedVersion | None,
+        input_offsets: Mapping[SystemStreamPartition, str],
+    ) -> None:
+        """Back up what a task starts with; tasks may be added side by side.
+
+        Args:
+            task: Of the new job.
+            version: Its state, which stays in place meanwhile; None: empty.
+            input_offsets: Where its inputs go on.
+
+        Raises:
+            CommitFailedError: A backend did not take it.
+        """
+        checkpoint = CheckpointV2(self._place.checkpoint_id, dict(input_offsets))
+        if version is not None:
+            identity = TaskIdentity(
+                self._identity.job_name, MAIN_OPERATOR, task, job_uid=self._identity.job_uid
+            )
+            async with self._places:
+                checkpoint = await self._place.back_up(identity, version, input_offsets)
+        self._versions[task] = "" if version is None else str(version.id)
+        self._checkpoints[task] = msgspec.Raw(encode_checkpoint_v2(checkpoint))
+
+    async def finish(self, query: QueryState | None) -> int:
+        """Append the commit record that all of it makes, and return its position.
+
+        Args:
+            query: Of the Spark query that goes on with the state; None in plain Python.
+        """
+        return await self._log.commit(
+            msgspec.structs.replace(
+                self._commit,
+                epoch=0,
+                nonce="",
+                attempt_epoch=self._log.epoch,
+                attempt=self._place.attempt,
+                checkpoint_id=self._place.checkpoint_id.serialize(),
+                identity=self._identity,
+                checkpoints=self._checkpoints,
+                versions=self._versions,
+                query=query,
+            )
+        )
+
+
+@asynccontextmanager
+async def begin_job(
+    config: Config,
+    commit: CommitRecord,
+    clock: Clock,
+    *,
+    owner: str,
+    partitions: int,
+    task: str | None = None,
+    on_uploaded: Callable[[int], None] = lambda _: None,
+) -> AsyncGenerator[NewJob]:
+    """Begin a job that goes on from another one's commit.
+
+    Args:
+        config: Of the new job: its name, and where its state goes.
+        commit: Of the other job.
+        clock: For ids and durations.
+        owner: Host and process, for people.
+        partitions: N of the new job.
+        task: In plain Python, the task whose log it is.
+        on_uploaded: Told of every byte that was sent.
+
+    Raises:
+        ConfigError: There is a job of that name already, or a place refuses us.
+        TaskFencedError: Somebody else makes the same job.
+    """
+    async with open_log_place(config, clock, task=task) as place:
+        await prepare_backends(place.factories, place.executor, clock)
+        await require_no_commit(config, place)
+        log = await JobOwner.take_over(place.log, owner)
+        checkpoint_id = checkpoint_id_now(clock)
+        attempt = await log.begin_attempt(commit.batch, checkpoint_id, {}, [])
+        stores = [StoreName(name) for names in commit.identity.stores.values() for name in names]
+        try:
+            yield NewJob(
+                log,
+                commit,
+                BackupPlace(
+                    factories=place.factories,
+                    stores={store: config.store(store) for store in stores},
+                    epoch=log.epoch,
+                    attempt=attempt,
+                    checkpoint_id=checkpoint_id,
+                    executor=place.executor,
+                    clock=clock,
+                    count_bytes=on_uploaded,
+                ),
+                job_name=config.job.name,
+                partitions=partitions,
+            )
+        except BaseException:
+            await log.give_up(attempt, "the job was not made")
+            raise
+
+
+async def require_no_commit(config: Config, place: LogPlace) -> None:
+    """Make sure that a job of this name is not there yet.
+
+    Raises:
+        ConfigError: It is.
+    """
+    reader = LogReader(place.log)
+    await reader.catch_up()
+    if reader.view.commits:
+        raise ConfigError(
+            f"there is a job of that name: job={config.job.name} backend={place.log_backend}",
+            key="job.name",
+            hint="choose another name, or `statekeep reset` that job first",
+        )

@@ -1,0 +1,159 @@
+"""Which of the new tasks each entry of an old task's store belongs to."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from typing_extensions import override
+
+from statekeep.backends.dotted_path import load_object
+from statekeep.checkpoint.records import JobIdentity
+from statekeep.errors import ConfigError
+from statekeep.stores.base import KeyValueStore
+
+_CHUNK: Final = 10_000
+"""Entries in one write."""
+
+_OWN_ROUTERS: Final = {"spark-murmur3-pmod-1": "statekeep.spark.rescaling:SparkSplitter"}
+"""``{router: dotted path of its splitter}``; loaded when asked for, as it needs pyspark."""
+
+Router = Callable[[bytes, int], int]
+"""From a key and the number of tasks to the number of its task."""
+
+
+class StateSplitter(ABC):
+    """Distributes one store of the old tasks over the same store of the new ones.
+
+    `split` is called for each old task in turn, then `finish` once. Blocks; used by one thread at a
+    time.
+
+    Attributes:
+        counts: Entries given to each new task so far.
+    """
+
+    def __init__(self, partitions: int) -> None:
+        """Prepare for so many new tasks."""
+        self.counts = [0] * partitions
+
+    @abstractmethod
+    def split(
+        self,
+        source: KeyValueStore,
+        targets: Sequence[KeyValueStore],
+        on_entries: Callable[[int], None],
+    ) -> None:
+        """Write every entry of an old store to the one new store that it belongs to.
+
+        Args:
+            source: Of an old task; only read.
+            targets: Of the new tasks, by number.
+            on_entries: Told of the entries written, now and then, on this thread.
+
+        Raises:
+            ConfigError: An entry cannot be routed.
+            CheckpointCorruptError: An entry cannot be read.
+        """
+
+    @abstractmethod
+    def finish(self, targets: Sequence[KeyValueStore]) -> None:
+        """Write what stands in every store that has entries."""
+
+
+class RoutedWrites:
+    """Gathers entries for the new stores and writes them in large pieces."""
+
+    def __init__(
+        self,
+        targets: Sequence[KeyValueStore],
+        counts: list[int],
+        on_entries: Callable[[int], None],
+    ) -> None:
+        self._targets = targets
+        self._counts = counts
+        self._on_entries = on_entries
+        self._waiting: list[dict[bytes, bytes | None]] = [{} for _ in targets]
+        self._count = 0
+
+    def add(self, partition: int, key: bytes, value: bytes) -> None:
+        """Take in one entry."""
+        self._waiting[partition][key] = value
+        self._count += 1
+        if self._count >= _CHUNK:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was taken in."""
+        for partition, entries in enumerate(self._waiting):
+            if entries:
+                self._targets[partition].write(entries)
+                self._counts[partition] += len(entries)
+        self._on_entries(self._count)
+        self._waiting = [{} for _ in self._targets]
+        self._count = 0
+
+
+class RoutedSplitter(StateSplitter):
+    """Routes by a function of the key, as a program in plain Python does."""
+
+    def __init__(self, partitions: int, router: Router) -> None:
+        super().__init__(partitions)
+        self._router = router
+
+    @override
+    def split(
+        self,
+        source: KeyValueStore,
+        targets: Sequence[KeyValueStore],
+        on_entries: Callable[[int], None],
+    ) -> None:
+        writes = RoutedWrites(targets, self.counts, on_entries)
+        for key, value in source.scan():
+            partition = self._router(key, len(targets))
+            if not 0 <= partition < len(targets):
+                raise ConfigError(
+                    f"the router names no task: key={key!r} partition={partition} "
+                    f"partitions={len(targets)}"
+                )
+            writes.add(partition, key, value)
+        writes.flush()
+
+    @override
+    def finish(self, targets: Sequence[KeyValueStore]) -> None:
+        del targets  # nothing stands in every store
+
+
+def splitter_for(
+    identity: JobIdentity, partitions: int, router: str | None = None
+) -> Callable[[], StateSplitter]:
+    """Return what makes a splitter for one store of a job.
+
+    Args:
+        identity: Of the job.
+        partitions: M, of the new one.
+        router: Dotted path of a `Router`; None: the job's own.
+
+    Raises:
+        ConfigError: The job's router is not known here, or is the program's own and was not given.
+    """
+    if router is not None:
+        loaded = load_object(router, key="--router")
+        if not callable(loaded):
+            raise ConfigError(f"not a function: router={router}")
+        route: Router = loaded
+        return lambda: RoutedSplitter(partitions, route)
+    if not identity.router:
+        raise ConfigError(
+            f"only the program knows which task a key belongs to: job={identity.job_name}",
+            hint="name its function from key (bytes) and number of tasks to the number of a task: "
+            "--router package.module:function",
+        )
+    path = _OWN_ROUTERS.get(identity.router)
+    if path is None:
+        raise ConfigError(
+            f"keys cannot be routed: job={identity.job_name} router={identity.router} "
+            f"known={','.join(_OWN_ROUTERS)}"
+        )
+    made = load_object(path, key="router")
+    if not (isinstance(made, type) and issubclass(made, StateSplitter)):
+        raise ConfigError(f"not a StateSplitter: {path}")
+    return lambda: made(partitions)

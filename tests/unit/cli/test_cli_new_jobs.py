@@ -1,0 +1,119 @@
+"""``statekeep savepoint restore`` and ``statekeep rescale`` in plain Python."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings, route
+
+from statekeep.config.load import load_dict
+from statekeep.container.container import Container
+
+LOG = f"--task '{TASK}'"
+
+
+async def content(
+    directory: Path, job_name: str, task: str = TASK
+) -> tuple[str | None, dict[bytes, bytes]]:
+    """Start a job and return the input offset and the state that it goes on from."""
+    settings = job_settings(directory) | {"job.name": job_name}
+    async with Container(load_dict(settings)) as container:
+        started = await container.start_task(task, ["counts"])
+        return started.input_offsets.get(INPUT), dict(started.store("counts").scan())
+
+
+def test_a_new_job_starts_with_the_state_and_offsets_of_a_savepoint(
+    statekeep: CommandLine, job: Path
+) -> None:
+    expected = asyncio.run(content(job, "orders"))
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    asyncio.run(commit_numbers(job, [5, 6]))
+    result = statekeep(f"savepoint restore v1 --as orders-2 {LOG} --json")
+    assert (result.status, len(result.json)) == (0, 1)
+    assert asyncio.run(content(job, "orders-2")) == expected
+    assert asyncio.run(content(job, "orders"))[0] == "6"
+
+
+def test_the_new_job_needs_nothing_of_the_old_one(statekeep: CommandLine, job: Path) -> None:
+    expected = asyncio.run(content(job, "orders"))
+    current = statekeep(f"checkpoints show {LOG} --json").json["commit"]
+    statekeep(f"savepoint restore {current} --as orders-2 {LOG}")
+    for place in ("near", "far", "local"):
+        shutil.rmtree(job / place / "orders")
+    assert asyncio.run(content(job, "orders-2")) == expected
+    result = statekeep(f"verify {LOG} --set job.name=orders-2 --json")
+    assert [row["error"] for row in result.json] == [None, None]
+
+
+def test_a_new_job_deletes_nothing_of_the_old_one(statekeep: CommandLine, job: Path) -> None:
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    statekeep(f"savepoint restore v1 --as orders-2 {LOG}")
+    before = sorted(path for path in (job / "near" / "orders").rglob("*") if path.is_file())
+    settings = job_settings(job, retained=2) | {"job.name": "orders-2"}
+
+    async def go_on() -> None:
+        async with Container(load_dict(settings)) as container:
+            task = await container.start_task(TASK, ["counts"])
+            for number in range(5, 12):
+                task.store("counts").put(b"key-%d" % number, b"new")
+                await (await task.commit({INPUT: str(number)}, force=True)).wait()
+
+    asyncio.run(go_on())
+    after = sorted(path for path in (job / "near" / "orders").rglob("*") if path.is_file())
+    assert set(before) <= set(after)
+    assert statekeep(f"verify v1 {LOG}").status == 0
+
+
+def test_a_job_that_is_there_is_not_overwritten(statekeep: CommandLine, job: Path) -> None:
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    statekeep(f"savepoint restore v1 --as orders-2 {LOG}")
+    before = statekeep(f"events {LOG} --set job.name=orders-2 --json").json
+    result = statekeep(f"savepoint restore v1 --as orders-2 {LOG}")
+    assert result.status == 2
+    assert "there is a job of that name: job=orders-2" in result.err
+    assert statekeep(f"events {LOG} --set job.name=orders-2 --json").json == before
+    same = statekeep(f"savepoint restore v1 --as orders {LOG}")
+    assert "needs a name of its own" in same.err
+
+
+def test_rescaling_moves_every_key_to_the_task_of_its_router(
+    statekeep: CommandLine, job: Path
+) -> None:
+    offset, before = asyncio.run(content(job, "orders"))
+    result = statekeep(f"rescale --partitions 3 --as orders-3 --router cli_kit:route {LOG} --json")
+    assert result.status == 0
+    found: dict[bytes, bytes] = {}
+    for number in range(3):
+        task_offset, state = asyncio.run(content(job, "orders-3", f"Partition {number}"))
+        assert task_offset == offset
+        assert all(route(key, 3) == number for key in state)
+        assert found.keys().isdisjoint(state)
+        found |= state
+    assert found == before
+    assert [row["entries"] for row in result.json] == [
+        sum(route(key, 3) == number for key in before) for number in range(3)
+    ]
+
+
+def test_a_rescaled_job_goes_back_to_its_first_form(statekeep: CommandLine, job: Path) -> None:
+    before = asyncio.run(content(job, "orders"))
+    statekeep(f"rescale --partitions 3 --as orders-3 --router cli_kit:route {LOG}")
+    tasks = " ".join(f"--task 'Partition {number}'" for number in range(3))
+    statekeep(
+        f"rescale --partitions 1 --as orders-1 --router cli_kit:route {tasks} "
+        "--set job.name=orders-3"
+    )
+    assert asyncio.run(content(job, "orders-1")) == before
+
+
+def test_keys_that_only_the_program_can_route_are_refused(statekeep: CommandLine) -> None:
+    result = statekeep(f"rescale --partitions 3 --as orders-3 {LOG}")
+    assert result.status == 2
+    assert "only the program knows which task a key belongs to: job=orders" in result.err
+    assert "--router package.module:function" in result.err
+
+
+def test_a_router_that_names_no_task_is_refused_and_makes_no_job(statekeep: CommandLine) -> None:
+    result = statekeep(f"rescale --partitions 3 --as orders-3 --router cli_kit:route_nowhere {LOG}")
+    assert (result.status, "the router names no task" in result.err) == (2, True)
+    assert statekeep(f"checkpoints list {LOG} --set job.name=orders-3").status == 2
