@@ -206,7 +206,7 @@ class StreamDecoder:
         if header.encryption is not None:
             self._cipher = self._open_cipher(header, salt, start)
         self._is_begun = True
-        return end
+        return int(end)
 
     def _decompressor(self, compression: str) -> ZstdCodec | None:
         if compression not in {"none", "zstd"}:
