@@ -49,7 +49,11 @@ class BackendProperties:
     can_hold_job_log: bool = False
     """Implements `StateBackendFactory.job_log` and `checkpoint_store` with atomic create."""
     is_durable: bool = True
-    """What it holds outlives the process."""
+    """What it holds outlives the process.
+
+    A job in plain Python whose backends all lack this, or whose log does, runs with a warning: its
+    state survives a restart of the container, not of the program. On Spark it is refused.
+    """
     keeps_every_commit: bool = True
     """A commit that is retained can be restored for as long as that; not so where old records give
     way to new ones of the same key."""

@@ -175,6 +175,7 @@ class MemoryBackupManager(TaskBackupManager):
         )
         made = {Marker(f"memory:{self._new_uid()}"): image for image in images}
         self._place.images.update(made)
+        commit.count_bytes(sum(len(data) for image in images for data in image.files.values()))
         return dict(zip(stores, made, strict=True))
 
     @override

@@ -24,8 +24,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _REMEDY: Final = (
-    " (check the place of the backend and the way to it; how long it is tried for is set by"
-    " retry.policy.max.retry.duration.millis)"
+    " (check the place of the backend and the way to it; how long it is tried for is a setting of the"
+    " backend, such as blob.store.retry.policy.max.retry.duration.millis)"
 )
 """With the first warning of a call."""
 

@@ -8,6 +8,8 @@ from typing import Final
 from statekeep.backends.base import CommitContext, TaskIdentity
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition
+from statekeep.checkpoint.note import Note, no_note
+from statekeep.checkpoint.records import CommitRecord
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate, Decision
 from statekeep.commit.metrics import CommitMetrics
@@ -46,8 +48,10 @@ class CommitRunner:
         metrics: CommitMetrics,
         clock: Clock,
         on_failure: Callable[[Exception], None],
+        note: Note = no_note,
     ) -> None:
         self._task = task
+        self._note = note
         self._log = log
         self._pipeline = pipeline
         self._gate = gate
@@ -60,6 +64,8 @@ class CommitRunner:
         self._open: TaskCommit | None = None
         self._fence: TaskFencedError | None = None
         self._last_id: CheckpointId | None = None
+        self._began_ns = 0
+        self._bytes_uploaded = 0
         self.last_error: Exception | None = None
         """Why the newest commit failed; None after a success."""
 
@@ -181,6 +187,7 @@ class CommitRunner:
         sealed_ns = self._clock.monotonic_ns()
         self._metrics.time("store-checkpoint-ns", sealed_ns - began_ns)
         self._gate.started(began_ns, checkpoint_id.serialize())
+        self._began_ns, self._bytes_uploaded = began_ns, 0
         commit = self._open = TaskCommit(checkpoint_id)
         self._running = asyncio.create_task(
             self._run(commit, version, input_offsets, began_ns),
@@ -230,17 +237,42 @@ class CommitRunner:
             version=version,
             base=base,
             base_version=base_version,
+            count_bytes=self._count_bytes,
         )
+        began_ns = self._clock.monotonic_ns()
         checkpoint = await self._pipeline.commit(context, input_offsets)
+        self._note(
+            "task-uploaded",
+            task=self._task.task_name,
+            attempt=attempt,
+            batch=version_id.batch,
+            bytes=self._bytes_uploaded,
+            elapsed_ms=(self._clock.monotonic_ns() - began_ns) // _NS_PER_MS,
+        )
         fault_point("record.before")
         await self._log.commit(attempt, version_id, checkpoint)
         fault_point("record.after")
 
+    def _count_bytes(self, size: int) -> None:
+        self._bytes_uploaded += size
+
     def _finish_well(self, commit: TaskCommit) -> None:
-        self._gate.succeeded(self._clock.monotonic_ns())
+        now_ns = self._clock.monotonic_ns()
+        self._gate.succeeded(now_ns)
         self.last_error = None
         self._metrics.gauge("last-async-commit-timestamp", self._clock.time_ns())
-        commit.succeed(self._last_checkpoint())
+        record, checkpoint = self._last_commit()
+        commit.succeed(checkpoint)
+        self._note(
+            "commit",
+            batch=record.batch,
+            checkpoint_id=record.checkpoint_id,
+            position=self._log.view.last_commit_position,
+            elapsed_ms=(now_ns - self._began_ns) // _NS_PER_MS,
+            tasks_uploaded=1,
+            bytes_uploaded=self._bytes_uploaded,
+            was_rolled_forward=False,
+        )
         self._housekeeper.start()
 
     async def _fail(self, commit: TaskCommit, exc: Exception) -> None:
@@ -293,12 +325,12 @@ class CommitRunner:
         except Exception:  # a callback of the program must not end the commit's own task
             logger.exception("failure callback failed: task=%s", self._task.task_name)
 
-    def _last_checkpoint(self) -> CheckpointV2:
+    def _last_commit(self) -> tuple[CommitRecord, CheckpointV2]:
         current = self._log.view.last_commit
         checkpoint = None if current is None else self._log.checkpoint_of(current)
-        if checkpoint is None:
+        if current is None or checkpoint is None:
             raise RuntimeError("the log has no commit after one succeeded")
-        return checkpoint
+        return current, checkpoint
 
     def _next_checkpoint_id(self) -> CheckpointId:
         """Return an id that no earlier commit of this runner has, whatever the clock does."""

@@ -71,6 +71,7 @@ class Container:
         self._on_progress = on_progress if on_progress is not None else self._bar.update
         self._factories = _build_factories(config)
         self._log_backend = _find_log_backend(config, self._factories)
+        self._limits = _limits(self._factories, self._log_backend)
         self._executor: BoundedExecutor | None = None
         self._restore_executor: BoundedExecutor | None = None
         self._tasks: dict[TaskName, Task | None] = {}
@@ -93,6 +94,8 @@ class Container:
             await self._executor.close()
             await self._restore_executor.close()
             raise
+        for limit in self._limits:
+            logger.warning("the job runs with a limit: %s", limit)
         return self
 
     async def __aexit__(
@@ -176,6 +179,7 @@ class Container:
             owner=f"{socket.gethostname()}:{os.getpid()}",
             on_failure=on_failure,
             on_progress=self._on_progress,
+            limits=self._limits,
         )
 
     async def _prepare_backends(self, executor: BoundedExecutor) -> None:
@@ -234,6 +238,24 @@ def _find_log_backend(
         key="stores.backup.factories",
         hint="list a backend such as blob, or name one as job.log.backend",
     )
+
+
+def _limits(
+    factories: Mapping[BackendName, StateBackendFactory], log_backend: StateBackendFactory
+) -> tuple[str, ...]:
+    """Return what the job does without, because its backends hold nothing beyond the process.
+
+    Without a log nothing can be restored, so that its backend decides as well.
+    """
+    volatile = [name for name, factory in factories.items() if not factory.properties.is_durable]
+    if log_backend.properties.is_durable and len(volatile) < len(factories):
+        return ()
+    limit = (
+        f"state does not outlive the process: backends={','.join(volatile)}"
+        f" log_backend={log_backend.name} (list a durable one, such as blob, first in"
+        " stores.backup.factories)"
+    )
+    return (limit,)
 
 
 def _is_closed(task: Task | None) -> bool:

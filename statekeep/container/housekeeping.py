@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from statekeep.checkpoint.note import Note, no_note
 from statekeep.clock import Clock
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release
@@ -36,6 +37,7 @@ class Housekeeper:
         clock: Clock,
         drop_versions: Callable[[], Awaitable[None]],
         on_fenced: Callable[[TaskFencedError], None],
+        note: Note = no_note,
     ) -> None:
         """Take what a round needs.
 
@@ -47,6 +49,7 @@ class Housekeeper:
             clock: For their age.
             drop_versions: Removes local versions that recovery does not need.
             on_fenced: Told when the release record is refused.
+            note: Told of every round that had something to delete.
         """
         self._task_name = task_name
         self._log = log
@@ -55,6 +58,7 @@ class Housekeeper:
         self._clock = clock
         self._drop_versions = drop_versions
         self._on_fenced = on_fenced
+        self._note = note
         self._round: asyncio.Task[None] | None = None
         self._trimmed_to = 0
 
@@ -76,10 +80,13 @@ class Housekeeper:
 
     async def _run(self) -> None:
         try:
-            await self._release()
-            await self._pipeline.clean_up(self._log.retained(), closed_attempts(self._log.view))
+            released = await self._release()
+            closed = closed_attempts(self._log.view)
+            await self._pipeline.clean_up(self._log.retained(), closed)
             await self._trim()
             await self._drop_versions()
+            if closed:
+                self._note("clean-up", attempts=len(closed), released=released)
         except TaskFencedError as exc:
             self._on_fenced(exc)
         except (StateBackupError, OSError, ExceptionGroup):
@@ -87,13 +94,15 @@ class Housekeeper:
                 "clean-up is put off until after the next commit: task=%s", self._task_name
             )
 
-    async def _release(self) -> None:
+    async def _release(self) -> int:
+        """Release what is no longer worth keeping; return how many commits that were."""
         now_ms = self._clock.time_ns() // 1_000_000
         positions = commits_to_release(self._log.view, self._retention, now_ms)
         if positions:
             fault_point("release.before")
             await self._log.release(positions)
             fault_point("release.after")
+        return len(positions)
 
     async def _trim(self) -> None:
         floor = self._log.view.lowest_needed

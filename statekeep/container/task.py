@@ -9,6 +9,7 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task_commit import TaskCommit
+from statekeep.container.task_events import TaskEvents
 from statekeep.container.task_log import TaskLog
 from statekeep.container.task_stores import TaskStores
 from statekeep.errors import BackendClosedError, StateBackupError
@@ -38,6 +39,7 @@ class Task:
         housekeeper: Housekeeper,
         metrics: CommitMetrics,
         restored: RestoreOutcome,
+        events: TaskEvents,
         shutdown_ms: int,
     ) -> None:
         """Use `Container.start_task`."""
@@ -56,6 +58,7 @@ class Task:
         self._log = log
         self._pipeline = pipeline
         self._housekeeper = housekeeper
+        self._events = events
         self._shutdown_ms = shutdown_ms
         self._is_closed = False
 
@@ -88,11 +91,13 @@ class Task:
         """Return whether ``task.commit.ms`` is over, or a skipped commit can be made up for.
 
         Asked in the last tenth of that time, it begins to flush the stores in the background, so
-        that the pause of the commit is short.
+        that the pause of the commit is short. Progress events that have waited for long enough are
+        written from here too.
         """
         is_due = self._runner.is_due()
         if not is_due and not self._is_closed and self._runner.is_near():
             self._stores.prepare_seal()
+        self._events.look()
         return is_due
 
     async def commit(
@@ -142,7 +147,7 @@ class Task:
         await self._runner.finish(self._shutdown_ms)
         await self._housekeeper.close()
         errors: list[Exception] = []
-        for close in (self._pipeline.close, self._stores.close, self._log.close):
+        for close in (self._end_events, self._pipeline.close, self._stores.close, self._log.close):
             try:
                 await close()
             except (StateBackupError, OSError, ExceptionGroup) as exc:
@@ -151,6 +156,14 @@ class Task:
         if errors:
             msg = f"closing a task failed: task={self.name}"
             raise ExceptionGroup(msg, errors)
+
+    async def _end_events(self) -> None:
+        current, head = self._log.view.last_commit, self._stores.head
+        await self._events.end(
+            self._runner.last_error,
+            committed=-1 if current is None else current.batch,
+            head=-1 if head is None else head.id.batch,
+        )
 
     async def _seal(self) -> SealedVersion:
         current = self._log.view.last_commit

@@ -10,6 +10,7 @@ from statekeep.checkpoint.checkpoints import CheckpointV2, StoreName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter, random_nonce
+from statekeep.checkpoint.note import OWNER_GONE, Note, no_note, note_void
 from statekeep.checkpoint.records import (
     AttemptRecord,
     BadMarkerRecord,
@@ -35,8 +36,19 @@ class TaskLog:
     Used by one event loop. After `TaskFencedError` every method that writes raises it again.
     """
 
-    def __init__(self, log: JobLog, task: TaskIdentity, stores: Iterable[StoreName]) -> None:
+    def __init__(
+        self, log: JobLog, task: TaskIdentity, stores: Iterable[StoreName], note: Note = no_note
+    ) -> None:
+        """Take what is needed; nothing is read yet.
+
+        Args:
+            log: Closed by `close`.
+            task: Whose log it is.
+            stores: The task's stores.
+            note: Told of every attempt that becomes void, by whichever record.
+        """
         self._writer = LogWriter(log)
+        self._note = note
         self._task = task
         self._stores = sorted(stores)
         self._identity: JobIdentity | None = None
@@ -82,6 +94,7 @@ class TaskLog:
             await self._writer.append(self._empty_commit(checkpoint_id))
             return
         self._identity = msgspec.structs.replace(current.identity, stores=self._store_names())
+        left_open = list(self.view.open_attempts.values())
         await self._writer.append(
             BaseRecord(
                 epoch=0,
@@ -91,6 +104,8 @@ class TaskLog:
                 head=current.batch,
             )
         )
+        for attempt in left_open:
+            note_void(self._note, attempt, OWNER_GONE)
 
     async def begin_attempt(self, version: VersionId, checkpoint_id: CheckpointId) -> int:
         """Record that a commit begins and return the number of the attempt.
@@ -147,6 +162,7 @@ class TaskLog:
         attempt = self._unresolved
         if attempt is None:
             return False
+        begun = self.view.open_attempts.get((self.epoch, attempt))
         if not self.view.is_committed(self.epoch, attempt):
             await self._writer.append(
                 VoidRecord(
@@ -158,7 +174,10 @@ class TaskLog:
                 )
             )
         self._unresolved = None
-        return self.view.is_committed(self.epoch, attempt)
+        has_commit = self.view.is_committed(self.epoch, attempt)
+        if begun is not None and not has_commit:
+            note_void(self._note, begun, reason)
+        return has_commit
 
     async def release(self, positions: Sequence[int]) -> None:
         """Let go of commits; what only they reach may be deleted afterwards."""

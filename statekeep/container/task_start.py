@@ -1,8 +1,9 @@
 """The start of a task: take over its log, restore, open, and get its commits ready."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -17,6 +18,7 @@ from statekeep.config.model import Config, StoreSettings
 from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task import Task
+from statekeep.container.task_events import TaskEvents
 from statekeep.container.task_log import TaskLog
 from statekeep.container.task_stores import TaskStores
 from statekeep.errors import TaskFencedError
@@ -44,6 +46,8 @@ class TaskParts:
     """Host and process, for people who read the log."""
     on_failure: Callable[[Exception], None]
     on_progress: Callable[[RestoreProgress], None]
+    limits: tuple[str, ...] = ()
+    """What the job does without because of what its backends are, for people."""
 
 
 async def start_task(parts: TaskParts) -> Task:
@@ -53,15 +57,23 @@ async def start_task(parts: TaskParts) -> Task:
     `Container.start_task`.
     """
     async with AsyncExitStack() as undo:
-        log = _open_log(parts)
+        scope = task_scope(parts.task.job_name, parts.task.operator, parts.task.task_name)
+        store = parts.log_backend.checkpoint_store(scope, parts.executor, parts.clock)
+        events = TaskEvents(store, parts.config.job, parts.clock)
+        job_log = parts.log_backend.job_log(scope, parts.executor, parts.clock)
+        log = TaskLog(job_log, parts.task, parts.stores, events.note)
         undo.push_async_callback(log.close)
+        undo.push_async_exit(_end_by_error(events))
         await log.take_over(parts.owner, CheckpointId.at(parts.clock.time_ns()))
+        events.begin(log.epoch)
+        _note_start(parts, log, events)
 
         parts = replace(parts, task=replace(parts.task, job_uid=log.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
         # Before the restore, which may need the room that restores before it have left full.
         await parts.executor.run(directory.sweep)
         restored = await _restore(parts, log, directory)
+        _note_restore(restored, events)
 
         metrics = CommitMetrics()
         metrics.gauge("restore-time-ms", restored.elapsed_ms)
@@ -94,13 +106,52 @@ async def start_task(parts: TaskParts) -> Task:
         directory=directory,
         metrics=metrics,
         restored=restored,
+        events=events,
     )
 
 
-def _open_log(parts: TaskParts) -> TaskLog:
-    scope = task_scope(parts.task.job_name, parts.task.operator, parts.task.task_name)
-    job_log = parts.log_backend.job_log(scope, parts.executor, parts.clock)
-    return TaskLog(job_log, parts.task, parts.stores)
+def _end_by_error(events: TaskEvents) -> Callable[..., Awaitable[None]]:
+    """Return what ends the events of a start that fails."""
+
+    async def end(
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await events.end(error)
+
+    return end
+
+
+def _note_start(parts: TaskParts, log: TaskLog, events: TaskEvents) -> None:
+    committed = log.view.last_commit
+    batch = -1 if committed is None else committed.batch
+    events.note(
+        "job-initialised",
+        partitions=1,
+        stores={parts.task.operator: sorted(parts.stores)},
+        backends=list(parts.factories),
+        log_backend=parts.log_backend.name,
+        commit_position=log.view.last_commit_position,
+        committed=batch,
+        head=batch,
+        limits=list(parts.limits),
+    )
+
+
+def _note_restore(restored: RestoreOutcome, events: TaskEvents) -> None:
+    version = restored.version
+    events.note(
+        "recovery",
+        head=-1 if version is None else version.id.batch,
+        tasks=1,
+        restored=dict(restored.sources),
+        bytes_fetched=restored.bytes_fetched,
+        replayed=[],
+        rows_replayed=0,
+        failures=[f"{f.store} {f.backend}: {f.error}" for f in restored.failures],
+        elapsed_ms=restored.elapsed_ms,
+    )
 
 
 async def _restore(parts: TaskParts, log: TaskLog, directory: TaskDirectory) -> RestoreOutcome:
@@ -143,6 +194,7 @@ def _assemble(
     directory: TaskDirectory,
     metrics: CommitMetrics,
     restored: RestoreOutcome,
+    events: TaskEvents,
 ) -> Task:
     checkpoint = parts.config.checkpoint
 
@@ -161,6 +213,7 @@ def _assemble(
         clock=parts.clock,
         drop_versions=drop_versions,
         on_fenced=on_fenced,
+        note=events.note,
     )
     runner = CommitRunner(
         parts.task,
@@ -171,6 +224,7 @@ def _assemble(
         metrics=metrics,
         clock=parts.clock,
         on_failure=parts.on_failure,
+        note=events.note,
     )
     # A crash may have come between a commit and its clean-up.
     housekeeper.start()
@@ -183,6 +237,7 @@ def _assemble(
         housekeeper=housekeeper,
         metrics=metrics,
         restored=restored,
+        events=events,
         shutdown_ms=parts.config.task.shutdown_ms,
     )
 

@@ -10,8 +10,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no t
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 
+from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
-from statekeep.spark.driver.events import EventList, summary_of
+from statekeep.spark.driver.events import EventList
 from statekeep.spark.query_run import QueryRun, Starter
 from statekeep.spark.restart_policy import RestartPolicy, may_pass
 

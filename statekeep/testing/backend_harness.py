@@ -71,6 +71,7 @@ class BackendHarness:
     Attributes:
         commits: Commits that are not released, oldest first.
         closed_attempts: (epoch, attempt) of released commits and void attempts.
+        sent_bytes: What the backend told of the bytes of its uploads.
         versions: Where sealed versions lie.
     """
 
@@ -89,6 +90,7 @@ class BackendHarness:
         self.stores = tuple(stores)
         self.commits: list[Commit] = []
         self.closed_attempts: list[tuple[int, int]] = []
+        self.sent_bytes: list[int] = []
         self._factory = factory
         self._executor = executor
         self._clock = clock
@@ -167,6 +169,7 @@ class BackendHarness:
             version,
             base.checkpoint if base else None,
             base.context.version.id if base else None,
+            self.sent_bytes.append,
         )
         self._contexts[context.checkpoint_id] = context
         return context

@@ -51,6 +51,11 @@ class RestoreTests(StateBackendHooks):
         assert {path: data for path, data in stored.items() if not path.endswith("/")} == files
 
     @pytest.mark.asyncio
+    async def test_an_upload_tells_how_many_bytes_it_has_sent(self, task: BackendHarness) -> None:
+        await task.commit(task.seal(FIRST))
+        assert sum(task.sent_bytes) > 0
+
+    @pytest.mark.asyncio
     async def test_a_version_sealed_after_the_snapshot_is_not_in_the_upload(
         self, task: BackendHarness
     ) -> None:

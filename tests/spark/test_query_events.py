@@ -6,26 +6,58 @@ from typing import Any
 import pytest
 from conftest import PARTITIONS, Stream
 
+from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.event_log import Event
+from statekeep.checkpoint.log_scope import job_scope
+from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.records import AttemptRecord
 from statekeep.clock import SystemClock
+from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.load import load_dict
 from statekeep.inspection.job import open_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def written_events(stream: Stream) -> list[Event]:
-    settings: dict[str, Any] = {
+def settings_of(stream: Stream) -> dict[str, Any]:
+    return {
         "job.name": "counts",
         "stores.backup.factories": "blob",
         "blob.store.uri": f"{stream.location}-statekeep",
     }
 
+
+def written_events(stream: Stream) -> list[Event]:
     async def read() -> list[Event]:
-        async with open_job(load_dict(settings), SystemClock()) as job:
+        async with open_job(load_dict(settings_of(stream)), SystemClock()) as job:
             return list(await job.progress())
 
     return asyncio.run(read())
+
+
+async def leave_an_attempt_open(stream: Stream) -> None:
+    """Take the job over as a driver that dies between the attempt record and the uploads."""
+    executor, clock = BoundedExecutor(2, "test"), SystemClock()
+    factory = BackendRegistry(load_dict(settings_of(stream))).factory("blob")
+    log = LogWriter(factory.job_log(job_scope("counts"), executor, clock))
+    await log.open()
+    await log.take_over("a driver that dies")
+    await log.append(
+        AttemptRecord(epoch=0, nonce="", attempt=1, batch=0, checkpoint_id="7-1", versions={})
+    )
+    await log.close()
+    await executor.close()
+
+
+def test_an_attempt_that_a_dead_driver_left_open_is_told_as_void(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.run()
+    asyncio.run(leave_an_attempt_open(stream))
+    stream.run()
+    (void,) = [event for event in written_events(stream) if event.kind == "void"]
+    assert void.epoch == 3
+    assert (void.details["attempt_epoch"], void.details["attempt"]) == (2, 1)
+    assert void.details["reason"] == "its owner is gone"
 
 
 def test_the_events_of_each_reign_are_written_beside_the_checkpoints(stream: Stream) -> None:

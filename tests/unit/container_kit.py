@@ -26,7 +26,7 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     SystemStreamPartition,
 )
-from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.records import Record, decode_record
 from statekeep.clock import Clock
 from statekeep.config.load import load_dict
@@ -63,6 +63,8 @@ class Controls:
         self.restore_gate = asyncio.Event()
         self.restore_gate.set()
         self.cleaned: list[Sequence[tuple[int, int]]] = []
+        self.clean_up_gate = asyncio.Event()
+        self.clean_up_gate.set()
         self.lose_answer: tuple[type[Record], str] | None = None
         """Type of record whose append fails once, ``before`` or ``after`` it has landed."""
 
@@ -88,6 +90,12 @@ class HeldBackendFactory(StateBackendFactory):
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
         return _HeldLog(self._memory.job_log(scope, executor, clock), self._controls)
+
+    @override
+    def checkpoint_store(
+        self, scope: str, executor: BlockingExecutor, clock: Clock
+    ) -> CheckpointStore:
+        return self._memory.checkpoint_store(scope, executor, clock)
 
     @override
     def backup_manager(self, context: BackupContext) -> TaskBackupManager:
@@ -136,6 +144,7 @@ class _HeldBackup(TaskBackupManager):
         closed_attempts: Sequence[tuple[int, int]],
     ) -> None:
         self._controls.cleaned.append(closed_attempts)
+        await self._controls.clean_up_gate.wait()
         await self._inner.clean_up(retained, closed_attempts)
 
     @override

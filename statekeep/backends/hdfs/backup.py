@@ -188,9 +188,9 @@ class HdfsBackupManager(TaskBackupManager):
         started_ns = self._context.clock.monotonic_ns()
         increment = await self._find_increment(upload)
         if increment is None:
-            await self._upload_snapshot(upload)
+            upload.commit.count_bytes(await self._upload_snapshot(upload))
         else:
-            await self._upload_delta(upload, increment)
+            upload.commit.count_bytes(await self._upload_delta(upload, increment))
             if self._is_snapshot_due(increment):
                 self._start_snapshot(upload)
         logger.debug(
@@ -238,15 +238,18 @@ class HdfsBackupManager(TaskBackupManager):
         before = int(newest.attributes.get(DELTA_BYTES_ATTRIBUTE, "0")) if plan.deltas else 0
         return _Increment(plan, changes, before + sizes)
 
-    async def _upload_delta(self, upload: _StoreUpload, increment: _Increment) -> None:
+    async def _upload_delta(self, upload: _StoreUpload, increment: _Increment) -> int:
+        """Upload the changes since the base; return the bytes of the file."""
         context, version = self._context, upload.commit.version
         async with work_directory(context.executor, version, (), self._new_uid()) as work:
             path = path_of(work, upload.file_id)
             header, codec = upload.header(increment), codec_named(self._settings.compression)
             await run_to_end(context.executor, write_delta, increment.changes, path, header, codec)
             await self._files_of(upload.store).put(FileName(upload.file_id, FileKind.DELTA), path)
+            return await context.executor.run(_sizes, [path])
 
-    async def _upload_snapshot(self, upload: _StoreUpload) -> None:
+    async def _upload_snapshot(self, upload: _StoreUpload) -> int:
+        """Upload the whole content; return the bytes of the file."""
         context, version, store = self._context, upload.commit.version, upload.store
         async with work_directory(context.executor, version, (store,), self._new_uid()) as work:
             path = path_of(work, upload.file_id)
@@ -256,6 +259,7 @@ class HdfsBackupManager(TaskBackupManager):
             )
             await run_to_end(context.executor, write)
             await self._files_of(store).put(FileName(upload.file_id, FileKind.SNAPSHOT), path)
+            return await context.executor.run(_sizes, [path])
 
     def _is_snapshot_due(self, increment: _Increment) -> bool:
         deltas = len(increment.plan.deltas) + 1

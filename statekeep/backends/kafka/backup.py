@@ -142,6 +142,7 @@ class KafkaBackupManager(TaskBackupManager):
         stamp = EpochStamp(self._context.task.job_uid, commit.epoch, commit.attempt)
         try:
             writer = await self._open_writer()
+            sent_before = writer.sent_bytes
             uploads = [
                 StoreUpload(
                     settings=self._settings,
@@ -162,6 +163,7 @@ class KafkaBackupManager(TaskBackupManager):
         except BaseException:
             await self._drop_writer()
             raise
+        commit.count_bytes(writer.sent_bytes - sent_before)
         for upload in uploads:
             logger.debug(
                 "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s records=%d "

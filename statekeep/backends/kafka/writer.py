@@ -39,6 +39,7 @@ class TransactionWriter:
 
     Attributes:
         offsets: Of the last record delivered to each partition by this writer.
+        sent_bytes: Keys and values that were given to the producer so far.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class TransactionWriter:
         """Build the producer; no I/O."""
         self.transactional_id = transactional_id
         self.offsets: dict[ChangelogPartition, int] = {}
+        self.sent_bytes = 0
         self._settings = settings
         self._executor = executor
         self._clock = clock
@@ -143,6 +145,7 @@ class TransactionWriter:
                 raise self._refused(messages)
         size = sum(len(key) + len(value or b"") for key, value in entries)
         self._transaction_bytes += size
+        self.sent_bytes += size
         self._average_bytes = max(1.0, size / len(entries))
         self._producer.poll(0)
 

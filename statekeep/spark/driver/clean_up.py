@@ -10,6 +10,7 @@ from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import ReleaseRecord
 from statekeep.clock import Clock
 from statekeep.commit.metrics import CommitMetrics
@@ -17,7 +18,6 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release
 from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
-from statekeep.spark.driver.events import Note, no_note
 from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec, task_name
 
 logger = logging.getLogger(__name__)

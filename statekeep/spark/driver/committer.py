@@ -12,6 +12,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import (
     AttemptRecord,
     CommitRecord,
@@ -25,7 +26,6 @@ from statekeep.commit.gate import CommitGate, Decision
 from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.commit_records import CommitRecords, attempt_record
-from statekeep.spark.driver.events import Note, no_note
 from statekeep.spark.driver.gathering import GatheredTasks, gather
 from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan, partition_of, task_name
 
@@ -356,7 +356,9 @@ class Committer:
             self._succeeded(attempt, view.last_commit_position)
             return False
         logger.warning("commit is void: checkpoint_id=%s reason=%s", plan.checkpoint_id, reason)
-        self._note("void", attempt=plan.attempt, batch=plan.batch, reason=reason)
+        self._note(
+            "void", attempt_epoch=plan.epoch, attempt=plan.attempt, batch=plan.batch, reason=reason
+        )
         follower = attempt.follower
         if follower is not None and follower is not asyncio.current_task():
             follower.cancel()

@@ -1,19 +1,14 @@
 """What happened in a query, as data: for ``query.events``, for tests and for people."""
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from statekeep.clock import Clock
-from statekeep.config.redact import redact
-
-logger = logging.getLogger(__name__)
 
 _KEPT: Final = 1000
-_LONGEST_SUMMARY: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +20,6 @@ class QueryEvent:
     time_ms: int
     """Wall clock of the driver; a label."""
     details: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-class Note(Protocol):
-    """Takes in an event; never waits and never fails."""
-
-    def __call__(self, kind: str, **details: Any) -> None:  # noqa: ANN401 - each kind has its own
-        """Take in an event of a kind, with what JSON can hold."""
-        ...
-
-
-def no_note(kind: str, **details: Any) -> None:  # noqa: ANN401 - each kind has its own
-    """Forget an event, where nobody asks for it."""
-
-
-def summary_of(error: BaseException) -> str:
-    """Return the first line of an error with its type, for an event: no stack, no URI's secrets."""
-    first, *_ = [*str(error).strip().splitlines(), ""]
-    return redact(f"{type(error).__name__}: {first}"[:_LONGEST_SUMMARY], is_secret=False)
 
 
 class EventList:

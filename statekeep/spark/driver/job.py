@@ -19,13 +19,14 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no t
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import StateBackupError, TaskFencedError
 from statekeep.spark.anchor import ROUTER, Anchor, expected_executors, wait_for_executors
 from statekeep.spark.driver.batch_loop import BatchLoop, Sink
 from statekeep.spark.driver.committer import CommitSummary
-from statekeep.spark.driver.events import EventList, summary_of
+from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.fence_watch import FenceWatch, find_successor
 from statekeep.spark.driver.hand_over_repeats import HandOverRepeats
 from statekeep.spark.driver.identity import new_identity, settled_identity
@@ -374,14 +375,13 @@ class StatefulJob:
         self.events.add("commit", **asdict(summary))
 
     def _note_start(self, resumption: Resumption | None) -> None:
-        view = self._reign.view
         self.events.add(
             "job-initialised",
             partitions=self._identity.partitions,
             stores=self._identity.stores,
             backends=self._config.store(STATE_STORE).backup_factories,
             log_backend=self._reign.log_backend,
-            commit_position=view.last_commit_position,
+            commit_position=self._reign.view.last_commit_position,
             committed=-1 if resumption is None else resumption.committed,
             head=-1 if resumption is None else resumption.head,
         )

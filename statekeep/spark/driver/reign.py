@@ -12,9 +12,11 @@ from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.event_recorder import EventRecorder
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.note import OWNER_GONE, note_void
 from statekeep.checkpoint.records import (
     BadMarkerRecord,
     BaseRecord,
@@ -32,7 +34,6 @@ from statekeep.fault_points import fault_point
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.committer import CommitSummary, Committer
-from statekeep.spark.driver.event_recorder import EventRecorder
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.identity import settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
@@ -303,6 +304,7 @@ class Reign:
         )
         commit = self._log.view.last_commit
         committed_batch = -1 if commit is None else commit.batch
+        left_open = list(self._log.view.open_attempts.values())
         fault_point("base_record.before")
         await self._log.append(
             BaseRecord(
@@ -314,6 +316,8 @@ class Reign:
             )
         )
         fault_point("base_record.after")
+        for attempt in left_open:
+            note_void(self._events.add, attempt, OWNER_GONE)
         if rolled is not None:
             committed(rolled)
         return Resumption(resumption.query_id, committed_batch, resumption.head)
@@ -357,9 +361,10 @@ class Reign:
         return committed
 
     def _record_events(self, store: CheckpointStore) -> None:
-        self._recorder = EventRecorder(store, self.epoch, self._config.job, self._clock)
-        self._events.pass_to(self._recorder.add)
-        self.spawn(self._recorder.run())
+        recorder = EventRecorder(store, self.epoch, self._config.job, self._clock)
+        self._events.pass_to(lambda e: recorder.add(e.time_ms, e.kind, e.details))
+        self.spawn(recorder.run())
+        self._recorder = recorder
 
     async def _query_state(self, batch: int) -> QueryState:
         return await self._executor.run(self._read_query_state, batch)

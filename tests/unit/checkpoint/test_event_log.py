@@ -16,7 +16,7 @@ from statekeep.checkpoint.event_log import (
     delete_events,
     read_events,
 )
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, RetriableError
 from statekeep.testing.clock import FakeClock
 
 INTERVAL_MS = 1_000
@@ -141,9 +141,10 @@ async def test_a_store_out_of_reach_costs_the_oldest_events_and_a_bounded_memory
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("damage", ["truncated", "flipped"])
-async def test_a_damaged_segment_is_skipped_with_a_warning(
-    damage: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])
+@pytest.mark.parametrize("damaged", [0, 1, 2], ids=["the first", "in the middle", "the tail"])
+async def test_a_damaged_segment_is_skipped_with_a_warning_and_every_other_one_is_read(
+    damage: str, damaged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     blobs, clock = new_blobs(), FakeClock()
     writer = writer_on(blobs, clock)
@@ -151,14 +152,38 @@ async def test_a_damaged_segment_is_skipped_with_a_warning(
         writer.add("batch", number=number)
         await writer.flush()
     store = store_on(blobs)
-    name = TaskName("000001")
+    name = TaskName(f"{damaged:06d}")
     data = (await store.read("events-1"))[name]
-    spoilt = data[:-5] if damage == "truncated" else data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
-    await store.write("events-1", name, spoilt)
+    spoilt = {
+        "truncated": data[:-5],
+        "flipped": data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
+        "emptied": b"",
+    }
+    await store.write("events-1", name, spoilt[damage])
     with caplog.at_level(logging.WARNING):
-        assert await numbers_in(blobs, 1) == [0, 2]
+        assert await numbers_in(blobs, 1) == [n for n in range(3) if n != damaged]
     assert "segment of events is skipped" in caplog.text
-    assert "epoch=1 segment=000001" in caplog.text
+    assert f"epoch=1 segment={name}" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_segment_that_is_gone_is_a_gap_in_the_sequence_and_hides_no_later_one() -> None:
+    blobs, clock = new_blobs(), FakeClock()
+    writer = writer_on(blobs, clock)
+    for number in range(3):
+        writer.add("batch", number=number)
+        await writer.flush()
+    (gone,) = [blob for blob in await blobs.list("") if "/000001/" in blob]
+    await blobs.delete(gone)
+    assert [event.sequence for event in await read_events(store_on(blobs), [1])] == [0, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_cannot_be_read_is_an_error_for_whoever_asks() -> None:
+    blobs = RefusingBlobs(new_blobs())
+    blobs.refusals["list"] = 1
+    with pytest.raises(RetriableError):
+        await read_events(store_on(blobs), [1])
 
 
 @pytest.mark.asyncio

@@ -1,6 +1,7 @@
 """``statekeep events --progress``: what a job did, where there is no job any more."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,16 @@ def test_people_get_a_line_for_each_event(statekeep: CommandLine, job: Path) -> 
     assert second[1:] == ["2", "stopped", "head=2"]
 
 
-def test_a_job_that_wrote_no_events_shows_none(statekeep: CommandLine) -> None:
+def test_the_progress_of_a_task_in_plain_python_is_shown(statekeep: CommandLine) -> None:
+    rows = statekeep("events --progress --json --task 'Partition 0'").json
+    kinds = [row["event"] for row in rows]
+    assert (kinds[0], kinds[-1]) == ("job-initialised", "stopped")
+    assert kinds.count("commit") == kinds.count("task-uploaded") > 0
+
+
+def test_a_job_whose_events_are_gone_shows_none(statekeep: CommandLine, job: Path) -> None:
+    for segments in job.rglob("events-*"):
+        shutil.rmtree(segments)
     assert statekeep("events --progress --json --task 'Partition 0'").json == []
 
 

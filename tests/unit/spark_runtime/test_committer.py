@@ -239,7 +239,8 @@ async def test_a_void_attempt_is_told_with_its_reason() -> None:
     plan = await rig.begin(0, {0: V0})
     await rig.committer.handed_over(plan, {0: "RetriableError: it does not start"})
     reason = "hand-over failed: task=Partition 0 RetriableError: it does not start"
-    assert rig.notes == [("void", {"attempt": 1, "batch": 0, "reason": reason})]
+    (note,) = rig.notes
+    assert note == ("void", {"attempt_epoch": 1, "attempt": 1, "batch": 0, "reason": reason})
 
 
 @pytest.mark.asyncio

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 from log_kit import RefusingBlobs, new_blobs
@@ -9,10 +10,11 @@ from log_kit import RefusingBlobs, new_blobs
 from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.event_log import Event, EventWriter, read_events
+from statekeep.checkpoint.event_recorder import EventRecorder
+from statekeep.checkpoint.note import summary_of
 from statekeep.config.load import load_dict
 from statekeep.errors import StateBackupError
-from statekeep.spark.driver.event_recorder import EventRecorder
-from statekeep.spark.driver.events import EventList, summary_of
+from statekeep.spark.driver.events import EventList, QueryEvent
 from statekeep.testing.clock import FakeClock
 
 SETTINGS = load_dict({"job.name": "j"}).job
@@ -20,6 +22,10 @@ SETTINGS = load_dict({"job.name": "j"}).job
 
 def recorder_on(blobs: BlobStoreManager, clock: FakeClock, epoch: int = 1) -> EventRecorder:
     return EventRecorder(BlobCheckpointStore(blobs, "job"), epoch, SETTINGS, clock)
+
+
+def writes_to(recorder: EventRecorder) -> Callable[[QueryEvent], None]:
+    return lambda event: recorder.add(event.time_ms, event.kind, event.details)
 
 
 async def events_in(blobs: BlobStoreManager, *epochs: int) -> list[Event]:
@@ -35,7 +41,7 @@ async def settle() -> None:
 async def test_events_are_written_when_their_time_has_come() -> None:
     blobs, clock = new_blobs(), FakeClock()
     recorder, events = recorder_on(blobs, clock), EventList(clock)
-    events.pass_to(recorder.add)
+    events.pass_to(writes_to(recorder))
     events.add("batch", batch=7, restored={3: "blob"})
     running = asyncio.create_task(recorder.run())
     await settle()
@@ -49,7 +55,7 @@ async def test_events_are_written_when_their_time_has_come() -> None:
 async def test_what_is_left_is_written_at_the_end() -> None:
     blobs, clock = new_blobs(), FakeClock()
     recorder, events = recorder_on(blobs, clock), EventList(clock)
-    events.pass_to(recorder.add)
+    events.pass_to(writes_to(recorder))
     events.add("stopped")
     await asyncio.sleep(0)
     await recorder.finish()
@@ -62,7 +68,7 @@ async def test_what_happens_between_two_reigns_is_told_by_the_next_one() -> None
     events = EventList(clock)
     for epoch in (1, 2):
         recorder = recorder_on(blobs, clock, epoch)
-        events.pass_to(recorder.add)
+        events.pass_to(writes_to(recorder))
         events.add("job-initialised")
         events.pass_to(None)
         await asyncio.sleep(0)
@@ -102,7 +108,7 @@ async def test_a_store_that_refuses_everything_costs_warnings_alone(
     blobs, clock = RefusingBlobs(new_blobs()), FakeClock()
     blobs.refusals = {"put": 1_000, "list": 1_000, "delete": 1_000}
     recorder, events = recorder_on(blobs, clock, 12), EventList(clock)
-    events.pass_to(recorder.add)
+    events.pass_to(writes_to(recorder))
     with caplog.at_level(logging.WARNING):
         running = asyncio.create_task(recorder.run())
         events.add("batch")
@@ -118,7 +124,7 @@ async def test_a_store_that_refuses_everything_costs_warnings_alone(
 async def test_a_store_that_never_answers_does_not_keep_the_job_from_ending(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("statekeep.spark.driver.event_recorder._PATIENCE_S", 0.01)
+    monkeypatch.setattr("statekeep.checkpoint.event_recorder._PATIENCE_S", 0.01)
     recorder = recorder_on(new_blobs(), FakeClock())
 
     async def never() -> None:

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from typing import Final
+from typing import Any, Final
 
 from statekeep.checkpoint.event_log import KEPT_REIGNS, EventWriter, delete_events
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.clock import Clock
 from statekeep.config.model import JobSettings
 from statekeep.errors import StateBackupError
-from statekeep.spark.driver.events import QueryEvent
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +18,10 @@ _PATIENCE_S: Final = 5.0
 
 
 class EventRecorder:
-    """Lives on the commit thread's loop; `add` comes from any thread.
+    """Lives on the loop that makes it; `add` comes from any thread.
 
-    Never in the way: whatever fails here is a warning.
+    Never in the way: whatever fails here is a warning. Its owner either awaits `run`, which looks
+    after the flush interval by itself, or calls `flush_if_due` whenever it has the time.
     """
 
     def __init__(
@@ -48,19 +48,24 @@ class EventRecorder:
         )
         self._flushing: asyncio.Task[None] | None = None
 
-    def add(self, event: QueryEvent) -> None:
-        """Take in an event; not after the loop has ended."""
-        self._loop.call_soon_threadsafe(self._take, event)
+    def add(self, time_ms: int, kind: str, details: dict[str, Any]) -> None:
+        """Take in an event that was seen at ``time_ms``; not after the loop has ended."""
+        self._loop.call_soon_threadsafe(self._writer.add_seen, time_ms, kind, details)
 
     async def run(self) -> None:
         """Delete what is older than the newest reigns, then flush when due, until cancelled."""
-        await self._delete_old()
+        await self.delete_old()
         while True:
             await self._clock.sleep(_POLL_S)
-            if self._writer.is_due:
-                self._flushing = asyncio.create_task(self._writer.flush())
+            self.flush_if_due()
+            if self._flushing is not None:
                 # A cancelled write might still land, after the one that follows it.
                 await asyncio.shield(self._flushing)
+
+    def flush_if_due(self) -> None:
+        """Begin to write what has waited for long enough, unless a write is under way."""
+        if self._writer.is_due and (self._flushing is None or self._flushing.done()):
+            self._flushing = asyncio.create_task(self._writer.flush(), name="flush events")
 
     async def finish(self) -> None:
         """Write what is left; gives up after `_PATIENCE_S`. After `run` was cancelled."""
@@ -76,10 +81,7 @@ class EventRecorder:
             await self._flushing
         await self._writer.flush()
 
-    def _take(self, event: QueryEvent) -> None:
-        self._writer.add_seen(event.time_ms, event.kind, event.details)
-
-    async def _delete_old(self) -> None:
+    async def delete_old(self) -> None:
         """Delete the events of as many reigns as are kept, so that failures are made up for."""
         newest = self._epoch - KEPT_REIGNS
         try:

@@ -1,0 +1,40 @@
+"""How the parts of a job tell what happens to them, without knowing who listens."""
+
+from typing import Any, Final, Protocol
+
+from statekeep.checkpoint.records import AttemptRecord
+from statekeep.config.redact import redact
+
+_LONGEST_SUMMARY: Final = 500
+
+OWNER_GONE: Final = "its owner is gone"
+"""Why an attempt is void that a new owner found open."""
+
+
+class Note(Protocol):
+    """Takes in an event; never waits and never fails."""
+
+    def __call__(self, kind: str, **details: Any) -> None:  # noqa: ANN401 - each kind has its own
+        """Take in an event of a kind, with what JSON can hold."""
+        ...
+
+
+def no_note(kind: str, **details: Any) -> None:  # noqa: ANN401 - each kind has its own
+    """Forget an event, where nobody asks for it."""
+
+
+def note_void(note: Note, attempt: AttemptRecord, reason: str) -> None:
+    """Tell that an attempt has become void, by whichever record."""
+    note(
+        "void",
+        attempt_epoch=attempt.epoch,
+        attempt=attempt.attempt,
+        batch=attempt.batch,
+        reason=reason,
+    )
+
+
+def summary_of(error: BaseException) -> str:
+    """Return the first line of an error with its type, for an event: no stack, no URI's secrets."""
+    first, *_ = [*str(error).strip().splitlines(), ""]
+    return redact(f"{type(error).__name__}: {first}"[:_LONGEST_SUMMARY], is_secret=False)
