@@ -161,8 +161,8 @@ COMMIT_EVERY_BATCH = Key(
     BOOLEAN,
     False,  # noqa: FBT003 - the default of a boolean setting, beside its name
     "Commits inside each batch, before it ends.",
-    "Needed only for processors that are not deterministic, and slower: each batch then waits "
-    "for its upload.",
+    "Needed only for processors that are not deterministic and for sources that cannot give a batch "
+    "again (with `socket` it is the default), and slower: each batch then waits for its upload.",
 )
 SKIP_FAILURES = Key(
     "task.commit.skip.commit.during.failures.enabled",

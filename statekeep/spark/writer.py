@@ -17,6 +17,7 @@ from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.replay_checks import source_limits
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.query import StatefulStreamingQuery
 from statekeep.spark.query_run import QueryPlan
@@ -246,6 +247,8 @@ class StatefulStreamWriter:
             "stores.backup.factories": "blob",
             "blob.store.uri": f"{location}-statekeep",
         }
+        if source_limits(self._source):
+            defaults["task.commit.every.batch"] = "true"
         config = self._config.with_defaults(defaults, source="the query")
         check_settings(config)
         return config

@@ -33,7 +33,7 @@ from statekeep.spark.driver.identity import new_identity, settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.progress import operator_progress
 from statekeep.spark.driver.reign import Reign
-from statekeep.spark.driver.replay_checks import check_retention, check_sources
+from statekeep.spark.driver.replay_checks import check_retention, check_sources, source_limits
 from statekeep.spark.driver.shadow import sweep_shadows
 from statekeep.spark.driver.stall_guard import StallGuard
 from statekeep.spark.driver.takeover import Resumption
@@ -384,6 +384,7 @@ class StatefulJob:
             commit_position=self._reign.view.last_commit_position,
             committed=-1 if resumption is None else resumption.committed,
             head=-1 if resumption is None else resumption.head,
+            limits=source_limits(self._frame),
         )
 
     def _note_end(self) -> None:

@@ -18,6 +18,12 @@ logger = logging.getLogger(__name__)
 REPLAY_MARGIN: Final = 2
 """Batches between the replay limit and what Spark keeps: the one in flight and its predecessor."""
 
+_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
+    "socket": "it keeps no row that it has given out",
+}
+"""``{name of the source: why it cannot give a batch again}``. Spark asks of a source that it can,
+and no source says that it cannot: of one that is not named here, ``task.commit.every.batch`` does."""
+
 
 def check_retention(spark: SparkSession, replay_max_batches: int) -> None:
     """Check that Spark keeps the boundaries of every batch that a replay may need.
@@ -36,8 +42,21 @@ def check_retention(spark: SparkSession, replay_max_batches: int) -> None:
         )
 
 
+def source_limits(frame: DataFrame) -> list[str]:
+    """Return what a query does without because of what its sources are; nothing for most.
+
+    Such a source cannot give a delivered batch again, so that every batch has to be committed
+    before it ends: then there is nothing to replay.
+    """
+    return [
+        f"nothing is replayed, each batch is committed before it ends: source={source} ({reason})"
+        for source, _ in _sources(frame)
+        if (reason := _WITHOUT_REPLAY.get(source.lower())) is not None
+    ]
+
+
 def check_sources(frame: DataFrame, *, is_replay_needed: bool) -> None:
-    """Look for options by which a source drops data that a replay would need.
+    """Look for sources, and for options of sources, that drop data which a replay would need.
 
     Called on the driver at the start of each query. ``failOnDataLoss=false`` is a warning: should
     data be lost, the replay finds other digests than recorded and fails.
@@ -47,8 +66,17 @@ def check_sources(frame: DataFrame, *, is_replay_needed: bool) -> None:
         is_replay_needed: False if every batch is committed before it ends.
 
     Raises:
-        ConfigError: A source deletes or moves files that it has read.
+        ConfigError: A source deletes or moves files that it has read, or cannot read anything
+            twice.
     """
+    for limit in source_limits(frame):
+        if is_replay_needed:
+            raise ConfigError(
+                f"a source cannot give a batch again: {limit}",
+                key="task.commit.every.batch",
+                hint="leave task.commit.every.batch out, or set it to true",
+            )
+        logger.warning("the query runs with a limit: %s", limit)
     for source, options in _sources(frame):
         clean_source = options.get("cleansource", "off").lower()
         if clean_source != "off" and is_replay_needed:
