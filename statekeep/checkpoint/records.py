@@ -72,8 +72,6 @@ class BatchRecord(_Record, frozen=True, kw_only=True, tag="batch"):
     """Text of the query's ``offsets/<batch>``."""
     previous_commit: str | None = None
     """Text of ``commits/<batch - 1>``; None for the first batch."""
-    source_logs: Mapping[str, str] = {}
-    """New files of the query's ``sources/`` since the record before: relative path to text."""
     tasks: Mapping[str, TaskBatch] = {}
 
 
@@ -109,7 +107,11 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
 
 
 class QueryState(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """The files of the query's checkpoint location that a rebuild needs, as text."""
+    """Files of the query's checkpoint location as they are at C, as text.
+
+    For a replay, and for people. They do not make a location: what a source has read stands in
+    ``sources/``.
+    """
 
     query_id: str
     metadata: str
@@ -119,7 +121,6 @@ class QueryState(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit
     """``offsets/<C>``"""
     commit: str | None = None
     """``commits/<C>``; None when the record is written inside the batch call."""
-    source_logs: Mapping[str, str] = {}
 
 
 class CommitRecord(_Record, frozen=True, kw_only=True, tag="commit"):

@@ -68,7 +68,9 @@ class CheckpointLocation:
             return str(json.loads(text)["id"])
         except (ValueError, KeyError, TypeError) as exc:
             msg = f"metadata of the checkpoint location is damaged: location={self.uri}"
-            raise CheckpointLocationError(msg) from exc
+            error = CheckpointLocationError(msg)
+            error.add_note("hint: put the file back from a copy; it names the query of the job log")
+            raise error from exc
 
     def batches(self, log: str) -> list[int]:
         """Return the batch numbers in ``offsets`` or ``commits``, ascending."""
@@ -77,6 +79,22 @@ class CheckpointLocation:
     def newest(self, log: str) -> int:
         """Return the newest batch in ``offsets`` or ``commits``; -1 if there is none."""
         return max(self.batches(log), default=-1)
+
+    def check_newest(self) -> None:
+        """Make sure that what a start reads first, the newest offsets and commit, was not cut off.
+
+        Raises:
+            CheckpointLocationError: It was, as a crash of the host may leave it.
+        """
+        for log, least_lines in (("offsets", 3), ("commits", 2)):
+            newest = self.newest(log)
+            if newest >= 0:
+                lines = self.require(f"{log}/{newest}").split("\n")
+                if len(lines) < least_lines or not _is_json(lines[1]):
+                    msg = f"file of the checkpoint location is cut off: file={self.uri}/{log}/{newest}"
+                    error = CheckpointLocationError(msg)
+                    error.add_note("hint: put the file back from a copy of the checkpoint location")
+                    raise error
 
     def require(self, name: str) -> str:
         """Return the text of a file that must be there.
@@ -148,6 +166,14 @@ class CheckpointLocation:
 
     def _path(self, name: str) -> Any:  # noqa: ANN401 - a Java object
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_batch_time(offsets: str, where: str) -> BatchTime:

@@ -37,7 +37,7 @@ def find_resumption(location: CheckpointLocation, view: LogView) -> Resumption |
     Blocking; reads the location only.
 
     Raises:
-        CheckpointLocationError: It belongs to another job or query, is older, or is gone.
+        CheckpointLocationError: It belongs to another job or query, is older, damaged, or gone.
     """
     commit = view.last_commit
     newest = location.newest("commits")
@@ -59,8 +59,10 @@ def find_resumption(location: CheckpointLocation, view: LogView) -> Resumption |
             location,
             f"the checkpoint location and the job log are not of one time: commits={newest}"
             f" logged={logged} committed={commit.batch}",
-            "restore the checkpoint location as it was, or the backup location with it",
+            "put the checkpoint location back as it was at the job's last batch; a copy of an"
+            " earlier time fits only the backup location of the same time",
         )
+    location.check_newest()
     return Resumption(commit.query.query_id, commit.batch, max(newest, commit.batch))
 
 
@@ -72,7 +74,10 @@ def _check_query(location: CheckpointLocation, expected: str) -> None:
     raise _mismatch(
         location,
         f"the checkpoint location {what}, the job log is of query_id={expected}",
-        "give the checkpoint location that the job has always had",
+        "give the checkpoint location that the job has always had, or put a copy of it back; it"
+        " cannot be rebuilt from the log, which does not know what the sources have read. Without"
+        " it, start anew under another job.name with another checkpoint location; read_state still"
+        " reads what was committed",
     )
 
 

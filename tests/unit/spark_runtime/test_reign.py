@@ -34,6 +34,9 @@ class FakeLocation:
     def query_id(self) -> str:
         return "q"
 
+    def check_newest(self) -> None:
+        pass
+
     def require(self, name: str) -> str:
         assert name == "metadata"
         return '{"id":"q"}'

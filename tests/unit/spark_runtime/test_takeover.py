@@ -49,6 +49,9 @@ class FakeLocation:
     def query_id(self) -> str | None:
         return self._query_id
 
+    def check_newest(self) -> None:
+        pass
+
 
 def resumption_of(view: LogView, newest_commit: int, query_id: str | None = "q") -> int | None:
     location = cast("CheckpointLocation", FakeLocation(newest_commit, query_id))
