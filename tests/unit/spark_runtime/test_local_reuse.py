@@ -1,0 +1,189 @@
+"""Which local version a task may go on from: the one that is named, whole, its own, and no other."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from log_kit import UID, commit_record
+
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.records import TaskBatch
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.load import load_dict
+from statekeep.spark.anchor import ANSWER_COLUMN
+from statekeep.spark.driver.history import VersionHistory
+from statekeep.spark.driver.recovery import Recovery
+from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.worker.errands import Restored, locate
+from statekeep.spark.worker.job_spec import JobSpec
+from statekeep.stores.version import MANIFEST_FILE
+from statekeep.testing.versions import seal_version
+
+OLDER, NEWER = "1_aaaaaaaa", "2_bbbbbbbb"
+
+
+def spec_in(directory: Path, job_uid: str = "77aa77aa") -> JobSpec:
+    config = load_dict({"job.name": "j", "job.logged.store.base.dir": str(directory)})
+    return JobSpec(
+        config=config,
+        job_uid=job_uid,
+        log_backend="blob",
+        app_id="app",
+        operator=cast("OperatorSpec", None),
+        captured_stores=(),
+        python_path=(),
+    )
+
+
+def located(spec: JobSpec, names: Sequence[str], *, is_thorough: bool = True) -> str | None:
+    (answer,) = locate(0, spec, {0: names}, is_thorough=is_thorough)
+    found: str | None = json.loads(answer.to_pydict()[ANSWER_COLUMN][0])["version"]
+    return found
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    """A task with two sealed versions, of batch 1 and of batch 2."""
+    made = spec_in(tmp_path)
+    older = seal_version(made.directory(0), OLDER, None, {b"k": b"1"})
+    seal_version(made.directory(0), NEWER, older, {b"k": b"2"})
+    return made
+
+
+def directory_of(spec: JobSpec, name: str, partition: int = 0) -> Path:
+    found = spec.directory(partition).find(VersionId.parse(name))
+    assert found is not None
+    return found.directory
+
+
+def drop_the_manifest(version: Path) -> None:
+    (version / MANIFEST_FILE).unlink()
+
+
+def drop_a_file(version: Path) -> None:
+    _largest(version).unlink()
+
+
+def shorten_a_file(version: Path) -> None:
+    file = _largest(version)
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(data[:-1])
+
+
+def flip_a_bit(version: Path) -> None:
+    file = _largest(version)
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+
+
+def _largest(version: Path) -> Path:
+    files = [path for path in version.rglob("*") if path.is_file() and "db" in path.parts]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def test_the_newest_version_that_is_named_and_here_is_taken(spec: JobSpec) -> None:
+    assert located(spec, [NEWER, OLDER]) == NEWER
+    assert located(spec, ["3_cccccccc", OLDER]) == OLDER
+
+
+def test_what_nobody_names_is_not_taken_though_it_is_whole(spec: JobSpec) -> None:
+    assert located(spec, ["2_cccccccc", "1_bbbbbbbb"]) is None
+
+
+def test_an_empty_state_needs_no_version(spec: JobSpec) -> None:
+    assert located(spec, ["3_cccccccc", ""]) == ""
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [drop_the_manifest, drop_a_file, shorten_a_file, flip_a_bit],
+    ids=["no manifest", "a file is missing", "a file is shorter", "a bit is flipped"],
+)
+def test_a_version_that_is_partial_or_damaged_is_passed_over(
+    spec: JobSpec, spoil: Callable[[Path], None]
+) -> None:
+    spoil(directory_of(spec, NEWER))
+    assert located(spec, [NEWER, OLDER]) == OLDER
+
+
+def test_the_version_of_another_task_is_passed_over(spec: JobSpec) -> None:
+    seal_version(spec.directory(1), "3_cccccccc", None, {b"k": b"of another"})
+    foreign = directory_of(spec, "3_cccccccc", partition=1)
+    shutil.copytree(foreign, directory_of(spec, NEWER).parent / foreign.name)
+    assert located(spec, ["3_cccccccc", NEWER]) == NEWER
+
+
+def test_a_job_that_was_begun_anew_does_not_see_the_versions_before(
+    spec: JobSpec, tmp_path: Path
+) -> None:
+    assert located(spec_in(tmp_path, job_uid="88bb88bb"), [NEWER]) is None
+
+
+class FakeJobs:
+    """Hosts that have some versions, and backends that have every commit."""
+
+    def __init__(self, *here: str) -> None:
+        self.here = here
+        self.asked: list[str] = []
+        self.restored: list[str] = []
+
+    def locate(
+        self, candidates: Mapping[int, Sequence[str]], *, is_thorough: bool
+    ) -> dict[int, str]:
+        self.asked = list(candidates[0])
+        found = [name for name in candidates[0] if name in self.here]
+        return {0: found[0]} if found else {}
+
+    def restore(
+        self, candidates: Mapping[int, Sequence[tuple[str, bytes | None]]], bad: object
+    ) -> dict[int, Restored]:
+        self.restored = [version for version, _ in candidates[0]]
+        return {0: Restored(0, version=self.restored[0], candidate=0, sources={"state": "blob"})}
+
+
+def recover(jobs: FakeJobs, head: int, commits: Sequence[int], batches: Sequence[int]) -> None:
+    """Bring the one task to ``head``; every batch left a version named after it."""
+    history = VersionHistory(1)
+    view = LogView()
+    for position, batch in enumerate(commits):
+        view.commits[position] = commit_record(1, batch)
+    for batch in batches:
+        history.put(batch, {0: TaskBatch(version=f"{batch}_{UID}")})
+    unused: Any = None
+    recovery = Recovery(
+        frame=unused,
+        location=unused,
+        jobs=cast("TaskJobs", jobs),
+        processor=unused,
+        history=history,
+        view=view,
+        on_replayed=unused,
+        on_bad_marker=unused,
+        is_divergence_fatal=False,
+    )
+    recovery.recover([0], head, is_thorough=True)
+
+
+def test_no_version_above_the_head_is_asked_for() -> None:
+    jobs = FakeJobs(f"3_{UID}")
+    recover(jobs, 3, commits=[2], batches=[2, 3, 4, 5])
+    assert jobs.asked == [f"3_{UID}", f"2_{UID}"]
+
+
+def test_no_version_below_the_newest_commit_is_asked_for_though_it_is_kept() -> None:
+    jobs = FakeJobs(f"1_{UID}", f"0_{UID}")
+    recover(jobs, 2, commits=[1, 2], batches=[0, 1, 2])
+    assert jobs.asked == [f"2_{UID}"]
+    assert jobs.restored == [f"2_{UID}", f"1_{UID}"]
+
+
+def test_a_task_that_has_its_version_asks_no_backend() -> None:
+    jobs = FakeJobs(f"2_{UID}")
+    recover(jobs, 2, commits=[1, 2], batches=[1, 2])
+    assert jobs.restored == []
