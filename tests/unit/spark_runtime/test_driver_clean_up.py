@@ -1,18 +1,21 @@
 """The driver's clean-up really deletes, and trims the log only after that."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from statekeep.backends.base import CommitContext
 from statekeep.backends.blob.backup import BlobBackupManager
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.log_writer import LogWriter
-from statekeep.checkpoint.records import AttemptRecord, VoidRecord
+from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, VoidRecord
+from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
@@ -81,7 +84,29 @@ class Rig:
         names = [str(path.relative_to(self.blobs)) for path in self.blobs.rglob("*")]
         return [n for n in names if "/state" in n and (self.blobs / n).is_file()]
 
-    async def _upload(self) -> None:
+    async def succeed(self) -> None:
+        """Take the job over and commit a batch, as a new driver does."""
+        await self.writer.open()
+        await self.writer.take_over("successor")
+        attempt = AttemptRecord(
+            epoch=0, nonce="", attempt=1, batch=1, checkpoint_id="7-1", versions={}
+        )
+        await self.writer.append(attempt)
+        checkpoint = await self._upload(epoch=2, version="1_00000001")
+        commit = CommitRecord(
+            epoch=0,
+            nonce="",
+            attempt_epoch=2,
+            attempt=1,
+            batch=1,
+            checkpoint_id="7-1",
+            identity=JobIdentity(job_uid="u", job_name="j", partitions=1),
+            checkpoints={task_name(0): msgspec.Raw(encode_checkpoint_v2(checkpoint))},
+            versions={task_name(0): "1_00000001"},
+        )
+        await self.writer.append(commit)
+
+    async def _upload(self, epoch: int = 1, version: str = "0_00000000") -> CheckpointV2:
         pipeline = TaskCommitPipeline(
             self.spec.task(0),
             {STATE_STORE: self.spec.config.store(STATE_STORE)},
@@ -90,10 +115,12 @@ class Rig:
             clock=self.clock,
             metrics=CommitMetrics(),
         )
-        version = seal_version(self.spec.directory(0), "0_00000000", None, {b"k": b"v"})
+        sealed = seal_version(self.spec.directory(0), version, None, {b"k": b"v"})
         await pipeline.init(None)
-        await pipeline.commit(CommitContext(CheckpointId(7, 1), 1, 1, version, None, None), {})
+        context = CommitContext(CheckpointId(7, 1), epoch, 1, sealed, None, None)
+        checkpoint = await pipeline.commit(context, {})
         await pipeline.close()
+        return checkpoint
 
 
 @pytest.mark.asyncio
@@ -148,3 +175,33 @@ async def test_the_log_is_not_trimmed_while_blobs_cannot_be_deleted(
     await clean_up.run()
     assert not trimmed
     assert rig.state_blobs()
+
+
+@pytest.mark.asyncio
+async def test_a_clean_up_that_wakes_after_another_driver_has_committed_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sleeper, successor = Rig(tmp_path), Rig(tmp_path)
+    await sleeper.leave_void_attempt()
+    void = set(sleeper.state_blobs())
+    asleep, awake, clean_up = asyncio.Event(), asyncio.Event(), BlobBackupManager.clean_up
+
+    async def sleep_first(
+        self: BlobBackupManager,
+        retained: Sequence[Mapping[StoreName, Marker]],
+        closed_attempts: Sequence[tuple[int, int]],
+    ) -> None:
+        asleep.set()
+        await awake.wait()
+        await clean_up(self, retained, closed_attempts)
+
+    monkeypatch.setattr(BlobBackupManager, "clean_up", sleep_first)
+    cleaning = asyncio.create_task(sleeper.clean_up().run())
+    await asleep.wait()
+    await successor.succeed()
+    committed = set(successor.state_blobs()) - void
+    awake.set()
+    await cleaning
+    assert committed
+    assert set(successor.state_blobs()) == committed
+    assert "clean-up stopped, another driver has taken over" in caplog.text
