@@ -22,8 +22,6 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.model import StoreSettings
 from statekeep.stores.version import SealedVersion
 
-_NS_PER_MS = 1_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class BackupPlace:
@@ -112,4 +110,4 @@ async def prepare_backends(
 
 def checkpoint_id_now(clock: Clock) -> CheckpointId:
     """Return an id for a commit that begins now."""
-    return CheckpointId(*divmod(clock.time_ns(), _NS_PER_MS))
+    return CheckpointId.at(clock.time_ns())
