@@ -4,19 +4,22 @@ import argparse
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.progress import Progress
 
+from chaos import backends, servers
 from chaos.outcome import Outcome
+from chaos.servers import Server
 from chaos.table import show, write_json
 
-RunSchedule = Callable[[int, Sequence[str], Path], Outcome]
+RunSchedule = Callable[[int, Sequence[str], Path, Mapping[str, Server]], Outcome]
 
 
 def _plain() -> RunSchedule:
@@ -43,6 +46,21 @@ def main() -> int:
     """Run what was asked for; return the exit status, 1 if a schedule failed."""
     arguments = _parse()
     console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as an error: servers are stopped
+    with servers.running(backends.servers_of(arguments.backends)) as running:
+        try:
+            outcomes = _run(arguments, console, running)
+        finally:
+            backends.close()
+    show(console, outcomes)
+    if arguments.json is not None:
+        write_json(arguments.json, outcomes)
+    return 1 if any(outcome.failures for outcome in outcomes) else 0
+
+
+def _run(
+    arguments: argparse.Namespace, console: Console, running: Mapping[str, Server]
+) -> list[Outcome]:
     seeds = range(arguments.seed, arguments.seed + arguments.runs)
     if arguments.replay is not None:
         seeds = range(arguments.replay, arguments.replay + 1)
@@ -55,15 +73,13 @@ def main() -> int:
         with Progress(console=console, transient=True, auto_refresh=False) as bar:
             task = bar.add_task(level, total=len(seeds))
             for seed in seeds:
-                outcome = run_schedule(seed, arguments.backends, directory / f"{level}-{seed}")
+                place = directory / f"{level}-{seed}"
+                outcome = run_schedule(seed, arguments.backends, place, running)
                 outcomes.append(outcome)
                 _conclude(console, outcome, is_kept=arguments.replay is not None)
                 bar.advance(task)
                 bar.refresh()
-    show(console, outcomes)
-    if arguments.json is not None:
-        write_json(arguments.json, outcomes)
-    return 1 if any(outcome.failures for outcome in outcomes) else 0
+    return outcomes
 
 
 def _conclude(console: Console, outcome: Outcome, *, is_kept: bool) -> None:
@@ -71,13 +87,13 @@ def _conclude(console: Console, outcome: Outcome, *, is_kept: bool) -> None:
     if outcome.directory is None:
         return
     if outcome.failures:
-        backends = ",".join(outcome.backends)
+        kinds = ",".join(outcome.backends)
         console.print(f"[red]failed[/]: {outcome.level} seed {outcome.seed}", soft_wrap=True)
         for failure in outcome.failures:
             console.print(f"  {failure}", soft_wrap=True, markup=False)
         console.print(f"  what it left: {outcome.directory}", soft_wrap=True)
         console.print(
-            f"  again: make chaos LEVEL={outcome.level} BACKENDS={backends} REPLAY={outcome.seed}",
+            f"  again: make chaos LEVEL={outcome.level} BACKENDS={kinds} REPLAY={outcome.seed}",
             soft_wrap=True,
         )
     elif is_kept:

@@ -1,38 +1,34 @@
 """The places that a schedule may back its state up to, by the names of the command line."""
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
+
+from chaos.evidence.deltas import load_upload
+from chaos.evidence.files import Files, LocalFiles
+from chaos.evidence.logs import FileLog, LogEvidence
+from chaos.evidence.remote import Reader, RemoteFiles, Topic, TopicLog, folded, marker_place
+from chaos.servers import NO_SERVER, Server
+
+Form = Literal["blob", "hdfs", "kafka"]
+
+_READER: Final = Reader()
+"""One for all places: the harness has no threads, and must not get any."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendKind:
     """One kind of place."""
 
-    settings: Callable[[Path], Mapping[str, str]]
-    """From a directory of its own to the backend's settings, its ``factory`` included."""
-    has_blob_files: bool
-    """What it keeps lies as files below that directory, one per blob, so that a verifier can read
-    it by its own means."""
-
-
-def _blob(directory: Path) -> Mapping[str, str]:
-    return {"factory": "blob", "uri": f"file://{directory}"}
-
-
-def _hdfs(directory: Path) -> Mapping[str, str]:
-    return {"factory": "hdfs", "uri": f"file://{directory}"}
-
-
-KINDS: Final[Mapping[str, BackendKind]] = MappingProxyType(
-    {
-        "blob": BackendKind(_blob, has_blob_files=True),
-        "hdfs": BackendKind(_hdfs, has_blob_files=False),
-    }
-)
-"""Every kind, by the name that ``BACKENDS`` uses."""
+    form: Form
+    """What its state looks like, and so how evidence is read."""
+    settings: Callable[["Place"], Mapping[str, str]]
+    """The backend's settings, its ``factory`` included."""
+    server: str = ""
+    """The server that must run, as `chaos.servers` names it; empty: local files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +39,132 @@ class Place:
     """As the job's settings name it."""
     kind: str
     directory: Path
+    """Of its own; what is on a server lies elsewhere."""
+    server: Server = NO_SERVER
+    uid: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """Part of what it is called on a server, so that no two schedules meet."""
+
+    @property
+    def form(self) -> Form:
+        """What its state looks like."""
+        return KINDS[self.kind].form
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of it is files below `directory`."""
+        return not KINDS[self.kind].server
+
+    @property
+    def has_blobs(self) -> bool:
+        """Whether its state is blobs with an index, as the blob backend makes them."""
+        return self.form == "blob"
+
+    @property
+    def root(self) -> str:
+        """Where it is on its server."""
+        return f"{self.server.root}/{self.uid}/{self.name}"
 
     def settings(self) -> Mapping[str, str]:
         """Return the job's settings for this backend."""
-        given = KINDS[self.kind].settings(self.directory)
+        given = KINDS[self.kind].settings(self)
         return {f"backends.{self.name}.{key}": value for key, value in given.items()}
 
+    def files(self) -> Files:
+        """Return a reader of what it keeps; not for a changelog."""
+        if self.is_local:
+            return LocalFiles(self.directory)
+        server = KINDS[self.kind].server
+        return RemoteFiles(_READER, server, self.server.address, self.root)
 
-def places(kinds: Sequence[str], directory: Path) -> Sequence[Place]:
-    """Return a place for each kind, named by kind and number: two of one kind stand side by side.
+    def log(self, scope: str) -> LogEvidence:
+        """Return a reader of a job log that it holds."""
+        if self.form != "kafka":
+            return FileLog(self.files(), scope)
+        name = ".".join([self._topic_prefix, *scope.split("/"), "job-log"])
+        return TopicLog(Topic(_READER, self.server.address, name))
+
+    def content(self, marker: str) -> Mapping[bytes, bytes]:
+        """Return keys and values of a store at a marker; not for blobs, which hold a database.
+
+        Raises:
+            ValueError: Something is missing or damaged.
+        """
+        if self.form == "hdfs":
+            return load_upload(self.files(), marker)
+        topic, partition, offset = marker_place(marker)
+        if offset is None:
+            return {}
+        return folded(Topic(_READER, self.server.address, topic, partition), offset)
+
+    @property
+    def _topic_prefix(self) -> str:
+        return f"chaos-{self.uid}-{self.name}"
+
+
+def _blob(place: Place) -> Mapping[str, str]:
+    return {"factory": "blob", "uri": f"file://{place.directory}"}
+
+
+def _s3(place: Place) -> Mapping[str, str]:
+    endpoint = place.server.address
+    return {"factory": "blob", "uri": place.root, "s3.endpoint": endpoint, "s3.path.style": "true"}
+
+
+def _hdfs_file(place: Place) -> Mapping[str, str]:
+    return {"factory": "hdfs", "uri": f"file://{place.directory}"}
+
+
+def _hdfs(place: Place) -> Mapping[str, str]:
+    return {"factory": "hdfs", "uri": place.root}
+
+
+def _kafka(place: Place) -> Mapping[str, str]:
+    return {
+        "factory": "kafka",
+        "bootstrap.servers": place.server.address,
+        "topic.prefix": place._topic_prefix,  # noqa: SLF001 - a function of this module's own
+        "timeout.ms": "5000",
+        "retry.max.duration.ms": "5000",
+    }
+
+
+KINDS: Final[Mapping[str, BackendKind]] = MappingProxyType(
+    {
+        "blob": BackendKind("blob", _blob),
+        "blob-s3": BackendKind("blob", _s3, server="s3"),
+        "hdfs": BackendKind("hdfs", _hdfs, server="hdfs"),
+        "hdfs-file": BackendKind("hdfs", _hdfs_file),
+        "kafka": BackendKind("kafka", _kafka, server="kafka"),
+    }
+)
+"""Every kind, by the name that ``BACKENDS`` uses."""
+
+
+def servers_of(kinds: Sequence[str]) -> set[str]:
+    """Return the servers that some kinds need.
 
     Raises:
         KeyError: There is no such kind.
     """
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise KeyError(*unknown)
-    names = [f"{kind}-{number}" for number, kind in enumerate(kinds, 1)]
-    return [Place(name, kind, directory / name) for name, kind in zip(names, kinds, strict=True)]
+    return {KINDS[kind].server for kind in kinds} - {""}
+
+
+def places(
+    kinds: Sequence[str], directory: Path, servers: Mapping[str, Server] = MappingProxyType({})
+) -> Sequence[Place]:
+    """Return a place for each kind, named by kind and number: two of one kind stand side by side.
+
+    Raises:
+        KeyError: There is no such kind, or its server does not run.
+    """
+    found: list[Place] = []
+    for number, kind in enumerate(kinds, 1):
+        name, server = f"{kind}-{number}", KINDS[kind].server
+        running = servers[server] if server else NO_SERVER
+        found.append(Place(name, kind, directory / name, running))
+    return found
+
+
+def close() -> None:
+    """End the process that reads from servers. Idempotent."""
+    _READER.close()

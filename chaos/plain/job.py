@@ -118,12 +118,14 @@ class Job:
 
     async def _drive(self, task: Task, stores: tuple[str, ...]) -> None:
         draw = random.Random(f"{self.schedule.seed}/{self.life.name}/{task.name}")  # noqa: S311 - drawn from the seed
-        eagerness = draw.choice((0.1, 0.3, 0.6))
+        eagerness = 1.0 if self.schedule.is_eager else draw.choice((0.1, 0.3, 0.6))
         commits: list[tuple[int, TaskCommit]] = []
         for number in range(_offset_of(task) + 1, self.life.until + 1):
             self._process(task, number, stores)
             if task.is_commit_due() or draw.random() < eagerness:
-                commit = await self._commit(task, number, is_forced=_happens(draw, 0.3))
+                commit = await self._commit(
+                    task, number, is_forced=_happens(draw, 0.3 + eagerness / 2)
+                )
                 commits.append((number, commit))
                 if _happens(draw, 0.4):
                     await self._settle(task, commits)

@@ -2,17 +2,18 @@
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from chaos.backends import KINDS, Place, places
+from chaos.backends import Place, places
 from chaos.outcome import Outcome
 from chaos.plain.job import JOB, Job
 from chaos.plain.processes import Event, JobProcess, start, wait_until_none_runs
 from chaos.plain.schedule import Life, Schedule, Step, draw_schedule
 from chaos.plain.verifier import Verifier
+from chaos.servers import NO_SERVER, Server
 from statekeep.testing.faults import Action, ArmedFault, ProcessPlan
 from statekeep.testing.faults.process_faults import corrupt_one
 
@@ -20,7 +21,9 @@ LEVEL: Final = "plain"
 _TIMEOUT_S: Final = 30.0
 
 
-def run_schedule(seed: int, backends: Sequence[str], directory: Path) -> Outcome:
+def run_schedule(
+    seed: int, backends: Sequence[str], directory: Path, servers: Mapping[str, Server]
+) -> Outcome:
     """Run one schedule and judge it.
 
     Called in a process without threads, which has never opened a store: it forks.
@@ -28,16 +31,11 @@ def run_schedule(seed: int, backends: Sequence[str], directory: Path) -> Outcome
     Args:
         seed: All that happens is drawn from it.
         backends: Kinds of places, as in `chaos.backends.KINDS`; the first one holds the job log.
-            Blobs of others than ``blob`` are judged by what they restore, not by their bytes.
         directory: For everything that the schedule leaves; empty or not there yet.
-
-    Raises:
-        ValueError: The verifier cannot read the first place, which holds the job log.
+        servers: Those that the places need, by name.
     """
-    if not KINDS[backends[0]].has_blob_files:
-        raise ValueError(f"the first backend must keep blobs as files: backends={backends}")
     directory.mkdir(parents=True, exist_ok=True)
-    drawn = places(backends, directory)
+    drawn = places(backends, directory, servers)
     run = _Run(draw_schedule(seed, drawn, directory), drawn, directory)
     began = time.monotonic()
     try:
@@ -59,6 +57,7 @@ class _Run:
         self._plans: list[ProcessPlan] = []
         self._outside: dict[str, list[str]] = {}
         self._problems: list[str] = []
+        self._servers = {p.server.address: p.server for p in drawn if p.server is not NO_SERVER}
 
     def go(self) -> None:
         """Run every step, then a last life that nothing stands in the way of, and judge."""
@@ -117,11 +116,24 @@ class _Run:
             self._start(life)
         if step.wakes == "with":
             self._wake()
+        if self._servers:
+            self._fail_servers(step)
         self._wait()
         if step.wakes == "after":
             self._wake()
             self._wait()
         self._audit()
+
+    def _fail_servers(self, step: Step) -> None:
+        """Let the servers of all places die and come back, if the step has it so."""
+        moments = [life.server_fails_after_ms for life in step.lives]
+        due = min((moment for moment in moments if moment is not None), default=None)
+        if due is None:
+            return
+        wait_until_none_runs(self._processes, due / 1000, is_patient=True)
+        for server in self._servers.values():
+            server.fail()
+        self._note("server", "restarted")
 
     def _damage_disk(self, name: str) -> None:
         sealed = self._directory / "local" / "**" / "[0-9]*_*" / "*" / "db" / "*"

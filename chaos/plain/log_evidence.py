@@ -7,10 +7,11 @@ and what they add up to is found out anew, rule by rule.
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
+
+from chaos.evidence.logs import LogEvidence
 
 _HEADER: Final = re.compile(rb"statekeep 1 ([a-z-]+) ([0-9a-f]{8}) ([0-9]+)\n")
 
@@ -144,39 +145,31 @@ class TaskHistory:
         self.problems.append((invariant, f"{self.task}: {text}"))
 
 
-def read_history(root: Path, job: str, task: str) -> TaskHistory:
-    """Read the log of a task from the files of a blob place.
+def read_history(log: LogEvidence, task: str) -> TaskHistory:
+    """Read the log of a task.
 
     Raises:
         ValueError: A record is damaged.
     """
     history = TaskHistory(task)
-    scope = root / job / "main" / task.replace(" ", "_")
-    history.floor = max((int(path.name) for path in _files(scope / "log-floor")), default=0)
-    expected = history.floor
-    for path in sorted(_files(scope / "log")):
-        position = int(path.name.removesuffix(".json"))
+    history.floor = expected = log.floor()
+    for position, data in sorted(log.records().items()):
         if position < history.floor:
             continue
         if position != expected:
             history.problems.append((1, f"{task}: no record at {expected}"))
         expected = position + 1
-        history.fold(position, read_frame(path))
+        history.fold(position, read_frame(data, f"{task} {position}"))
     return history
 
 
-def read_frame(path: Path) -> Mapping[str, Any]:
-    """Return the payload of a framed file, checked."""
-    data = path.read_bytes()
+def read_frame(data: bytes, where: str) -> Mapping[str, Any]:
+    """Return the payload of a frame, checked."""
     header = _HEADER.match(data)
     if header is None:
-        raise ValueError(f"no frame: {path}")
+        raise ValueError(f"no frame: {where}")
     payload = data[header.end() :]
     crc = zlib.crc32(payload, zlib.crc32(header[1]))
     if len(payload) != int(header[3]) or crc != int(header[2], 16):
-        raise ValueError(f"damaged frame: {path}")
+        raise ValueError(f"damaged frame: {where}")
     return dict(json.loads(payload))
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    return (path for path in directory.iterdir()) if directory.exists() else iter(())

@@ -128,10 +128,13 @@ def start(
     return JobProcess(life.name, pid, reader, log, kill_at)
 
 
-def wait_until_none_runs(processes: Iterable[JobProcess], timeout_s: float) -> list[str]:
+def wait_until_none_runs(
+    processes: Iterable[JobProcess], timeout_s: float, *, is_patient: bool = False
+) -> list[str]:
     """Wait until every process has ended or sleeps; return what is wrong.
 
-    One that goes on for longer than the time-out is made to write down where it hangs, and killed.
+    One that goes on for longer than the time-out is made to write down where it hangs, and killed,
+    unless the wait is patient.
     """
     deadline = time.monotonic() + timeout_s
     problems: list[str] = []
@@ -142,7 +145,8 @@ def wait_until_none_runs(processes: Iterable[JobProcess], timeout_s: float) -> l
         if not running:
             return problems
         if time.monotonic() > deadline:
-            problems += [_end_hanging(process) for process in running]
+            if not is_patient:
+                problems += [_end_hanging(process) for process in running]
             return problems
         select.select([p.pipe for p in running], [], [], _POLL_S)
 

@@ -14,6 +14,9 @@ from statekeep.testing.faults import Action, ArmedFault
 RECOVERY_POINTS: Final = tuple(
     p for p in FAULT_POINTS if p.startswith(("take_over", "restore", "adopt"))
 )
+_RARE: Final = ("trim.before", "trim.after_floor")
+_AFTER_MANY: Final = ("trim", "release", "clean_up")
+"""Points that a task reaches after a number of commits."""
 _DAYS: Final = (-1, 1, 400)
 
 
@@ -31,6 +34,8 @@ class Life:
     """How far its wall clock is off."""
     kill_after_ms: int | None = None
     """SIGKILL from outside, so long after its start."""
+    server_fails_after_ms: int | None = None
+    """The server of a place, if one has any, dies so long after the start, and is started again."""
     file_limit_bytes: int | None = None
     """No file may grow beyond it: the disk is full, as the operating system says it."""
     local: str = "local"
@@ -65,6 +70,8 @@ class Schedule:
     """Engine of each store."""
     records: int
     """Of each task."""
+    is_eager: bool
+    """Commits after each record, so often that the log is trimmed."""
     settings: Mapping[str, str]
     """Of the job, besides its places."""
     optional: str
@@ -77,26 +84,26 @@ class Schedule:
 def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedule:
     """Draw a schedule; equal arguments give equal schedules."""
     draw = random.Random(seed)  # noqa: S311 - the same schedule each time
-    victim = draw.choice(places).name
-    records = draw.randrange(12, 40)
+    is_eager = _happens(draw, 0.15)
+    damageable = [place for place in places if place.kind == "blob"]
+    victim = draw.choice(damageable).name if damageable else ""
+    records = draw.randrange(40, 80) if is_eager else draw.randrange(12, 40)
     count = draw.randrange(1, 5)
     ends = sorted(draw.randrange(1, records + 1) for _ in range(count))
-    steps = [
-        _draw_step(draw, number, end, places, directory / victim)
-        for number, end in enumerate(ends, 1)
-    ]
+    lives = _Lives(draw, places, directory / victim if victim else None, is_eager=is_eager)
     return Schedule(
         seed=seed,
+        steps=[_draw_step(draw, lives, number, end) for number, end in enumerate(ends, 1)],
         tasks=[f"Partition {number}" for number in range(draw.randrange(1, 4))],
         stores={
             name: draw.choice(("rocksdb", "rocksdb", "memory"))
             for name in ("sums", "counts", "page_views")[: draw.randrange(1, 4)]
         },
         records=records,
+        is_eager=is_eager,
         settings=_draw_settings(draw),
         optional=draw.choice(places[1:]).name if places[1:] and _happens(draw, 0.15) else "",
         victim=victim,
-        steps=steps,
     )
 
 
@@ -115,66 +122,81 @@ def _draw_settings(draw: random.Random) -> Mapping[str, str]:
     }
 
 
-def _draw_step(
-    draw: random.Random, number: int, until: int, places: Sequence[Place], victim: Path
-) -> Step:
-    lives = [_draw_life(draw, f"life-{number}", until, places, victim)]
+def _draw_step(draw: random.Random, lives: "_Lives", number: int, until: int) -> Step:
+    drawn = [lives.draw(f"life-{number}", until)]
     if _happens(draw, 0.2):
-        rival = _draw_life(draw, f"rival-{number}", until, places, victim, is_rival=True)
-        lives.append(rival)
+        drawn.append(lives.draw(f"rival-{number}", until, is_rival=True))
     is_restoring = any(
-        f.point.startswith(("restore", "adopt")) for life in lives for f in life.faults
+        f.point.startswith(("restore", "adopt")) for life in drawn for f in life.faults
     )
     return Step(
-        lives=lives,
+        lives=drawn,
         is_disk_wiped=_happens(draw, 0.8 if is_restoring else 0.25),
         is_disk_damaged=_happens(draw, 0.15),
         wakes=draw.choice(("", "with", "with", "after")),
     )
 
 
-def _draw_life(
-    draw: random.Random,
-    name: str,
-    until: int,
-    places: Sequence[Place],
-    victim: Path,
-    *,
-    is_rival: bool = False,
-) -> Life:
-    faults = [
-        _draw_fault(draw, f"{name}-fault-{number}", victim)
-        for number in range(draw.choice((0, 1, 1, 2, 2, 3)))
-    ]
-    weather = {place.name: draw.choice([*Weather][1:]) for place in places if _happens(draw, 0.2)}
-    return Life(
-        name=name,
-        until=until,
-        faults=faults,
-        weather=weather,
-        clock_days=draw.choice(_DAYS) if _happens(draw, 0.25) else 0,
-        kill_after_ms=draw.randrange(5, 250) if _happens(draw, 0.15) else None,
-        file_limit_bytes=draw.randrange(200, 9000) if _happens(draw, 0.08) else None,
-        local=draw.choice(("local", "local-2")) if is_rival else "local",
-    )
+class _Lives:
+    """Draws the lives of one schedule."""
 
+    def __init__(
+        self,
+        draw: random.Random,
+        places: Sequence[Place],
+        victim: Path | None,
+        *,
+        is_eager: bool,
+    ) -> None:
+        """Take what lives depend on; ``victim`` is where blobs may be damaged, if anywhere."""
+        self._draw = draw
+        self._places = places
+        self._victim = victim
+        # What only an eager job reaches is struck at more often there.
+        after_many = tuple(p for p in FAULT_POINTS if p.startswith(_AFTER_MANY))
+        self._points = (*FAULT_POINTS, *after_many * 3) if is_eager else FAULT_POINTS
 
-def _draw_fault(draw: random.Random, name: str, victim: Path) -> ArmedFault:
-    point = draw.choice(RECOVERY_POINTS if _happens(draw, 0.2) else FAULT_POINTS)
-    action = draw.choice(
-        (Action.CRASH, Action.CRASH, Action.STOP, Action.FAIL, Action.DELAY, Action.CORRUPT)
-    )
-    return ArmedFault(
-        name=name,
-        point=point,
-        action=action,
-        nth=1 if point in RECOVERY_POINTS else draw.choice((1, 1, 2, 3, 5)),
-        repeats=draw.choice((1, 1, 3)) if action is not Action.STOP else 1,
-        error=draw.choice(("retriable", "ENOSPC", "EIO")),
-        seconds=draw.random() / 20,
-        path=str(victim / "chaos" / "state-*" / "**" / "*"),
-        is_truncated=_happens(draw, 0.5),
-    )
+    def draw(self, name: str, until: int, *, is_rival: bool = False) -> Life:
+        """Draw one life."""
+        draw = self._draw
+        faults = [
+            self._draw_fault(f"{name}-fault-{number}")
+            for number in range(draw.choice((0, 1, 1, 2, 2, 3)))
+        ]
+        weather = {
+            place.name: draw.choice([*Weather][1:]) for place in self._places if _happens(draw, 0.2)
+        }
+        return Life(
+            name=name,
+            until=until,
+            faults=faults,
+            weather=weather,
+            clock_days=draw.choice(_DAYS) if _happens(draw, 0.25) else 0,
+            kill_after_ms=draw.randrange(5, 250) if _happens(draw, 0.15) else None,
+            server_fails_after_ms=draw.randrange(5, 250) if _happens(draw, 0.15) else None,
+            file_limit_bytes=draw.randrange(200, 9000) if _happens(draw, 0.08) else None,
+            local=draw.choice(("local", "local-2")) if is_rival else "local",
+        )
+
+    def _draw_fault(self, name: str) -> ArmedFault:
+        draw = self._draw
+        point = draw.choice(RECOVERY_POINTS if _happens(draw, 0.2) else self._points)
+        action = draw.choice(
+            (Action.CRASH, Action.CRASH, Action.STOP, Action.FAIL, Action.DELAY, Action.CORRUPT)
+        )
+        if action is Action.CORRUPT and self._victim is None:
+            action = Action.FAIL
+        return ArmedFault(
+            name=name,
+            point=point,
+            action=action,
+            nth=1 if point in RECOVERY_POINTS or point in _RARE else draw.choice((1, 1, 2, 3, 5)),
+            repeats=draw.choice((1, 1, 3)) if action is not Action.STOP else 1,
+            error=draw.choice(("retriable", "ENOSPC", "EIO")),
+            seconds=draw.random() / 20,
+            path=str((self._victim or Path("/nowhere")) / "chaos" / "state-*" / "**" / "*"),
+            is_truncated=_happens(draw, 0.5),
+        )
 
 
 def _happens(draw: random.Random, chance: float) -> bool:

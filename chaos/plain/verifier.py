@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chaos.backends import KINDS, Place
-from chaos.plain.blob_evidence import list_blobs, read_snapshot
+from chaos.backends import Place
+from chaos.evidence.snapshots import list_blobs, read_snapshot
 from chaos.plain.log_evidence import Commit, TaskHistory, read_history
 from chaos.plain.records import changes_of
 from chaos.plain.schedule import Schedule
@@ -28,8 +28,7 @@ class Verifier:
 
     def __init__(self, schedule: Schedule, places: Sequence[Place], job: str) -> None:
         self._schedule = schedule
-        self._places = [place for place in places if KINDS[place.kind].has_blob_files]
-        self._log_place = self._places[0]
+        self._places = places
         self._job = job
         self._seen: dict[tuple[str, str], tuple[int, int]] = {}
         self.failures: list[str] = []
@@ -59,19 +58,25 @@ class Verifier:
         self._check_deletions(histories)
 
     def check_swept(self) -> None:
-        """Check that the places hold exactly what retained commits reach."""
+        """Check that the places hold what retained commits reach.
+
+        Blobs: exactly that. Uploads of other forms build on each other, so that older ones may
+        stay; but nothing is left of an attempt that never completed.
+        """
         histories = self._read_histories()
+        commits = [commit for history in histories.values() for commit in history.retained]
         for place in self._places:
-            if self._is_damaged(place):
+            if self._is_damaged(place) or place.form == "kafka":
                 continue
-            reached: set[str] = set()
-            for history in histories.values():
-                for commit in history.retained:
-                    reached |= _reached_by(place, commit)
-            found = list_blobs(place.directory, self._job)
-            for blob in sorted(found.keys() - reached):
-                if not self._is_left_by_optional(place, found[blob], histories):
-                    self._fail(16, f"{place.name} still holds {blob}")
+            reached = frozenset[str]()
+            if place.has_blobs:
+                reached = frozenset().union(*(_reached_by(place, c) for c in commits))
+            for name, attempt in sorted(list_blobs(place.files(), self._job).items()):
+                is_needed = name in reached
+                if not place.has_blobs:
+                    is_needed = attempt not in _history_of(name, histories).void
+                if not is_needed and not self._is_left_by_optional(place, attempt, histories):
+                    self._fail(16, f"{place.name} still holds {name}")
             self.checked.add(16)
 
     def check_end(self, journal: Sequence[Event], local: Path) -> None:
@@ -121,7 +126,7 @@ class Verifier:
 
     def _read_histories(self) -> Mapping[str, TaskHistory]:
         return {
-            task: read_history(self._log_place.directory, self._job, task)
+            task: read_history(self._places[0].log(f"{self._job}/main/{_escaped(task)}"), task)
             for task in self._schedule.tasks
         }
 
@@ -166,14 +171,31 @@ class Verifier:
             if self._is_damaged(place):
                 continue
             for store, marker in markers.items():
-                self._check_snapshot(history, commit, place, store, marker)
+                if place.has_blobs:
+                    self._check_snapshot(history, commit, place, store, marker)
+                else:
+                    self._check_content(history, commit, place, store, marker)
         self.checked |= {13, 14}
+
+    def _check_content(
+        self, history: TaskHistory, commit: Commit, place: Place, store: str, marker: str
+    ) -> None:
+        """What is backed up is the fold of the commit's offset (14, 18, 19)."""
+        try:
+            found = place.content(marker)
+        except ValueError as exc:
+            self._fail(14, f"{history.task}: the commit at {commit.position}: {exc}")
+            return
+        expected = self.expected_content(history.task, commit.offset)[store]
+        if {key.decode(): value.decode() for key, value in found.items()} != expected:
+            self._fail(18, f"{history.task}: {place.name} holds another state of {store}: {marker}")
+        self.checked |= {18, 19} if place.form == "kafka" else {18}
 
     def _check_snapshot(
         self, history: TaskHistory, commit: Commit, place: Place, store: str, marker: str
     ) -> None:
         try:
-            snapshot = read_snapshot(place.directory, marker)
+            snapshot = read_snapshot(place.files(), marker)
         except ValueError as exc:
             self._fail(14, f"{history.task}: the commit at {commit.position}: {exc}")
             return
@@ -185,7 +207,7 @@ class Verifier:
             known = None if base is None else base.markers.get(place.name, {}).get(store)
             if is_known and known != snapshot.base:
                 self._fail(13, f"{history.task}: {marker} builds on {snapshot.base}, not {known}")
-        own = f"/main/{history.task.replace(' ', '_')}/{store}/"
+        own = f"/main/{_escaped(history.task)}/{_escaped(store)}/"
         foreign = [blob for blob in snapshot.blobs if own not in blob]
         if foreign:
             self._fail(13, f"{history.task}: {marker} names blobs of others: {foreign}")
@@ -195,17 +217,18 @@ class Verifier:
 
         What a retained commit reaches is not among them: that is invariant 14.
         """
-        by_prefix = {f"/main/{t.replace(' ', '_')}/": h for t, h in histories.items()}
         for place in self._places:
-            there = list_blobs(place.directory, self._job)
+            if place.form == "kafka":
+                continue
+            there = list_blobs(place.files(), self._job)
             gone = [key for key in self._seen if key[0] == place.name and key[1] not in there]
             for key in gone:
-                history = next(h for prefix, h in by_prefix.items() if prefix in key[1])
+                history = _history_of(key[1], histories)
                 attempt = self._seen.pop(key)
                 if attempt not in history.ended and not history.floor:
                     self._fail(15, f"{key[1]} is gone, but its attempt has not ended")
             self._seen.update({(place.name, blob): made for blob, made in there.items()})
-        self.checked.add(15)
+            self.checked.add(15)
 
     def _is_left_by_optional(
         self, place: Place, attempt: tuple[int, int], histories: Mapping[str, TaskHistory]
@@ -230,10 +253,19 @@ class Verifier:
             self.failures.append(failure)
 
 
+def _escaped(name: str) -> str:
+    """Return a name as it stands in paths, as far as the names of these jobs need it."""
+    return name.replace(" ", "_")
+
+
+def _history_of(name: str, histories: Mapping[str, TaskHistory]) -> TaskHistory:
+    return next(h for task, h in histories.items() if f"/main/{_escaped(task)}/" in name)
+
+
 def _reached_by(place: Place, commit: Commit) -> frozenset[str]:
     """Return the blobs that a commit needs; what is not whole was told of before."""
     reached: set[str] = set()
     for marker in commit.markers.get(place.name, {}).values():
         with suppress(ValueError):
-            reached |= read_snapshot(place.directory, marker).blobs
+            reached |= read_snapshot(place.files(), marker).blobs
     return frozenset(reached)

@@ -17,18 +17,39 @@ from statekeep.testing.faults.process_plan import ArmedFault, ProcessPlan
 HANDLER = "chaos.spark.arming:at_fault_point"
 PLAN_VARIABLE = "STATEKEEP_CHAOS_PLAN"
 """Names the file that `write_plan` writes: one a session."""
+LOST_ANSWER = "answer.lost"
+"""Noted like a fault point once a call has taken effect and answered an error."""
 
 
 def write_plan(
-    path: Path, faults: list[ArmedFault], claims: Path, reached: Path, clock_offset_s: int
+    path: Path,
+    faults: list[ArmedFault],
+    claims: Path,
+    reached: Path,
+    *,
+    clock_offset_s: int = 0,
+    lost_answers: float = 0.0,
 ) -> None:
-    """Arm the processes of a session, from their next fault point on."""
+    """Arm the processes of a session, from their next fault point on.
+
+    Args:
+        path: The session's plan.
+        faults: What shall strike.
+        claims: Where processes claim faults.
+        reached: Where they note the points that they reach.
+        clock_offset_s: How far wall clocks are off.
+        lost_answers: Part of the calls to stores that take effect and answer an error.
+    """
     claims.mkdir(parents=True, exist_ok=True)
     plan = ProcessPlan(faults, claims)
     temporary = path.with_suffix(".tmp")
     plan.write(temporary)
     document = json.loads(temporary.read_text())
-    document |= {"reached": str(reached), "clock-offset-s": clock_offset_s}
+    document |= {
+        "reached": str(reached),
+        "clock-offset-s": clock_offset_s,
+        "lost-answers": lost_answers,
+    }
     temporary.write_text(json.dumps(document))
     temporary.replace(path)
 
@@ -39,6 +60,7 @@ class _Armed:
     faults: ProcessFaults | None = None
     reached: Path | None = None
     clock_offset_ns: int = 0
+    lost_answers: float = 0.0
 
 
 _armed = _Armed()
@@ -65,8 +87,22 @@ def follow_plan() -> None:
     document: dict[str, Any] = json.loads(path.read_text())
     _armed.reached = Path(document["reached"])
     _armed.clock_offset_ns = document["clock-offset-s"] * 1_000_000_000
+    _armed.lost_answers = document["lost-answers"]
     _armed.faults = ProcessFaults(ProcessPlan.read(path), process_kind())
     _armed.stamp = stamp
+
+
+def is_answer_lost(chance: float) -> bool:
+    """Whether a call that has taken effect shall answer an error; notes it if so.
+
+    Args:
+        chance: Drawn by the caller, from 0 to 1.
+    """
+    follow_plan()
+    if _armed.reached is None or chance >= _armed.lost_answers:
+        return False
+    (_armed.reached / LOST_ANSWER).touch()
+    return True
 
 
 def set_clocks_wrong() -> None:

@@ -22,7 +22,10 @@ from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 import statekeep.spark as sk
 from chaos.spark import arming
 from chaos.spark.places import Places
+from chaos.spark.plan import Drift
 from chaos.spark.tally import KEYS, OUTPUT, Tally
+from statekeep.spark.anchor import ROUTER
+from statekeep.spark.driver import job
 
 MASTER = "local-cluster[2,1,1024]"
 _POLL_S = 1
@@ -65,6 +68,20 @@ def frame(spark: SparkSession, order: Mapping[str, Any], places: Places) -> Data
         return counted.select(key.alias("key"), F.col("value").alias("v"))
     reader = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
     return reader.json(str(places.input))
+
+
+def changed(
+    rows: DataFrame, settings: Mapping[str, str], drift: str
+) -> tuple[DataFrame, Mapping[str, str]]:
+    """Return input and settings of a job that somebody has changed, as `Drift` says."""
+    match Drift(drift):
+        case Drift.PARTITIONS:
+            return rows, {**settings, "task.count": str(int(settings["task.count"]) + 1)}
+        case Drift.KEY_TYPE:
+            return rows.withColumn("key", F.crc32(F.col("key").cast("binary"))), settings
+        case Drift.ROUTER:
+            vars(job)["ROUTER"] = "another"  # as if another release were installed
+            return rows, settings
 
 
 class Sink:
@@ -126,7 +143,11 @@ class Server:
     def _query(self, order: Mapping[str, Any], tell: Callable[..., None]) -> None:
         places = Places(Path(order["directory"]))
         sink = Sink(places)
-        grouped = sk.grouped(frame(self._spark, order, places).groupBy("key"), order["settings"])
+        rows, settings = frame(self._spark, order, places), order["settings"]
+        vars(job)["ROUTER"] = ROUTER  # see `changed`
+        if order["drift"] is not None:
+            rows, settings = changed(rows, settings, order["drift"])
+        grouped = sk.grouped(rows.groupBy("key"), settings)
         writer = grouped.transformWithState(Tally(), OUTPUT, "Append", "None").writeStream
         writer = writer.foreachBatch(sink).option("checkpointLocation", str(places.checkpoint))
         is_endless = order["source"] == "rate"
@@ -149,7 +170,7 @@ class Server:
         query.awaitTermination()
 
     def _tell(self, kind: str, **facts: object) -> None:
-        line = json.dumps({"kind": kind, **facts}, default=str)
+        line = json.dumps({"kind": kind, "at": time.monotonic(), **facts}, default=str)
         with self._events.open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 

@@ -3,16 +3,23 @@
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from chaos import backends as kinds
 from chaos.outcome import Outcome
+from chaos.servers import Server
+from chaos.spark.arming import LOST_ANSWER
+from chaos.spark.draw import draw_schedule
+from chaos.spark.history import History
+from chaos.spark.ledger import Ledger
+from chaos.spark.lost_answers import MANAGER
 from chaos.spark.places import Places
-from chaos.spark.plan import Loss, Schedule, draw_schedule
+from chaos.spark.plan import Schedule
 from chaos.spark.pool import SessionPool
-from chaos.spark.supervisor import History, Supervisor, facts
+from chaos.spark.supervisor import Setting, Supervisor
 from chaos.spark.tally import KEYS
 from chaos.spark.verifier import CHECKED, Verifier
 from chaos.spark.watch import Watch
@@ -23,21 +30,36 @@ _pool = SessionPool()
 """Sessions outlive schedules; they end with the process."""
 
 
-def run_schedule(seed: int, backends: Sequence[str], directory: Path) -> Outcome:
+def run_schedule(
+    seed: int,
+    backends: Sequence[str],
+    directory: Path,
+    servers: Mapping[str, Server] = MappingProxyType({}),
+) -> Outcome:
     """Run the schedule of a seed and judge it.
 
     Args:
         seed: Decides everything but the timing of processes.
         backends: Names of `chaos.backends.KINDS`; the job backs up to all of them.
         directory: For the schedule alone; left to whoever asked for it.
+        servers: Those that the backends need, by name.
     """
-    return run(draw_schedule(seed), backends, directory)
+    return run(draw_schedule(seed), backends, directory, servers)
 
 
-def run(schedule: Schedule, backends: Sequence[str], directory: Path) -> Outcome:
+def run(
+    schedule: Schedule,
+    backends: Sequence[str],
+    directory: Path,
+    servers: Mapping[str, Server] = MappingProxyType({}),
+) -> Outcome:
     """Run a schedule and judge it; as `run_schedule`."""
     began = time.monotonic()
-    return replace(_run(schedule, backends, directory), seconds=time.monotonic() - began)
+    places = Places(directory.resolve())
+    places.prepare()
+    backup = kinds.places(backends, places.backups, servers)
+    outcome = _run(schedule, backup, places)
+    return replace(outcome, seconds=time.monotonic() - began)
 
 
 def close() -> None:
@@ -45,60 +67,65 @@ def close() -> None:
     _pool.close()
 
 
-def _run(schedule: Schedule, backends: Sequence[str], directory: Path) -> Outcome:
-    directory = directory.resolve()
-    places = Places(directory)
-    places.prepare()
-    backup, settings = layout(schedule, backends, places)
+def _run(schedule: Schedule, backup: Sequence[kinds.Place], places: Places) -> Outcome:
+    settings = settings_of(schedule, backup, places)
 
     def add_input(batch: int) -> None:
         _add_input(schedule, places, batch)
 
     for batch in range(schedule.batches):
         add_input(batch)
-    log = backup[0].directory / JOB / "log"
-    watch = Watch(places, log, is_every_batch=schedule.is_every_batch)
+    watch = watch_of(schedule, places, backup)
 
     def verifier(zombies: frozenset[int] = frozenset()) -> Verifier:
         return Verifier(places, backup, settings, schedule.source, zombies)
 
-    at_rest = verifier().at_rest
     supervisor = Supervisor(
-        schedule=schedule,
-        places=places,
-        settings=settings,
-        watch=watch,
-        pool=_pool,
-        at_rest=at_rest,
-        add_input=add_input,
+        Setting(
+            schedule=schedule,
+            places=places,
+            settings={**settings, **_losing_answers(schedule, backup)},
+            watch=watch,
+            pool=_pool,
+            log_scope=backup[0].directory / JOB if backup[0].is_local else None,
+            at_rest=verifier().at_rest,
+            add_input=add_input,
+        )
     )
     history = supervisor.run()
     failures = _judge(history, watch, verifier, schedule)
     if failures and all(failure.startswith("16") for failure in failures):
         history = supervisor.run_once_more()
         failures = _judge(history, watch, verifier, schedule)
-    (places.root / "story.json").write_text(
-        json.dumps(
-            {
-                "facts": facts(history),
-                "errors": history.errors,
-                "failures": failures,
-                "zombies": sorted(history.zombies),
-            },
-            indent=1,
-        )
-    )
-    reached = frozenset(_reached(places))
+    if not failures and schedule.drift is not None:
+        supervisor.start_changed(schedule.drift)
+        failures = list(history.failures)
+    _write_story(places, history, failures)
+    reached = _reached(places)
+    if LOST_ANSWER in reached:
+        history.note(LOST_ANSWER, "error")
     return Outcome(
         seed=schedule.seed,
         level="spark",
-        backends=tuple(backends),
+        backends=tuple(place.kind for place in backup),
         faults=history.strikes,
-        points=reached,
+        points=frozenset(reached) - {LOST_ANSWER},
         kills=history.kills,
-        invariants=CHECKED | _by_what_struck(schedule, history),
+        invariants=CHECKED | history.checked | _by_what_struck(schedule, watch),
         failures=tuple(failures),
-        directory=directory,
+        directory=places.root,
+    )
+
+
+def watch_of(schedule: Schedule, places: Places, backup: Sequence[kinds.Place]) -> Watch:
+    """Return what looks at a schedule's job all the time."""
+    with_files = [place for place in backup if place.form != "kafka"]
+    ledgers = [Ledger(place.name, place.files(), JOB) for place in with_files]
+    return Watch(
+        places,
+        backup[0].log(JOB),
+        ledgers,
+        is_every_batch=schedule.is_every_batch,
     )
 
 
@@ -111,14 +138,14 @@ def _judge(
     watch.look(is_location_whole=False)
     if history.failures:
         return list(history.failures)
-    return verifier(frozenset(history.zombies)).at_end(schedule.partitions)
+    told = [event["checkpoint_id"] for event in history.runtime if event["what"] == "commit"]
+    return verifier(frozenset(history.zombies)).at_end(schedule.partitions, told)
 
 
-def layout(
-    schedule: Schedule, backends: Sequence[str], places: Places
-) -> tuple[Sequence[kinds.Place], dict[str, str]]:
-    """Return where a schedule's job backs up to, and all of its settings."""
-    backup = kinds.places(backends, places.root / "backup")
+def settings_of(
+    schedule: Schedule, backup: Sequence[kinds.Place], places: Places
+) -> dict[str, str]:
+    """Return all settings of a schedule's job."""
     settings = {
         "job.name": JOB,
         "job.logged.store.base.dir": str(places.local),
@@ -128,7 +155,7 @@ def layout(
     }
     for place in backup:
         settings |= place.settings()
-    return backup, settings
+    return settings
 
 
 def _add_input(schedule: Schedule, places: Places, batch: int) -> None:
@@ -147,13 +174,30 @@ def _reached(places: Places) -> list[str]:
     return [path.name for path in places.reached.iterdir()] if places.reached.exists() else []
 
 
-def _by_what_struck(schedule: Schedule, history: History) -> frozenset[int]:
+def _losing_answers(schedule: Schedule, backup: Sequence[kinds.Place]) -> dict[str, str]:
+    """Return the settings of clients that lose answers, where the schedule asks for them."""
+    if not schedule.lost_answers:
+        return {}
+    places = [place for place in backup if place.kind == "blob"]
+    return {f"backends.{place.name}.manager.factory": MANAGER for place in places}
+
+
+def _by_what_struck(schedule: Schedule, watch: Watch) -> frozenset[int]:
     """Return the invariants that a schedule checks because of what struck it."""
     found: set[int] = set()
-    if any(point.startswith(("recovery", "replay")) for point in history.strikes):
-        found.add(8)
     if schedule.clock_offset_s:
         found.add(17)
-    if any(loss in history.strikes for loss in map(str, Loss) if loss.startswith("location")):
-        found.add(22)
+    if watch.deleted:
+        found.add(15)
     return frozenset(found)
+
+
+def _write_story(places: Places, history: History, failures: Sequence[str]) -> None:
+    document = {
+        "facts": history.facts(),
+        "strikes": history.strikes,
+        "errors": history.errors,
+        "failures": list(failures),
+        "zombies": sorted(history.zombies),
+    }
+    (places.root / "story.json").write_text(json.dumps(document, indent=1))

@@ -25,6 +25,7 @@ class LogStory:
     void: set[Key] = field(default_factory=set[Key])
     attempts: dict[Key, Mapping[str, Any]] = field(default_factory=dict[Key, Mapping[str, Any]])
     bad_markers: set[str] = field(default_factory=set[str])
+    nonces: set[str] = field(default_factory=set[str])
     failures: list[str] = field(default_factory=list[str])
 
     def fold(self, records: Sequence[tuple[int, Mapping[str, Any]]]) -> "LogStory":
@@ -50,7 +51,25 @@ class LogStory:
         """The newest commit."""
         return self.commits[max(self.commits)] if self.commits else None
 
+    @property
+    def checkpoint_ids(self) -> set[str]:
+        """The ids of all commits, released ones included."""
+        return {commit["checkpoint-id"] for commit in self.commits.values()}
+
+    def is_closed(self, attempt: Key) -> bool:
+        """Whether what an attempt made may be deleted: it is void, or its commit is released."""
+        committed = {
+            position
+            for position, commit in self.commits.items()
+            if (commit["attempt-epoch"], commit["attempt"]) == attempt
+        }
+        return attempt in self.void or (bool(committed) and committed <= self.released)
+
     def _take(self, position: int, record: Mapping[str, Any]) -> None:
+        # A put that landed and answered an error is won: its writer must not append it again.
+        if record["nonce"] in self.nonces:
+            self.failures.append(f"02: the record at {position} stands in the log twice")
+        self.nonces.add(record["nonce"])
         if record["epoch"] < self.epoch:
             self.failures.append(f"01: epoch goes back at {position}")
         self.epoch = max(self.epoch, record["epoch"])

@@ -45,9 +45,14 @@ class Places:
         """Every record of the job log that was ever seen, by position, also once it is trimmed."""
         return self.root / "log-history"
 
+    @property
+    def backups(self) -> Path:
+        """Where backends on files keep everything."""
+        return self.root / "backup"
+
     def backup(self, backend: str) -> Path:
         """Where a backend on files keeps everything."""
-        return self.root / "backup" / backend
+        return self.backups / backend
 
     def prepare(self) -> None:
         """Make the directories that the job expects or the watcher reads."""

@@ -23,7 +23,7 @@ class DriverSession:
         directory.mkdir(parents=True)
         self.directory = directory
         self.plan = directory / "plan.json"
-        arming.write_plan(self.plan, [], directory / "claims", directory, 0)
+        arming.write_plan(self.plan, [], directory / "claims", directory)
         self._told = 0
         environment = {
             **os.environ,

@@ -1,95 +1,82 @@
 """Runs the job of one schedule to its end, through everything that strikes it."""
 
-import signal
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from chaos.spark import arming, processes
-from chaos.spark.lost_files import LostFiles
+from chaos.spark import arming
+from chaos.spark.draw import RECOVERY_POINTS
+from chaos.spark.history import History
+from chaos.spark.location_watch import LocationWatch, fingerprint
+from chaos.spark.log_story import LogStory
+from chaos.spark.lost_files import REFUSALS, LostFiles
 from chaos.spark.places import Places
-from chaos.spark.plan import Consequence, Loss, PlannedFault, Schedule
+from chaos.spark.plan import Consequence, Drift, Loss, PlannedFault, Schedule
 from chaos.spark.pool import SessionPool
-from chaos.spark.session import DriverSession, Event
-from chaos.spark.watch import Watch
-from statekeep.testing.faults.process_plan import Action, ProcessPlan, Strike
+from chaos.spark.session import DriverSession
+from chaos.spark.victims import Victims
+from chaos.spark.watch import Watch, history
+from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessPlan, Strike
 
 _POLL_S = 0.03
 _RUN_S = 100.0
 """A run that takes longer is stuck: nothing in a schedule waits longer than some seconds."""
-_MAX_RUNS = 8
-_SLEEP_S = 3.0
+_MAX_RUNS = 10
+_BEFORE_QUERY = ("epoch_record", "base_record", "roll_forward")
+"""Points of a recovery that are reached before Spark's query starts."""
 
 
-@dataclass
-class History:
-    """What happened, for the verifier and the table."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a supervisor works on."""
 
-    runs: int = 0
-    kills: int = 0
-    strikes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """Actions by fault point."""
-    runtime: list[Event] = field(default_factory=list[Event])
-    errors: list[str] = field(default_factory=list[str])
-    """What queries failed with."""
-    zombies: set[int] = field(default_factory=set[int])
-    """Drivers that were woken after their successor ended."""
-    failures: list[str] = field(default_factory=list[str])
+    schedule: Schedule
+    places: Places
+    settings: Mapping[str, str]
+    """Of the job."""
+    watch: Watch
+    """Looks at the job all the time."""
+    pool: SessionPool
+    log_scope: Path | None
+    """Directory of the job log; None where it is not in files."""
+    at_rest: Callable[[], Sequence[str]]
+    """Checks the backups whenever no process of the job lives; returns what is wrong."""
+    add_input: Callable[[int], None]
+    """Adds the input of one more batch, by its number."""
 
 
 class Supervisor:
     """Runs one schedule; used once."""
 
-    def __init__(
-        self,
-        *,
-        schedule: Schedule,
-        places: Places,
-        settings: Mapping[str, str],
-        watch: Watch,
-        pool: SessionPool,
-        at_rest: Callable[[], Sequence[str]],
-        add_input: Callable[[int], None],
-    ) -> None:
-        """Take what the schedule needs.
-
-        Args:
-            schedule: What shall happen.
-            places: Where.
-            settings: Of the job.
-            watch: Looks at the job all the time.
-            pool: Gives sessions.
-            at_rest: Checks the backups whenever no process of the job lives; returns what is wrong.
-            add_input: Adds the input of one more batch, by its number.
-        """
-        self._schedule = schedule
-        self._places = places
-        self._settings = settings
-        self._watch = watch
-        self._pool = pool
-        self._at_rest = at_rest
-        self._add_input = add_input
+    def __init__(self, setting: Setting) -> None:
+        self._schedule = setting.schedule
+        self._places = setting.places
+        self._settings = setting.settings
+        self._watch = setting.watch
+        self._pool = setting.pool
+        self._at_rest = setting.at_rest
+        self._add_input = setting.add_input
         self._more_batches = 0
-        self._faults = [planned.fault for planned in schedule.faults]
-        self._lost = LostFiles(places, schedule.seed)
-        self._by_name = {planned.fault.name: planned for planned in schedule.faults}
+        self._faults = list(self._schedule.faults)
+        self._by_name = {planned.fault.name: planned for planned in self._faults}
         self._handled: set[str] = set()
-        self._stopped_drivers: list[DriverSession] = []
-        self._stopped_containers: list[int] = []
-        self._sleeping: list[tuple[float, int]] = []
+        self._lost = LostFiles(self._places, self._schedule.seed, setting.log_scope)
+        self._location = LocationWatch(self._places.checkpoint)
+        self._committed_before = -1
         self.history = History()
+        self._victims = Victims(self.history, self._places, self._lost, self._pool)
 
     def run(self) -> History:
         """Run until the input is used up; afterwards nothing of the job lives."""
-        if any(planned.ends_driver for planned in self._schedule.faults):
+        if any(planned.ends_driver for planned in self._faults):
             self._pool.warm_up()
         with self._ending_everything():
             self._run()
-            if self._stopped_drivers or self._stopped_containers:
-                self._wake_zombies()
+            if self._victims.has_drivers or self._victims.has_containers:
+                self._victims.wake_all(self._look)
+                self.history.failures += self._at_rest()
         return self.history
 
     def run_once_more(self) -> History:
@@ -104,47 +91,81 @@ class Supervisor:
             self._run()
         return self.history
 
+    def start_changed(self, drift: Drift) -> None:
+        """Start the ended job with something changed that must not be: it is refused (21)."""
+        self._faults = []
+        self.history.runs += 1
+        session = self._pool.take()
+        self._arm(session)
+        before = self._what_decides()
+        known = len(self.history.errors)
+        with self._ending_everything():
+            end = self._one_run(session, drift=drift)
+        errors = self.history.errors[known:]
+        del self.history.errors[known:]
+        if end != "failed" or not any(f"another {drift}" in error for error in errors):
+            text = f"21: the job was started with another {drift}: {end} {errors}"
+            self.history.failures.append(text)
+        if self._what_decides() != before:
+            self.history.failures.append(f"21: a start with another {drift} left something")
+        self.history.checked.add(21)
+        self.history.note(f"drift.{drift}", "refused")
+
+    def _what_decides(self) -> object:
+        return fingerprint(self._places.checkpoint), history(self._places)
+
     @contextmanager
     def _ending_everything(self) -> Generator[None]:
         try:
             yield
-            self._await_containers()
+            self._victims.await_containers()
+            self._watch.check_one_winner()
         finally:
-            self._end_everything()
+            self._victims.end()
             self.history.failures += self._watch.failures
             self._watch.failures = []
 
     def _run(self) -> None:
-        history, last_run = self.history, self.history.runs + _MAX_RUNS
-        while history.runs < last_run:
-            history.runs += 1
-            struck, known_errors = len(self._handled), len(history.errors)
+        told, last_run = self.history, self.history.runs + _MAX_RUNS
+        while told.runs < last_run:
+            told.runs += 1
+            struck, known_errors = len(self._handled), len(told.errors)
+            had_rival = self._victims.has_drivers
             session = self._pool.take()
             self._arm(session)
             end = self._one_run(session)
+            self._watch.check_one_winner()
             if end == "done":
+                if self._lost.must_refuse():
+                    told.failures.append(f"22: the job went on with its {self._lost.unanswered}")
                 return
-            is_excused = len(self._handled) > struck or self._lost.location_loss is not None
-            if not is_excused and end != "fenced":
-                history.failures.append(f"run {history.runs} {end}, though nothing had struck")
+            has_struck = len(self._handled) > struck or self._lost.unanswered is not None
+            if end == "stuck" or not (has_struck or had_rival or end == "fenced"):
+                told.failures.append(f"run {told.runs} {end}, though nothing had struck")
                 return
-            if end == "stuck":
-                return
-            self._take_refusal(history.errors[known_errors:])
+            self._take_refusal(told.errors[known_errors:])
             self._between_runs()
-        history.failures.append(f"not done after {_MAX_RUNS} runs: {history.errors[-1:]}")
+        told.failures.append(f"not done after {_MAX_RUNS} runs: {told.errors[-1:]}")
 
     def _arm(self, session: DriverSession) -> None:
+        run, schedule = self.history.runs, self._schedule
+        skew_s = schedule.clock_offset_s if run % 2 else 0
+        armed: list[ArmedFault] = [p.fault for p in self._faults if p.from_run <= run]
         arming.write_plan(
             session.plan,
-            self._faults,
+            armed,
             self._places.claims,
             self._places.reached,
-            self._schedule.clock_offset_s if self.history.runs % 2 else 0,
+            clock_offset_s=skew_s + (run - 1) * schedule.downtime_s,
+            lost_answers=schedule.lost_answers,
         )
 
-    def _one_run(self, session: DriverSession) -> str:
+    def _one_run(self, session: DriverSession, *, drift: Drift | None = None) -> str:
         schedule, number = self._schedule, self.history.runs
+        self._location.begin()
+        newest = LogStory().fold(history(self._places)).last_commit
+        self._committed_before = -1 if newest is None else newest["batch"]
+        self._victims.expect_race()
         session.events()
         session.order(
             run=number,
@@ -153,13 +174,14 @@ class Supervisor:
             rows=schedule.rows,
             batches=schedule.batches + self._more_batches,
             settings=dict(self._settings),
+            drift=drift,
         )
         deadline = time.monotonic() + _RUN_S
         while time.monotonic() < deadline:
             end = self._take_events(session, number)
             self._look()
             end = self._handle_strikes(session) or end
-            self._wake_sleepers()
+            self._victims.wake_due()
             if end:
                 return end
             if not session.is_alive():
@@ -181,6 +203,8 @@ class Supervisor:
                 continue
             if event["kind"] == "runtime":
                 self.history.runtime.append(event)
+                if event["what"] == "job-initialised":
+                    self._check_survival(event["committed"])
                 if event["what"] == "batch" and Loss.LOCATION_OLDER in self._schedule.losses:
                     self._lost.keep_location()
             elif event["kind"] == "failed":
@@ -189,6 +213,16 @@ class Supervisor:
             elif event["kind"] == "done":
                 return "done"
         return ""
+
+    def _check_survival(self, committed: int) -> None:
+        """However long the job lay still, it goes on from a commit that it had made (23)."""
+        if self.history.runs > 1 and committed < self._committed_before:
+            self.history.failures.append(
+                f"23: run {self.history.runs} goes on from a commit of batch {committed},"
+                f" one of {self._committed_before} was made before"
+            )
+        if self.history.runs > 1 and self._schedule.downtime_s and self._committed_before >= 0:
+            self.history.checked.add(23)
 
     # What strikes.
 
@@ -200,153 +234,58 @@ class Supervisor:
             self._handled.add(strike.name)
             planned = self._by_name[strike.name]
             self._count(strike, planned)
-            end = self._follow(strike, planned, session)
+            self._check_untouched(strike)
+            end = self._victims.follow(strike, planned.consequence, session)
             if end:
                 return end
         return ""
 
     def _count(self, strike: Strike, planned: PlannedFault) -> None:
         action = planned.fault.action
-        name = str(action) if planned.consequence is Consequence.NONE else planned.consequence
-        self.history.strikes.setdefault(strike.point, []).append(str(name))
+        is_alone = planned.consequence is Consequence.NONE
+        self.history.note(strike.point, str(action if is_alone else planned.consequence))
         if action in {Action.CRASH, Action.STOP}:
             self.history.kills += 1
 
-    def _follow(self, strike: Strike, planned: PlannedFault, session: DriverSession) -> str:
-        match planned.consequence:
-            case Consequence.EXECUTOR:
-                self._kill_executor(strike)
-            case Consequence.HOST:
-                self._kill_executor(strike, is_host=True)
-            case Consequence.DRIVER:
-                self.history.kills += session.kill_driver()
-                self._await_executors(session)
-                session.kill_all()
-                return "died"
-            case Consequence.GROUP:
-                session.kill_all()
-                self._kill_containers()
-                return "died"
-            case Consequence.ZOMBIE_DRIVER:
-                self._stopped_drivers.append(session)
-                self._pool.drop()
-                self._pool.warm_up()
-                return "fenced"
-            case Consequence.ZOMBIE_CONTAINER:
-                self._stopped_containers.append(strike.pid)
-                self._kill_executor(strike)
-            case Consequence.SLEEPY_CONTAINER:
-                self._sleeping.append((time.monotonic() + _SLEEP_S, strike.pid))
-            case Consequence.NONE:
-                pass
-        return ""
-
-    def _await_executors(self, session: DriverSession) -> None:
-        """Executors end by themselves once their driver has gone."""
-        deadline = time.monotonic() + _SLEEP_S
-        while processes.executors_of(session.pid) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)  # noqa: TID251 - other processes are awaited
-
-    def _kill_executor(self, strike: Strike, *, is_host: bool = False) -> None:
-        executor = processes.executor_of(strike.pid) or self._executor_of_container(strike.pid)
-        if executor is not None:
-            self.history.kills += processes.kill([executor, *processes.descendants_of(executor)])
-        if is_host:
-            if processes.CONTAINER_MODULE in processes.command_of(strike.pid):
-                processes.kill([strike.pid])
-            self._lost.wipe(is_in_part=True)
-
-    def _executor_of_container(self, pid: int) -> int | None:
-        command = processes.command_of(pid).split()
-        if not command:
-            return None
-        document = Path(command[-1], "spec.json").read_text()
-        executor = int(document.split('"jvm-pid":')[1].split(",")[0].strip(" }"))
-        return executor if processes.EXECUTOR_CLASS in processes.command_of(executor) else None
-
-    def _kill_containers(self) -> None:
-        containers = processes.containers_below(self._places.root)
-        self.history.kills += processes.kill(containers)
-
-    def _wake_sleepers(self) -> None:
-        now = time.monotonic()
-        due = [pid for at, pid in self._sleeping if at <= now]
-        for pid in due:
-            processes.send(pid, signal.SIGCONT)
-        self._sleeping = [(at, pid) for at, pid in self._sleeping if at > now]
-
-    def _wake_zombies(self) -> None:
-        """Let what was stopped go on after its successor has ended the job."""
-        for pid in self._stopped_containers:
-            processes.send(pid, signal.SIGCONT)
-        for session in self._stopped_drivers:
-            self.history.zombies.add(session.pid)
-            for pid in processes.session_of(session.pid):
-                processes.send(pid, signal.SIGCONT)
-            self._await_zombie(session)
-        self._stopped_containers.clear()
-        for session in self._stopped_drivers:
-            session.kill_all()
-        self._stopped_drivers.clear()
-        self._await_containers()
-        self.history.failures += self._at_rest()
-
-    def _await_zombie(self, session: DriverSession) -> None:
-        deadline = time.monotonic() + 40
-        while session.is_alive() and time.monotonic() < deadline:
-            self._look()
-            for event in session.events():
-                if event["kind"] == "failed":
-                    return
-                if event["kind"] == "done":
-                    self.history.errors.append("a woken driver ended well")
-                    return
-            time.sleep(_POLL_S)  # noqa: TID251 - another process is awaited
-        self.history.failures.append("a woken driver does not end")
-
-    def _await_containers(self) -> None:
-        """Containers end by themselves, once their executors have gone or the job told them to."""
-        deadline = time.monotonic() + 15
-        while processes.containers_below(self._places.root) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)  # noqa: TID251 - other processes are awaited
-        if processes.containers_below(self._places.root):
-            self.history.failures.append("a container outlives its job")
-
-    def _end_everything(self) -> None:
-        for session in self._stopped_drivers:
-            session.kill_all()
-        for _, pid in self._sleeping:
-            processes.send(pid, signal.SIGCONT)
-        self._kill_containers()
+    def _check_untouched(self, strike: Strike) -> None:
+        """A recovery that was struck has left the checkpoint location as it was (08)."""
+        if strike.point not in RECOVERY_POINTS or self.history.runs == 1:
+            return
+        self.history.checked.add(8)
+        touched = self._location.changed()
+        if strike.point.startswith(_BEFORE_QUERY):
+            touched += self._location.added()
+        if touched:
+            self.history.failures.append(f"08: {strike.point} after the location was: {touched}")
 
     def _take_refusal(self, errors: Sequence[str]) -> None:
-        """Put the right location back after a clear error: the other answer that is allowed."""
-        loss = self._lost.location_loss
-        is_refused = any("CheckpointLocationError" in error for error in errors)
-        if loss is not None and is_refused:
-            self._lost.put_location_back()
-            self.history.strikes.setdefault(str(loss), []).append("refused")
-        self._lost.location_loss = None
+        """Put back what was lost after a clear error: the other answer that is allowed."""
+        loss = self._lost.unanswered
+        if loss is None:
+            return
+        if any(REFUSALS[loss] in error for error in errors):
+            self.history.note(str(loss), "refused")
+            self._lost.put_back()
+        elif self._lost.must_refuse():
+            self.history.failures.append(f"22: no clear error of {loss}: {errors}")
+            self._lost.put_back()
+        self._lost.unanswered = None
 
     def _between_runs(self) -> None:
         """Check what the dead job left, then lose what the schedule says."""
-        if self._stopped_drivers:
+        if self._victims.has_drivers:
             return
         self.history.failures += self._at_rest()
+        if self._schedule.downtime_s:
+            self._lost.age(self._schedule.downtime_s)
+            self.history.note("downtime", f"{self._schedule.downtime_s // 604_800}-weeks")
         number = self.history.runs - 1
         losses = self._schedule.losses
         loss = losses[number] if number < len(losses) else None
-        if loss is not None and self._lost.lose(loss):
-            self.history.strikes.setdefault(str(loss), []).append("lost")
-
-
-def facts(history: History) -> dict[str, Any]:
-    """Return what the runtime told of its recoveries, summed up."""
-    recoveries = [event for event in history.runtime if event["what"] == "recovery"]
-    commits = [event for event in history.runtime if event["what"] == "commit"]
-    return {
-        "runs": history.runs,
-        "replayed": sum(len(event["replayed"]) for event in recoveries),
-        "restored": sum(len(event["restored"]) for event in recoveries),
-        "rolled-forward": sum(event["was_rolled_forward"] for event in commits),
-    }
+        if loss is None or not self._lost.lose(loss):
+            return
+        self.history.note(str(loss), "lost")
+        if loss in REFUSALS:
+            self.history.checked.add(22)
+        if loss is Loss.LOG_RECORD and self._lost.damaged_position is not None:
+            self._watch.damaged.add(self._lost.damaged_position)

@@ -5,14 +5,14 @@ whose answer is checked against a fold over the input.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import statekeep.spark as sk
-from chaos.backends import KINDS, Place
-from chaos.spark.blobs import BlobFiles
+from chaos.backends import Place
+from chaos.evidence.snapshots import list_blobs, read_snapshot
 from chaos.spark.expected import Expected, rows_between
 from chaos.spark.frames import DamagedFrameError, parse_frame
 from chaos.spark.log_story import LogStory
@@ -20,7 +20,7 @@ from chaos.spark.places import Places
 from chaos.spark.watch import history
 from statekeep.errors import StateBackupError
 
-CHECKED = frozenset({1, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 18, 20})
+CHECKED = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 18, 20})
 """Invariants that every schedule is checked for; others by what strikes it."""
 
 
@@ -56,11 +56,12 @@ class Verifier:
             zombies: Drivers whose last delivery, begun before they were fenced, may come late.
         """
         self._places = places
-        self._backends = [place for place in backends if KINDS[place.kind].has_blob_files]
+        self._backends = [place for place in backends if place.has_blobs]
         self._all_backends = backends
         self._settings = settings
         self._source = source
         self._zombies = zombies
+        self._ahead = 1 if settings.get("task.commit.every.batch") == "true" else 0
         self.failures: list[str] = []
 
     def at_rest(self) -> list[str]:
@@ -68,21 +69,28 @@ class Verifier:
         story = self._story()
         found: list[str] = []
         for place in self._backends:
-            blobs = BlobFiles(place.directory)
+            files = place.files()
             for commit in story.retained.values():
                 for marker in _markers(commit, place.name) - story.bad_markers:
                     try:
-                        blobs.reached(marker)
+                        read_snapshot(files, marker)
                     except ValueError as exc:
                         found.append(f"14: commit of batch {commit['batch']}: {exc}")
         return found
 
-    def at_end(self, partitions: int) -> list[str]:
-        """Check everything, once the job has ended well."""
+    def at_end(self, partitions: int, told: Collection[str] = ()) -> list[str]:
+        """Check everything, once the job has ended well.
+
+        Args:
+            partitions: Tasks of the job.
+            told: Ids of the commits that drivers took for durable.
+        """
         story = self._story()
+        for checkpoint in sorted({*told} - story.checkpoint_ids):
+            self.failures.append(f"02: the log lacks a commit that was told: {checkpoint}")
         self.failures += story.failures
         boundaries = self._boundaries(story)
-        newest = self._newest_settled(boundaries)
+        newest = self._newest_settled(boundaries, story)
         outputs, states = self._fold(boundaries)
         self._check_sink(outputs, boundaries)
         self._check_commit(story, newest, partitions)
@@ -105,17 +113,24 @@ class Verifier:
                 self.failures.append(f"07: offsets/{batch} differs from the record")
         return found
 
-    def _newest_settled(self, boundaries: Mapping[int, str]) -> int:
+    def _newest_settled(self, boundaries: Mapping[int, str], story: LogStory) -> int:
         """Return the batch that the last commit must be of.
 
         Input that ends leaves no batch open. A query that is stopped in a batch may have recorded
-        it without Spark having taken it for done.
+        it, and committed it if it commits every batch, without Spark having taken it for done.
         """
         newest = max(boundaries, default=-1)
         if self._source == "file":
             return newest
+        settled = min(newest, self._newest_delivered())
+        commit = story.last_commit
+        is_ahead = commit is not None and commit["batch"] == settled + 1 <= newest
+        return settled + 1 if is_ahead and self._ahead else settled
+
+    def _newest_delivered(self) -> int:
+        """Return L."""
         commits = [int(p.name) for p in (self._places.checkpoint / "commits").glob("[0-9]*")]
-        return min(newest, max(commits, default=-1))
+        return max(commits, default=-1)
 
     def _fold(
         self, boundaries: Mapping[int, str]
@@ -192,9 +207,9 @@ class Verifier:
             batch = None if commit is None else commit["batch"]
             self.failures.append(f"03: the last commit is of batch {batch}, not of {newest}")
             return
-        commits = [int(p.name) for p in (self._places.checkpoint / "commits").glob("[0-9]*")]
-        if max(commits, default=-1) < newest:
-            self.failures.append(f"03: C = {newest} > L = {max(commits, default=-1)}")
+        delivered = self._newest_delivered()
+        if delivered + self._ahead < newest:
+            self.failures.append(f"03: C = {newest} > L = {delivered}")
         if len(commit["versions"]) != partitions:
             self.failures.append(f"06: the commit has {len(commit['versions'])} tasks")
         for task, version in commit["versions"].items():
@@ -240,12 +255,12 @@ class Verifier:
     def _check_bases(self, story: LogStory) -> None:
         """Every increment builds on a marker that some commit holds (13)."""
         for place in self._backends:
-            blobs = BlobFiles(place.directory)
+            files = place.files()
             known = {m for c in story.commits.values() for m in _markers(c, place.name)}
             for commit in story.retained.values():
                 for marker in _markers(commit, place.name) - story.bad_markers:
                     try:
-                        base = blobs.base_of(marker)
+                        base = read_snapshot(files, marker).base
                     except ValueError:
                         continue  # told as 14
                     if base is not None and base not in known:
@@ -254,20 +269,15 @@ class Verifier:
     def _check_sweep(self, story: LogStory) -> None:
         """After the last sweep a store holds exactly what retained commits reach (16)."""
         for place in self._backends:
-            blobs = BlobFiles(place.directory)
+            files = place.files()
             reached: set[str] = set()
             for commit in story.retained.values():
                 for marker in _markers(commit, place.name):
                     try:
-                        reached |= blobs.reached(marker)
+                        reached |= read_snapshot(files, marker).blobs
                     except ValueError:
                         continue  # told as 14
-            job = self._settings["job.name"]
-            there = {
-                name
-                for directory in (place.directory / job).glob("state-*")
-                for name in blobs.names(f"{job}/{directory.name}")
-            }
+            there = list_blobs(files, self._settings["job.name"]).keys()
             if there != reached:
                 surplus = sorted(there - reached)[:3]
                 self.failures.append(f"16: {len(there - reached)} blobs too many: {surplus}")

@@ -1,31 +1,59 @@
 """Looks at a running job from outside, again and again, and keeps what a later look would miss."""
 
-import os
 import re
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.spark.frames import read_frame
+from chaos.evidence.logs import LogEvidence
+from chaos.evidence.snapshots import Attempt
+from chaos.spark.frames import DamagedFrameError, read_frame
+from chaos.spark.ledger import Ledger
+from chaos.spark.log_story import LogStory
 from chaos.spark.places import Places
+
+_LEDGER_PERIOD_S = 0.1
 
 
 class Watch:
     """Keeps every record of the job log, and compares the log with the checkpoint location."""
 
-    def __init__(self, places: Places, log: Path, *, is_every_batch: bool) -> None:
+    def __init__(
+        self,
+        places: Places,
+        log: LogEvidence,
+        ledgers: Sequence[Ledger],
+        *,
+        is_every_batch: bool,
+    ) -> None:
         self._places = places
         self._log = log
+        self._ledgers = ledgers
         self._ahead = 1 if is_every_batch else 0
+        self._next_ledger_s = 0.0
+        self.damaged: set[int] = set()
+        """Positions of records that were changed on purpose."""
         self.failures: list[str] = []
 
+    @property
+    def deleted(self) -> int:
+        """How many blobs were seen to go."""
+        return sum(ledger.deleted for ledger in self._ledgers)
+
     def look(self, *, is_location_whole: bool) -> None:
-        """Take one look. Cheap: two directories and the new records.
+        """Take one look. Cheap: some directories and the new records.
 
         Args:
             is_location_whole: Whether the checkpoint location holds all that Spark ever wrote.
         """
         committed = _numbers(self._places.checkpoint / "commits")
+        gone = self._gone()
         new = self._keep_new_records()
+        if any(gone):
+            story = LogStory().fold(history(self._places))
+            for ledger, names in zip(self._ledgers, gone, strict=False):
+                self.failures += ledger.check(names, story)
         if not is_location_whole:
             return
         self._check_recorded(committed)
@@ -37,18 +65,34 @@ class Watch:
                     f" but commits/ ends at {newest}"
                 )
 
+    def check_one_winner(self) -> None:
+        """Hold every record against what was first seen at its position (02)."""
+        for position, data in self._log.records().items():
+            path = self._kept(position)
+            if path.exists() and position not in self.damaged and path.read_bytes() != data:
+                self.failures.append(f"02: another record stands at {position}")
+
+    def _gone(self) -> list[Mapping[str, Attempt]]:
+        now = time.monotonic()
+        if now < self._next_ledger_s:
+            return []
+        self._next_ledger_s = now + _LEDGER_PERIOD_S
+        return [ledger.gone() for ledger in self._ledgers]
+
     def _keep_new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        known = {path.name for path in self._places.log_history.iterdir()}
+        known = {int(path.stem) for path in self._places.log_history.iterdir()}
         new: list[tuple[int, dict[str, Any]]] = []
-        for path in sorted(self._log.glob("*.json")) if self._log.exists() else []:
-            if path.name in known:
-                continue
+        for position, data in sorted(self._log.records(known).items()):
+            path = self._kept(position)
+            path.write_bytes(data)
             try:
-                os.link(path, self._places.log_history / path.name)
-            except FileNotFoundError:
-                continue  # trimmed at this moment
-            new.append((int(path.stem), read_frame(self._places.log_history / path.name)))
+                new.append((position, read_frame(path)))
+            except DamagedFrameError as exc:
+                self.failures.append(f"01: {exc}")
         return new
+
+    def _kept(self, position: int) -> Path:
+        return self._places.log_history / f"{position:020d}.json"
 
     def _check_recorded(self, committed: set[int]) -> None:
         """What Spark takes for delivered is on record outside the location (04)."""

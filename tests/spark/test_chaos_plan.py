@@ -1,8 +1,7 @@
 """What the crash harness draws from a seed."""
 
-from collections import Counter
-
-from chaos.spark.plan import POINTS, RECOVERY_POINTS, Consequence, draw_schedule
+from chaos.spark.draw import POINTS, RECOVERY_POINTS, draw_schedule
+from chaos.spark.plan import Consequence, Drift, Loss
 from statekeep.fault_points import FAULT_POINTS, SPARK_FAULT_POINTS
 from statekeep.testing.faults.process_plan import Action
 
@@ -24,8 +23,22 @@ def test_what_follows_on_a_fault_needs_a_process_that_waits_for_it() -> None:
     assert all(p.consequence is not Consequence.NONE for p in faults if p.fault.action == "stop")
 
 
-def test_a_few_hundred_seeds_draw_every_consequence_and_every_point() -> None:
-    faults = [planned for seed in range(1000) for planned in draw_schedule(seed).faults]
+def test_a_few_hundred_seeds_draw_every_consequence_loss_and_drift() -> None:
+    schedules = [draw_schedule(seed) for seed in range(1000)]
+    faults = [planned for schedule in schedules for planned in schedule.faults]
     assert {planned.consequence for planned in faults} == set(Consequence)
-    drawn = Counter(planned.fault.point for planned in faults)
-    assert set(drawn) == {*RECOVERY_POINTS, *(p for points in POINTS.values() for p in points)}
+    assert {loss for schedule in schedules for loss in schedule.losses} == {None, *Loss}
+    assert {schedule.drift for schedule in schedules} == {None, *Drift}
+
+
+def test_as_many_seeds_as_there_are_points_draw_each_of_them() -> None:
+    points = {*RECOVERY_POINTS, *(point for points in POINTS.values() for point in points)}
+    schedules = [draw_schedule(seed) for seed in range(500, 500 + len(points))]
+    assert {planned.fault.point for schedule in schedules for planned in schedule.faults} == points
+
+
+def test_what_strikes_a_recovery_has_something_that_brings_it_about() -> None:
+    for seed in range(300):
+        faults = draw_schedule(seed).faults
+        if any(planned.from_run > 1 for planned in faults):
+            assert any(planned.from_run == 1 and planned.ends_driver for planned in faults)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos import backends as kinds
 from chaos.spark import level
 from chaos.spark.places import Places
 from chaos.spark.plan import Schedule
@@ -56,7 +57,8 @@ def doctored(finished: Path) -> Iterator[Path]:
 def verdict(directory: Path) -> list[str]:
     """Return the numbers of the invariants that the verifier finds broken."""
     places = Places(directory)
-    backup, settings = level.layout(PEACEFUL, BACKENDS, places)
+    backup = kinds.places(BACKENDS, places.backups)
+    settings = level.settings_of(PEACEFUL, backup, places)
     verifier = Verifier(places, backup, settings, "file", frozenset())
     return sorted({failure.split(":")[0] for failure in verifier.at_end(PEACEFUL.partitions)})
 

@@ -1,0 +1,1 @@
+"""What places hold, read by plain clients: nothing of the runtime is used here."""

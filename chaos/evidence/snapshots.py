@@ -1,0 +1,100 @@
+"""What the blobs of a place say, read by the verifier's own means."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from chaos.evidence.files import Files
+
+Attempt = tuple[int, int]
+_ATTEMPT: Final = re.compile(r"(\d+)-(\d+)")
+_UPLOAD: Final = re.compile(r"\d+_([0-9a-f]{8})([0-9a-f]{8})[0-9a-f]{16}\.(?:delta|snapshot)")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An index and the blobs that it names, all of them there and whole."""
+
+    blobs: frozenset[str]
+    """Ids, that of the index included."""
+    base: str | None
+    """Id of the index that it is an increment to."""
+    version: str
+
+
+def read_snapshot(files: Files, marker: str) -> Snapshot:
+    """Read a snapshot and check every byte of it, and that its deltas connect.
+
+    Raises:
+        ValueError: A blob is missing or differs from what vouches for it.
+    """
+    data = _read(files, marker)
+    digest = marker.rpartition("-")[2].removesuffix(".json")
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError(f"index differs from the digest in its name: {marker}")
+    index = json.loads(data)
+    blobs = {marker}
+    for file in _files_of(index["dir-index"]):
+        blobs |= _check(files, file, file["file-metadata"]["size"], f"{file['file-name']} {marker}")
+    version = index.get("image-version", index["version"])
+    for delta in index.get("deltas", ()):
+        if delta["parent"] != version:
+            raise ValueError(f"deltas do not connect: {delta['parent']} {version} {marker}")
+        version = delta["version"]
+        whole = {"blobs": [{"blob-id": delta["blob-id"], "offset": 0}], **delta}
+        blobs |= _check(files, whole, delta["size"], f"delta {version} {marker}")
+    if version != index["version"]:
+        raise ValueError(f"deltas end before the version: {version} {marker}")
+    return Snapshot(frozenset(blobs), index["prev-snapshot-index-blob-id"], index["version"])
+
+
+def _check(files: Files, entry: Mapping[str, Any], size: int, what: str) -> set[str]:
+    """Check one file of an index; return the blobs that it lies in."""
+    whole = bytearray()
+    parts = sorted(entry["blobs"], key=lambda part: int(part["offset"]))
+    for part in parts:
+        data = _read(files, part["blob-id"])
+        if (span := part.get("range")) is not None:
+            data = data[span["start"] : span["start"] + span["size"]]
+            if hashlib.sha256(data).hexdigest() != span["sha-256"]:
+                raise ValueError(f"a range differs from its digest: {part['blob-id']} {what}")
+        whole += data
+    is_plain = "stored-form" not in entry  # else the digests of its ranges vouch for it
+    if is_plain and len(whole) != size:
+        raise ValueError(f"it has another size than its index says: {what}")
+    if is_plain and hashlib.sha256(whole).hexdigest() != entry["sha-256"]:
+        raise ValueError(f"it differs from its digest: {what}")
+    return {part["blob-id"] for part in parts}
+
+
+def list_blobs(files: Files, job: str) -> Mapping[str, Attempt]:
+    """Return every file of the state of a job, blob or upload: its name, and who made it."""
+    states = f"{job}/state-"
+    names = [name for name in files.names(job) if name.startswith(states)]
+    return {name: attempt for name in names if (attempt := attempt_of(name)) is not None}
+
+
+def attempt_of(name: str) -> Attempt | None:
+    """Return the (epoch, attempt) that a file's name tells, of either form."""
+    upload = _UPLOAD.fullmatch(PurePosixPath(name).name)
+    if upload is not None:
+        return int(upload[1], 16), int(upload[2], 16)
+    directory = _ATTEMPT.fullmatch(PurePosixPath(name).parent.name)
+    return None if directory is None else (int(directory[1]), int(directory[2]))
+
+
+def _files_of(directory: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from directory["files-present"]
+    for inner in directory["sub-dirs-present"]:
+        yield from _files_of(inner)
+
+
+def _read(files: Files, blob: str) -> bytes:
+    try:
+        return files.read(blob)
+    except FileNotFoundError as exc:
+        raise ValueError(f"no blob: {blob}") from exc

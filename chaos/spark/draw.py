@@ -1,0 +1,278 @@
+"""Draws a schedule from its seed."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+from chaos.spark.plan import Consequence, Drift, Loss, PlannedFault, Schedule
+from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind
+
+_WORKER = (
+    "process.before",
+    "process.after",
+    "output.after",
+    "seal.before",
+    "seal.before_rename",
+    "seal.after_rename",
+    "seal.after",
+    "receipt.before",
+    "output.before_read",
+    "hand_over.before",
+    "hand_over.after",
+    "restore.before_request",
+    "retain.before_remove",
+)
+_CONTAINER = (
+    "outbox.before_write",
+    "outbox.after_write",
+    "outbox.before_remove",
+    "entry.before_write",
+    "snapshot.before",
+    "snapshot.after",
+    "upload.before",
+    "upload.before_blob",
+    "upload.before_index",
+    "upload.after_index",
+    "checkpoint.before_write",
+    "checkpoint.after_write",
+    "restore.before_fetch",
+    "restore.before_adopt",
+    "adopt.before_rename",
+    "restore.after_adopt",
+)
+_DRIVER = (
+    "empty_commit.before",
+    "empty_commit.after",
+    "attempt_record.before",
+    "attempt_record.after",
+    "sink.before",
+    "sink.after",
+    "batch_record.before",
+    "batch_record.after",
+    "commit_record.before",
+    "commit_record.after",
+    "release_record.before",
+    "release_record.after",
+    "clean_up.before_delete",
+    "clean_up.before_files",
+    "log_trim.before",
+    "trim.after_floor",
+    "void_record.before",
+)
+RECOVERY_POINTS = (
+    "epoch_record.before",
+    "epoch_record.after",
+    "base_record.before",
+    "base_record.after",
+    "roll_forward.before",
+    "roll_forward.after",
+    "recovery.before",
+    "replay.before_step",
+    "replay.after_step",
+    "replay.before_record",
+)
+POINTS: Mapping[ProcessKind, Sequence[str]] = {
+    ProcessKind.WORKER: _WORKER,
+    ProcessKind.CONTAINER: _CONTAINER,
+    ProcessKind.DRIVER: _DRIVER,
+}
+"""Where the processes of a job are struck."""
+_EVERY_POINT: Sequence[tuple[ProcessKind, str]] = (
+    *((kind, point) for kind, points in POINTS.items() for point in points),
+    *((ProcessKind.DRIVER, point) for point in RECOVERY_POINTS),
+)
+_RARE = ("empty_commit", "restore", "adopt", "log_trim", "trim", "release", "void", "clean_up")
+"""Points that a process reaches once or twice."""
+_AFTER_COMMITS = ("release", "clean_up", "log_trim", "trim", "retain")
+"""Points that are reached once there are more commits than are kept."""
+_EVERY_BATCH = 0.1
+_SECOND_CRASH = 0.3
+_LOST_ANSWERS = 0.25
+_DRIFT = 0.3
+_RATE = 0.2
+"""Part of the schedules whose source is Spark's rate source."""
+_WEEK_S = 7 * 86_400
+
+
+def draw_schedule(seed: int) -> Schedule:
+    """Return the schedule of a seed: always the same one.
+
+    The first fault of consecutive seeds is at one point after the other, so that as many seeds as
+    there are points strike each of them at least once.
+    """
+    draw = random.Random(f"spark-{seed}")  # noqa: S311 - replayable, not secret
+    is_every_batch = draw.random() < _EVERY_BATCH
+    first = _EVERY_POINT[seed % len(_EVERY_POINT)]
+    faults = _draw_first(draw, *first)
+    faults += [_draw_fault(draw, f"{number}") for number in range(draw.choice([0, 0, 1, 1, 2]))]
+    faults += _ways_to(faults)
+    if draw.random() < _SECOND_CRASH:
+        faults.append(_draw_recovery_fault(draw, "recovery", draw.choice(RECOVERY_POINTS)))
+    losses = [_draw_loss(draw) for _ in range(3)]
+    if any(_is_in(planned, "restore", "adopt", "replay") for planned in faults):
+        losses[0] = Loss.DISKS
+    return Schedule(
+        seed=seed,
+        source="rate" if draw.random() < _RATE else "file",
+        partitions=draw.choice([3, 4]),
+        batches=draw.choice([5, 6, 7, 8]),
+        rows=draw.choice([4, 20, 40]),
+        settings=_draw_settings(draw, faults, is_every_batch=is_every_batch),
+        is_every_batch=is_every_batch,
+        clock_offset_s=draw.choice([0, 0, 0, 86_400, -86_400]),
+        faults=faults,
+        losses=losses,
+        downtime_s=draw.choice([0, 0, 3, 60]) * _WEEK_S,
+        lost_answers=0.1 if draw.random() < _LOST_ANSWERS else 0.0,
+        drift=draw.choice([*Drift]) if draw.random() < _DRIFT else None,
+    )
+
+
+def _draw_settings(
+    draw: random.Random, faults: Sequence[PlannedFault], *, is_every_batch: bool
+) -> dict[str, str]:
+    is_failing = any(planned.fault.action is Action.FAIL for planned in faults)
+    commit_ms = draw.choice(["1", "300", "300", "1500", "600000"])
+    if any(_is_in(planned, *_AFTER_COMMITS, "void") for planned in faults):
+        commit_ms = "1"
+    return {
+        "task.commit.ms": commit_ms,
+        "task.commit.every.batch": str(is_every_batch).lower(),
+        "task.commit.max.delay.ms": draw.choice(["500", "2000"]),
+        "task.commit.timeout.ms": "8000",
+        "task.commit.skip.commit.during.failures.enabled": str(is_failing).lower(),
+        "task.shutdown.ms": "20000",
+        "task.replay.on.divergence": "error",
+        "job.container.grace.ms": "3000",
+        "job.container.idle.ms": "5000",
+        "blob.store.retry.policy.max.retry.duration.millis": "2000",
+    }
+
+
+def _draw_first(draw: random.Random, kind: ProcessKind, point: str) -> list[PlannedFault]:
+    """Return the fault that the seed's number asks for.
+
+    One in the recovery strikes the recovery and, half of the time, the one after that too.
+    """
+    if point in RECOVERY_POINTS:
+        count = draw.choice([1, 2])
+        return [
+            _draw_recovery_fault(draw, f"recovery-{run}", point, from_run=run, nth=1)
+            for run in range(2, 2 + count)
+        ]
+    return [_draw_fault_at(draw, "first", kind, point)]
+
+
+def _draw_fault(draw: random.Random, name: str) -> PlannedFault:
+    kind = draw.choice([*POINTS])
+    return _draw_fault_at(draw, name, kind, draw.choice(POINTS[kind]))
+
+
+def _draw_fault_at(draw: random.Random, name: str, kind: ProcessKind, point: str) -> PlannedFault:
+    nth = 1 if point.startswith((*_RARE, "retain")) else draw.choice([1, 1, 2, 3, 4])
+    action, consequence = draw.choice(_CHOICES[kind])
+    repeats = draw.choice([1, 1, 3, 6]) if action is Action.FAIL else 1
+    fault = ArmedFault(
+        name=name,
+        point=point,
+        action=action,
+        nth=nth,
+        repeats=repeats,
+        kind=kind,
+        error=draw.choice(["retriable", "ENOSPC"]),
+        seconds=draw.choice([0.2, 1.0, 2.0]),
+    )
+    return PlannedFault(fault, consequence)
+
+
+def _ways_to(faults: Sequence[PlannedFault]) -> list[PlannedFault]:
+    """Return what must strike first for points to be reached that lie off an ordinary run."""
+    ways: list[PlannedFault] = []
+    if any(_is_in(planned, "roll_forward") for planned in faults):
+        # The containers outlive the driver, and end what it was about to record.
+        ways.append(_stop_driver("way-to-roll-forward", "commit_record.before", 1))
+    elif any(_is_in(p, "restore", "adopt") or p.from_run > 1 for p in faults):
+        ways.append(_stop_driver("way-to-recovery", "batch_record.after", 3))
+    if any(_is_in(planned, "void") for planned in faults):
+        failure = ArmedFault(
+            "way-to-void", "snapshot.before", Action.FAIL, nth=2, kind=ProcessKind.CONTAINER
+        )
+        ways.append(PlannedFault(failure))
+    return ways
+
+
+def _stop_driver(name: str, point: str, nth: int) -> PlannedFault:
+    fault = ArmedFault(name, point, Action.STOP, nth=nth, kind=ProcessKind.DRIVER)
+    is_alone = point.startswith("commit_record")
+    return PlannedFault(fault, Consequence.DRIVER if is_alone else Consequence.GROUP)
+
+
+def _is_in(planned: PlannedFault, *prefixes: str) -> bool:
+    return planned.fault.point.startswith(prefixes)
+
+
+def _draw_recovery_fault(
+    draw: random.Random, name: str, point: str, *, from_run: int = 1, nth: int | None = None
+) -> PlannedFault:
+    """A fault in a recovery; one that nothing else brings about may never be reached."""
+    action, consequence = draw.choice(_RECOVERY_CHOICES)
+    fault = ArmedFault(
+        name=name,
+        point=point,
+        action=action,
+        nth=nth or draw.choice([1, 1, 2]),
+        kind=ProcessKind.DRIVER,
+    )
+    return PlannedFault(fault, consequence, from_run)
+
+
+def _draw_loss(draw: random.Random) -> Loss | None:
+    losses: Sequence[Loss | None] = [None, *Loss]
+    return draw.choices(losses, [8, 4, 4, 1, 1, 1, 1, 1, 1])[0]
+
+
+_Choice = tuple[Action, Consequence]
+_WORKER_CHOICES: Sequence[_Choice] = (
+    (Action.CRASH, Consequence.NONE),
+    (Action.CRASH, Consequence.NONE),
+    (Action.STOP, Consequence.EXECUTOR),
+    (Action.STOP, Consequence.EXECUTOR),
+    (Action.STOP, Consequence.HOST),
+    (Action.STOP, Consequence.HOST),
+    (Action.STOP, Consequence.GROUP),
+    (Action.FAIL, Consequence.NONE),
+    (Action.DELAY, Consequence.NONE),
+)
+_CONTAINER_CHOICES: Sequence[_Choice] = (
+    (Action.CRASH, Consequence.NONE),
+    (Action.CRASH, Consequence.NONE),
+    (Action.CRASH, Consequence.NONE),
+    (Action.STOP, Consequence.HOST),
+    (Action.STOP, Consequence.GROUP),
+    (Action.STOP, Consequence.ZOMBIE_CONTAINER),
+    (Action.STOP, Consequence.SLEEPY_CONTAINER),
+    (Action.FAIL, Consequence.NONE),
+    (Action.FAIL, Consequence.NONE),
+    (Action.DELAY, Consequence.NONE),
+)
+_DRIVER_CHOICES: Sequence[_Choice] = (
+    (Action.CRASH, Consequence.NONE),
+    (Action.STOP, Consequence.DRIVER),
+    (Action.STOP, Consequence.GROUP),
+    (Action.STOP, Consequence.GROUP),
+    (Action.STOP, Consequence.ZOMBIE_DRIVER),
+    (Action.STOP, Consequence.RIVAL_DRIVER),
+    (Action.FAIL, Consequence.NONE),
+    (Action.FAIL, Consequence.NONE),
+    (Action.DELAY, Consequence.NONE),
+)
+_CHOICES: Mapping[ProcessKind, Sequence[_Choice]] = {
+    ProcessKind.WORKER: _WORKER_CHOICES,
+    ProcessKind.CONTAINER: _CONTAINER_CHOICES,
+    ProcessKind.DRIVER: _DRIVER_CHOICES,
+}
+_RECOVERY_CHOICES: Sequence[_Choice] = (
+    (Action.CRASH, Consequence.NONE),
+    (Action.STOP, Consequence.GROUP),
+    (Action.FAIL, Consequence.NONE),
+    (Action.FAIL, Consequence.NONE),
+)

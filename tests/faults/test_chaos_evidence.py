@@ -1,0 +1,169 @@
+"""What the crash harness's verifiers read and keep account of: each of them can say no."""
+
+import json
+import random
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from chaos.evidence.deltas import load_upload, parse_delta
+from chaos.evidence.files import LocalFiles
+from chaos.evidence.logs import FileLog
+from chaos.spark.frames import parse_frame
+from chaos.spark.ledger import Ledger
+from chaos.spark.location_watch import LocationWatch
+from chaos.spark.log_story import LogStory
+from chaos.spark.lost_files import LostFiles
+from chaos.spark.lost_log import LostLog
+from chaos.spark.places import Places
+from chaos.spark.plan import Loss
+from chaos.spark.watch import Watch
+
+PLACE = "tally/state-77aa/blob-1/main/Partition_0/state"
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def record(kind: str, nonce: str, **fields: object) -> Mapping[str, object]:
+    return {"type": kind, "epoch": 1, "nonce": nonce, **fields}
+
+
+def commit(nonce: str, attempt: int, batch: int) -> Mapping[str, object]:
+    names = {"attempt-epoch": 1, "attempt": attempt, "batch": batch}
+    return record("commit", nonce, **names, **{"checkpoint-id": nonce})
+
+
+def frame(payload: Mapping[str, object]) -> bytes:
+    data = json.dumps(payload).encode()
+    kind = str(payload["type"])
+    crc = zlib.crc32(kind.encode() + data)
+    return f"statekeep 1 {kind} {crc:08x} {len(data)}\n".encode() + data
+
+
+def attempt(nonce: str, number: int) -> Mapping[str, object]:
+    return record("attempt", nonce, attempt=number, batch=number)
+
+
+STORY = [attempt("a", 1), commit("b", 1, 1), attempt("c", 2), commit("d", 2, 2), attempt("e", 3)]
+
+
+def story(*more: Mapping[str, object]) -> LogStory:
+    return LogStory().fold(list(enumerate([*STORY, *more])))
+
+
+def numbers(failures: object) -> set[str]:
+    assert isinstance(failures, list)
+    return {str(failure).split(":")[0] for failure in failures}
+
+
+def test_a_log_that_is_in_order_says_nothing() -> None:
+    assert story().failures == []
+
+
+def test_a_record_that_stands_in_the_log_twice_is_told() -> None:
+    assert "02" in numbers(story(record("epoch", "x"), record("epoch", "x")).failures)
+
+
+def watch_of(tmp_path: Path) -> tuple[Watch, Path]:
+    places = Places(tmp_path)
+    places.prepare()
+    log = places.backup("blob-1") / "tally" / "log"
+    log.mkdir(parents=True)
+    for position, payload in enumerate(STORY):
+        (log / f"{position:020d}.json").write_bytes(frame(payload))
+    files = LocalFiles(places.backup("blob-1"))
+    ledger = Ledger("blob-1", files, "tally")
+    watch = Watch(places, FileLog(files, "tally"), [ledger], is_every_batch=False)
+    watch.look(is_location_whole=False)
+    return watch, log
+
+
+def test_a_second_record_at_one_position_is_told(tmp_path: Path) -> None:
+    watch, log = watch_of(tmp_path)
+    watch.check_one_winner()
+    assert watch.failures == []
+    (log / f"{2:020d}.json").write_bytes(frame(record("epoch", "z")))
+    watch.check_one_winner()
+    assert numbers(watch.failures) == {"02"}
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "expected"),
+    [
+        (3, [], {"15"}),
+        (2, [], {"15"}),
+        (1, [], {"15"}),
+        (1, [record("release", "r", positions=[1])], set()),
+        (3, [record("void", "v", **{"attempt-epoch": 1, "attempt": 3})], set()),
+        (3, [record("base", "w", epoch=2, head=2)], set()),
+    ],
+    ids=["open", "newest", "retained", "released", "void", "overtaken"],
+)
+def test_a_blob_may_go_once_its_attempt_is_closed(
+    tmp_path: Path, number: int, more: list[Mapping[str, object]], expected: set[str]
+) -> None:
+    path = tmp_path / PLACE / f"1-{number}" / "0c1f-0-CURRENT"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    ledger = Ledger("blob-1", LocalFiles(tmp_path), "tally")
+    assert not ledger.gone()
+    path.unlink()
+    gone = ledger.gone()
+    assert len(gone) == 1
+    assert numbers(list(ledger.check(gone, story(*more)))) == expected
+
+
+def test_a_touched_checkpoint_location_is_told(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_text("before")
+    watch = LocationWatch(tmp_path)
+    watch.begin()
+    assert (watch.changed(), watch.added()) == ([], [])
+    (tmp_path / "offsets" / "0").write_text("after!")
+    (tmp_path / "offsets" / "1").write_text("new")
+    assert (watch.changed(), watch.added()) == (["offsets/0"], ["offsets/1"])
+
+
+def test_a_damaged_record_is_damaged_and_comes_back_whole(tmp_path: Path) -> None:
+    _, log = watch_of(tmp_path)
+    before = {path.name: path.read_bytes() for path in log.iterdir()}
+    lost = LostLog(log.parent, tmp_path / "kept", random.Random(1))
+    assert lost.damage()
+    assert lost.damaged_position is not None
+    damaged = log / f"{lost.damaged_position:020d}.json"
+    with pytest.raises(Exception, match="differ"):
+        parse_frame(damaged.read_bytes(), "")
+    lost.give_back()
+    assert {path.name: path.read_bytes() for path in log.iterdir()} == before
+
+
+def test_a_lost_log_must_be_refused_and_comes_back(tmp_path: Path) -> None:
+    _, log = watch_of(tmp_path)
+    commits = tmp_path / "checkpoint" / "commits"
+    commits.mkdir(parents=True)
+    (commits / "0").touch()
+    lost = LostFiles(Places(tmp_path), 1, log.parent)
+    assert lost.lose(Loss.LOG)
+    assert not log.exists()
+    assert lost.must_refuse()
+    lost.put_back()
+    assert len(list(log.iterdir())) == len(STORY)
+
+
+def test_uploads_of_the_hdfs_backend_are_folded_by_their_lineage() -> None:
+    files = LocalFiles(GOLDEN / "hdfs")
+    markers = {name.rpartition(".")[0] for name in files.names("") if name.endswith(".delta")}
+    assert markers
+    assert all(load_upload(files, f"./{marker}") for marker in sorted(markers))
+
+
+def test_a_flipped_bit_in_a_delta_is_told() -> None:
+    (path, *_) = sorted((GOLDEN / "hdfs").rglob("*.delta"))
+    data = path.read_bytes()
+    parse_delta(data)
+    for position in range(8, len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it trips over
+            parse_delta(bytes(damaged))
