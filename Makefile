@@ -56,7 +56,7 @@ RUNS ?= 100
 BACKENDS ?= blob,blob
 LEVEL ?= plain
 chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|spark|all REPLAY=seed)
-	@$(VENV)/python -m chaos --seed $(SEED) --runs $(RUNS) --backends $(BACKENDS) --level $(LEVEL) \
+	@PYTHONPATH=tests $(VENV)/python -m chaos --seed $(SEED) --runs $(RUNS) --backends $(BACKENDS) --level $(LEVEL) \
 		$(if $(REPLAY),--replay $(REPLAY)) $(ARGS)
 
 docs-check: setup  ## Links, code and commands in the documents

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,20 +20,27 @@ from chaos.outcome import Outcome
 from chaos.servers import Server
 from chaos.table import show, write_json
 
-RunSchedule = Callable[[int, Sequence[str], Path, Mapping[str, Server]], Outcome]
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of the harness."""
+
+    run_schedule: Callable[[int, Sequence[str], Path, Mapping[str, Server]], Outcome]
+    points: Sequence[str]
+    """What its schedules aim at."""
 
 
-def _plain() -> RunSchedule:
+def _plain() -> Level:
     from chaos.plain import level  # noqa: PLC0415  # only what is asked for is loaded
 
-    return level.run_schedule
+    return Level(level.run_schedule, level.POINTS)
 
 
-def _spark() -> RunSchedule:
+def _spark() -> Level:
     from chaos.spark import level  # noqa: PLC0415  # loads Spark
 
     atexit.register(level.close)
-    return level.run_schedule
+    return Level(level.run_schedule, level.POINTS)
 
 
 # In this order: the plain level forks, and Spark's session would start threads before.
@@ -47,19 +55,24 @@ def main() -> int:
     arguments = _parse()
     console = Console(highlight=False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as an error: servers are stopped
+    names = [*LEVELS] if arguments.level == "all" else [arguments.level]
+    levels = {name: LEVELS[name]() for name in names}
     with servers.running(backends.servers_of(arguments.backends)) as running:
         try:
-            outcomes = _run(arguments, console, running)
+            outcomes = _run(arguments, console, levels, running)
         finally:
             backends.close()
-    show(console, outcomes)
+    show(console, outcomes, {name: level.points for name, level in levels.items()})
     if arguments.json is not None:
         write_json(arguments.json, outcomes)
     return 1 if any(outcome.failures for outcome in outcomes) else 0
 
 
 def _run(
-    arguments: argparse.Namespace, console: Console, running: Mapping[str, Server]
+    arguments: argparse.Namespace,
+    console: Console,
+    levels: Mapping[str, Level],
+    running: Mapping[str, Server],
 ) -> list[Outcome]:
     seeds = range(arguments.seed, arguments.seed + arguments.runs)
     if arguments.replay is not None:
@@ -68,13 +81,12 @@ def _run(
         tempfile.mkdtemp(prefix="statekeep-chaos-", dir=_place())
     )
     outcomes: list[Outcome] = []
-    for level in LEVELS if arguments.level == "all" else [arguments.level]:
-        run_schedule = LEVELS[level]()
+    for name, level in levels.items():
         with Progress(console=console, transient=True, auto_refresh=False) as bar:
-            task = bar.add_task(level, total=len(seeds))
+            task = bar.add_task(name, total=len(seeds))
             for seed in seeds:
-                place = directory / f"{level}-{seed}"
-                outcome = run_schedule(seed, arguments.backends, place, running)
+                place = directory / f"{name}-{seed}"
+                outcome = level.run_schedule(seed, arguments.backends, place, running)
                 outcomes.append(outcome)
                 _conclude(console, outcome, is_kept=arguments.replay is not None)
                 bar.advance(task)

@@ -11,8 +11,16 @@ from rich.table import Table
 from chaos.outcome import Outcome
 
 
-def show(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Print schedules per fault point and backends, invariants, and failures."""
+def show(
+    console: Console, outcomes: Sequence[Outcome], points: Mapping[str, Sequence[str]]
+) -> None:
+    """Print schedules per fault point and backends, invariants, and failures.
+
+    Args:
+        console: Where to.
+        outcomes: At least one.
+        points: By level, the fault points that its schedules aim at.
+    """
     columns = sorted({_column(outcome) for outcome in outcomes})
     table = Table(title="schedules in which a fault struck, by fault point", title_justify="left")
     table.add_column("fault point")
@@ -26,6 +34,8 @@ def show(console: Console, outcomes: Sequence[Outcome]) -> None:
     table.add_section()
     table.add_row("all schedules", "", *(str(per_column[column]) for column in columns))
     console.print(table)
+    for level, missed in _never_struck(outcomes, points).items():
+        console.print(f"never struck on the {level} level: {' '.join(missed) or 'none'}")
     checked = Counter(number for outcome in outcomes for number in outcome.invariants)
     figures = " ".join(f"{number:02d}:{count}" for number, count in sorted(checked.items()))
     console.print(f"invariants checked, by schedules: {figures}")
@@ -36,6 +46,16 @@ def show(console: Console, outcomes: Sequence[Outcome]) -> None:
         f"seeds: {min(o.seed for o in outcomes)} to {max(o.seed for o in outcomes)}  "
         f"seconds a schedule: {sum(o.seconds for o in outcomes) / len(outcomes):.2f}"
     )
+
+
+def _never_struck(
+    outcomes: Sequence[Outcome], points: Mapping[str, Sequence[str]]
+) -> Mapping[str, Sequence[str]]:
+    found: dict[str, Sequence[str]] = {}
+    for level, aimed_at in points.items():
+        struck = {point for o in outcomes if o.level == level for point in o.faults}
+        found[level] = sorted({*aimed_at} - struck)
+    return found
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:

@@ -40,6 +40,13 @@ def parse_delta(data: bytes) -> Delta:
     Raises:
         ValueError: It is damaged, or not of this form.
     """
+    try:
+        return _parse(data)
+    except (struct.error, KeyError, RuntimeError, zstandard.ZstdError) as exc:
+        raise ValueError("a delta is damaged") from exc
+
+
+def _parse(data: bytes) -> Delta:
     version, length = struct.unpack_from("<II", data, 8)
     if data[:8] != _MAGIC or version != _VERSION:
         raise ValueError("no delta of version 1")

@@ -14,10 +14,13 @@ from chaos.plain.processes import Event, JobProcess, start, wait_until_none_runs
 from chaos.plain.schedule import Life, Schedule, Step, draw_schedule
 from chaos.plain.verifier import Verifier
 from chaos.servers import NO_SERVER, Server
+from statekeep.fault_points import FAULT_POINTS
 from statekeep.testing.faults import Action, ArmedFault, ProcessPlan
 from statekeep.testing.faults.process_faults import corrupt_one
 
 LEVEL: Final = "plain"
+POINTS: Final = FAULT_POINTS
+"""What schedules aim at."""
 _TIMEOUT_S: Final = 30.0
 
 

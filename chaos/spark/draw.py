@@ -76,7 +76,7 @@ POINTS: Mapping[ProcessKind, Sequence[str]] = {
     ProcessKind.DRIVER: _DRIVER,
 }
 """Where the processes of a job are struck."""
-_EVERY_POINT: Sequence[tuple[ProcessKind, str]] = (
+EVERY_POINT: Sequence[tuple[ProcessKind, str]] = (
     *((kind, point) for kind, points in POINTS.items() for point in points),
     *((ProcessKind.DRIVER, point) for point in RECOVERY_POINTS),
 )
@@ -101,7 +101,7 @@ def draw_schedule(seed: int) -> Schedule:
     """
     draw = random.Random(f"spark-{seed}")  # noqa: S311 - replayable, not secret
     is_every_batch = draw.random() < _EVERY_BATCH
-    first = _EVERY_POINT[seed % len(_EVERY_POINT)]
+    first = EVERY_POINT[seed % len(EVERY_POINT)]
     faults = _draw_first(draw, *first)
     faults += [_draw_fault(draw, f"{number}") for number in range(draw.choice([0, 0, 1, 1, 2]))]
     faults += _ways_to(faults)

@@ -12,7 +12,7 @@ from chaos import backends as kinds
 from chaos.outcome import Outcome
 from chaos.servers import Server
 from chaos.spark.arming import LOST_ANSWER
-from chaos.spark.draw import draw_schedule
+from chaos.spark.draw import EVERY_POINT, draw_schedule
 from chaos.spark.history import History
 from chaos.spark.ledger import Ledger
 from chaos.spark.lost_answers import MANAGER
@@ -25,6 +25,8 @@ from chaos.spark.verifier import CHECKED, Verifier
 from chaos.spark.watch import Watch
 
 JOB = "tally"
+POINTS = tuple(point for _, point in EVERY_POINT)
+"""What schedules aim at."""
 _FIRST_TIME_S = 1_700_000_000
 _pool = SessionPool()
 """Sessions outlive schedules; they end with the process."""

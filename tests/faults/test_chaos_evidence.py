@@ -165,5 +165,5 @@ def test_a_flipped_bit_in_a_delta_is_told() -> None:
     for position in range(8, len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 1
-        with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it trips over
+        with pytest.raises(ValueError, match=r"."):
             parse_delta(bytes(damaged))
