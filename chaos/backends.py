@@ -80,7 +80,8 @@ class Place:
         """Return a reader of a job log that it holds."""
         if self.form != "kafka":
             return FileLog(self.files(), scope)
-        name = ".".join([self._topic_prefix, *scope.split("/"), "job-log"])
+        # As the Kafka page says of `_`; the names of these jobs have nothing else to escape.
+        name = ".".join([self._topic_prefix, *scope.replace("_", "_5f").split("/"), "job-log"])
         return TopicLog(Topic(_READER, self.server.address, name))
 
     def content(self, marker: str) -> Mapping[bytes, bytes]:
