@@ -188,17 +188,20 @@ class HdfsBackupManager(TaskBackupManager):
         started_ns = self._context.clock.monotonic_ns()
         increment = await self._find_increment(upload)
         if increment is None:
-            upload.commit.count_bytes(await self._upload_snapshot(upload))
+            uploaded_bytes = await self._upload_snapshot(upload)
         else:
-            upload.commit.count_bytes(await self._upload_delta(upload, increment))
+            uploaded_bytes = await self._upload_delta(upload, increment)
             if self._is_snapshot_due(increment):
                 self._start_snapshot(upload)
+        upload.commit.count_bytes(uploaded_bytes)
         logger.debug(
-            "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s elapsed_ms=%d is_full=%s",
+            "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s bytes=%d elapsed_ms=%d "
+            "is_full=%s",
             self._context.task.task_name,
             upload.commit.checkpoint_id,
             self._prefix.backend,
             upload.store,
+            uploaded_bytes,
             (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
             increment is None,
         )
@@ -239,17 +242,17 @@ class HdfsBackupManager(TaskBackupManager):
         return _Increment(plan, changes, before + sizes)
 
     async def _upload_delta(self, upload: _StoreUpload, increment: _Increment) -> int:
-        """Upload the changes since the base; return the bytes of the file."""
         context, version = self._context, upload.commit.version
         async with work_directory(context.executor, version, (), self._new_uid()) as work:
             path = path_of(work, upload.file_id)
             header, codec = upload.header(increment), codec_named(self._settings.compression)
-            await run_to_end(context.executor, write_delta, increment.changes, path, header, codec)
+            size = await run_to_end(
+                context.executor, write_delta, increment.changes, path, header, codec
+            )
             await self._files_of(upload.store).put(FileName(upload.file_id, FileKind.DELTA), path)
-            return await context.executor.run(_sizes, [path])
+        return size
 
     async def _upload_snapshot(self, upload: _StoreUpload) -> int:
-        """Upload the whole content; return the bytes of the file."""
         context, version, store = self._context, upload.commit.version, upload.store
         async with work_directory(context.executor, version, (store,), self._new_uid()) as work:
             path = path_of(work, upload.file_id)
@@ -257,9 +260,9 @@ class HdfsBackupManager(TaskBackupManager):
             write = partial(
                 write_snapshot, work, version, store, target=path, header=header, codec=codec
             )
-            await run_to_end(context.executor, write)
+            size = await run_to_end(context.executor, write)
             await self._files_of(store).put(FileName(upload.file_id, FileKind.SNAPSHOT), path)
-            return await context.executor.run(_sizes, [path])
+        return size
 
     def _is_snapshot_due(self, increment: _Increment) -> bool:
         deltas = len(increment.plan.deltas) + 1

@@ -53,8 +53,8 @@ async def work_directory(
 
 def write_delta(
     changes: Sequence[Path], target: Path, header: DeltaHeader, codec: BlockCodec
-) -> None:
-    """Write the records of a version's deltas, in order, as one delta.
+) -> int:
+    """Write the records of a version's deltas, in order, as one delta; return its bytes.
 
     Raises:
         VersionDamagedError: A delta of the version is gone or damaged.
@@ -70,6 +70,7 @@ def write_delta(
             except (FileNotFoundError, CheckpointCorruptError) as exc:
                 raise VersionDamagedError(f"changes of a version are damaged: path={path}") from exc
         writer.finish()
+        return file.tell()
 
 
 def write_snapshot(
@@ -80,8 +81,8 @@ def write_snapshot(
     target: Path,
     header: DeltaHeader,
     codec: BlockCodec,
-) -> None:
-    """Write the whole content of a store, in order of its keys.
+) -> int:
+    """Write the whole content of a store, in order of its keys; return the bytes of the file.
 
     Args:
         work: Holds a clone of the version's store.
@@ -102,6 +103,7 @@ def write_snapshot(
         writer = DeltaWriter(file, header, codec=codec)
         writer.write_entries(opened.scan())
         writer.finish()
+        return file.tell()
 
 
 def apply_file(path: Path, store: KeyValueStore, *, where: str, may_delete: bool) -> DeltaHeader:

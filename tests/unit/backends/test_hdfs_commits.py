@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 from hdfs_kit import header_of
+from typing_extensions import override
 
+from statekeep.backends.base import CommitContext
 from statekeep.backends.hdfs import lineage, store_files
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
@@ -17,6 +20,7 @@ from statekeep.backends.hdfs.lineage import LoadPlan
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, ConfigError
 from statekeep.stores.delta import DeltaReader, DeltaWriter
+from statekeep.stores.version import SealedVersion
 from statekeep.testing.backend_harness import STORE, Commit, LogSnapshot
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
@@ -31,6 +35,14 @@ class Task(KeyValueHarness):
         factory = HdfsBackendFactory(BackendName("hdfs"), settings)
         super().__init__(factory, SerialExecutor(), FakeClock(), local)
         self.place = place
+        self.counted: list[int] = []
+
+    @override
+    def open_attempt(self, version: SealedVersion, *, epoch: int = 1) -> CommitContext:
+        context = super().open_attempt(version, epoch=epoch)
+        counting = replace(context, count_bytes=self.counted.append)
+        self._contexts[context.checkpoint_id] = counting
+        return counting
 
     async def commit_next(self, **changes: bytes) -> Commit:
         self.content = {**getattr(self, "content", {}), **changes}
@@ -74,6 +86,17 @@ async def test_a_commit_uploads_its_changes_and_the_first_one_everything(task: T
         f"{upload_of(commits[1])}.delta",
         f"{upload_of(commits[2])}.delta",
     ]
+
+
+@pytest.mark.asyncio
+async def test_a_commit_counts_the_bytes_of_what_it_uploads_and_not_of_snapshots_beside_it(
+    task: Task,
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(4)]
+    kinds = ["snapshot", "delta", "delta", "delta"]
+    sizes = [task.file(c, k).stat().st_size for c, k in zip(commits, kinds, strict=True)]
+    assert task.counted == sizes
+    assert task.file(commits[3], "snapshot").exists()
 
 
 @pytest.mark.asyncio
