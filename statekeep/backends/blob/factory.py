@@ -30,6 +30,7 @@ from statekeep.backends.blob.encryption_keys import KeyProvider, load_key_provid
 from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob.managers.hdfs_place import is_hdfs, make_hdfs_manager
 from statekeep.backends.blob.managers.object_places import ObjectPlace
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob.object_store import ObjectStore
@@ -189,7 +190,7 @@ class BlobBackendFactory(StateBackendFactory):
         if self._make_manager is not None:
             return self._make_manager(self.settings, executor)
         if settings.manager_factory is None:
-            return FsspecBlobStoreManager(settings.uri or "", settings.storage_options, executor)
+            return self._manager_by_scheme(settings.uri or "", executor)
         key = f"backends.{self.name}.manager.factory"
         make = load_object(settings.manager_factory, key=key)
         if not callable(make):
@@ -200,3 +201,10 @@ class BlobBackendFactory(StateBackendFactory):
                 f"made no BlobStoreManager: {key}={settings.manager_factory}", key=key
             )
         return manager
+
+    def _manager_by_scheme(self, uri: str, executor: BlockingExecutor) -> BlobStoreManager:
+        options = self._blob_settings.storage_options
+        if is_hdfs(uri):
+            key = f"backends.{self.name}.storage.options"
+            return make_hdfs_manager(uri, options, executor, key=key)
+        return FsspecBlobStoreManager(uri, options, executor)

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
 from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob.managers.hdfs_client import HdfsClient
+from statekeep.backends.blob.managers.hdfs_manager import HdfsBlobStoreManager
 from statekeep.checkpoint.job_log import PositionTakenError
 from statekeep.errors import BlobExistsError, ConfigError, RetriableError
 from statekeep.testing.blob_store_tests import BlobStoreManagerTests
@@ -30,7 +31,8 @@ class TestHdfsManager(BlobStoreManagerTests):
 
     @override
     def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
-        return FsspecBlobStoreManager(f"{self.uri}{self.prefix}/{place.name}", {}, executor)
+        uri = f"{self.uri}{self.prefix}/{place.name}"
+        return HdfsBlobStoreManager(uri, HdfsClient(uri, {}), executor)
 
     @override
     def read_back(self, place: Path, blob_id: str) -> bytes:
@@ -40,8 +42,9 @@ class TestHdfsManager(BlobStoreManagerTests):
         return content
 
 
-def manager_of(cluster: HdfsCluster, path: str, **options: str) -> FsspecBlobStoreManager:
-    return FsspecBlobStoreManager(f"{cluster.uri}{path}", options, SerialExecutor())
+def manager_of(cluster: HdfsCluster, path: str, **options: str) -> HdfsBlobStoreManager:
+    client = HdfsClient(cluster.uri, options)
+    return HdfsBlobStoreManager(f"{cluster.uri}{path}", client, SerialExecutor())
 
 
 @pytest.mark.asyncio
@@ -116,7 +119,7 @@ async def test_a_place_that_may_not_be_written_is_an_error_to_be_mended(
 ) -> None:
     cluster.make_read_only("/closed")
     monkeypatch.setenv("HADOOP_USER_NAME", "stranger")
-    manager = manager_of(cluster, "/closed", skip_instance_cache="true")
+    manager = manager_of(cluster, "/closed", user="stranger")
     await manager.init()
     with pytest.raises(ConfigError, match="access denied"):
         await manager.put("a", b"x", METADATA)

@@ -64,20 +64,52 @@ def entries(size: int, salt: int) -> dict[str, bytes]:
     return {f"{number:08d}": value for number in range(size)}
 
 
+QUICK = {"storage.options.dfs.client.socket-timeout": "4000"}
+"""So that what waits without end is given up within the time of a test."""
+
+
+class _Interrupted(SerialExecutor):
+    """Stops a DataNode before one of the calls."""
+
+    def __init__(self, cluster: HdfsCluster, index: int) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._index = index
+        self.calls_left = 0
+
+    @override
+    async def run(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.calls_left:
+            self.calls_left -= 1
+            if not self.calls_left:
+                self._cluster.stop_datanode(self._index)
+        return await super().run(call, *args, **kwargs)
+
+
+class _Task(KeyValueHarness):
+    """A task whose stores are small beside what is uploaded for them: nothing is compressed."""
+
+    def __init__(self, cluster: HdfsCluster, executor: SerialExecutor, local: Path) -> None:
+        self.place = f"/{uuid.uuid4().hex}"
+        settings = {"uri": f"{cluster.uri}{self.place}", "compression": "none", **QUICK}
+        factory = HdfsBackendFactory(BackendName("hdfs"), settings)
+        super().__init__(factory, executor, SystemClock(), local)
+
+
+# Each in turn: with two replicas of a block on three DataNodes, at least two of them have a part.
 @pytest.mark.asyncio
+@pytest.mark.parametrize("index", range(3))
 async def test_a_datanode_that_dies_during_a_restore_costs_nothing(
-    cluster: HdfsCluster, tmp_path: Path
+    cluster: HdfsCluster, tmp_path: Path, index: int
 ) -> None:
-    settings = {"uri": f"{cluster.uri}/{uuid.uuid4().hex}", "compression": "none"}
-    factory = HdfsBackendFactory(BackendName("hdfs"), settings)
-    executor = _Interrupted(cluster)
-    task = KeyValueHarness(factory, executor, SystemClock(), tmp_path)
+    executor = _Interrupted(cluster, index)
+    task = _Task(cluster, executor, tmp_path)
     await task.start()
     content = entries(20_000, 1)
     first = await task.commit(task.seal(content))
     changed = content | entries(100, 2)
     second = await task.commit(task.seal(changed))
-    executor.calls_left = 4
+    executor.calls_left = 6
     try:
         assert (await task.restore(first.checkpoint)).content == {STORE: content}
         assert executor.calls_left == 0
@@ -87,18 +119,26 @@ async def test_a_datanode_that_dies_during_a_restore_costs_nothing(
         cluster.start_datanode()
 
 
-class _Interrupted(SerialExecutor):
-    """Stops a DataNode before one of the calls."""
-
-    def __init__(self, cluster: HdfsCluster) -> None:
-        super().__init__()
-        self._cluster = cluster
-        self.calls_left = 0
-
-    @override
-    async def run(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.calls_left:
-            self.calls_left -= 1
-            if not self.calls_left:
-                self._cluster.stop_datanode(0)
-        return await super().run(call, *args, **kwargs)
+@pytest.mark.asyncio
+@pytest.mark.parametrize("index", range(3))
+async def test_a_datanode_that_dies_during_an_upload_costs_repetitions(
+    cluster: HdfsCluster, tmp_path: Path, index: int
+) -> None:
+    executor = _Interrupted(cluster, index)
+    task = _Task(cluster, executor, tmp_path)
+    await task.start()
+    content = entries(60_000, 1)
+    version = task.seal(content)
+    executor.calls_left = 10
+    try:
+        commit = await task.commit(version)
+        assert executor.calls_left == 0
+    finally:
+        await task.close()
+        cluster.start_datanode()
+    assert (await task.restore(commit.checkpoint)).content == {STORE: content}
+    client: Any = hdfs_native.Client(cluster.uri)
+    files = [s.path for s in client.list_status(task.place, recursive=True) if not s.isdir]
+    assert [path.rpartition("/")[2] for path in files] == [
+        f"{commit.markers[STORE].rpartition('/')[2]}.snapshot"
+    ]

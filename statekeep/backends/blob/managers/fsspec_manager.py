@@ -1,10 +1,8 @@
 """Blobs on a local directory or any filesystem that fsspec reaches."""
 
-import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import fsspec.core  # type: ignore[import-untyped]  # it ships no types
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # as above
@@ -12,6 +10,7 @@ from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # as
 from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.local_place import LocalPlace
 from statekeep.backends.blob.managers.place import Place, mapped_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
@@ -33,10 +32,6 @@ T = TypeVar("T")
 _url_to_fs: Callable[..., tuple[AbstractFileSystem, str]] = cast("Any", fsspec.core).url_to_fs
 _CHUNK_BYTES: Final = 8 << 20
 """Read at a time by `download`: its bound on memory, and how far a cancel has to wait."""
-
-
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
 
 
 class FsspecBlobStoreManager(BlobStoreManager):
@@ -99,16 +94,15 @@ class FsspecBlobStoreManager(BlobStoreManager):
         check_blob_name(blob_id)
         place = self._open_place()
         size = await self._run(blob_id, place.size, blob_id)
-        await self._write(target, target.touch, exist_ok=False)
-        digest = hashlib.sha256()
+        copy = LocalCopy(target, self._executor)
+        await copy.create()
         # One call per chunk: each ends by itself, and between two of them a cancel takes effect.
         for start in range(0, size, _CHUNK_BYTES):
             end = min(start + _CHUNK_BYTES, size)
             chunk = await self._run(blob_id, _read_range, place, blob_id, start, end)
-            await self._write(target, _append, target, chunk, digest)
+            await copy.append(chunk)
             on_bytes(len(chunk))
-        await self._write(target, _sync, target)
-        return digest.hexdigest()
+        return await copy.finish()
 
     @override
     async def delete(self, blob_id: str) -> None:
@@ -139,16 +133,6 @@ class FsspecBlobStoreManager(BlobStoreManager):
     async def _run(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         with mapped_errors(self._shown_root, name):
             return await self._executor.run(call, *args, **kwargs)
-
-    async def _write(
-        self, target: Path, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Make a call that writes the local file ``target``."""
-        try:
-            return await self._executor.run(call, *args, **kwargs)
-        except OSError as exc:
-            msg = f"a blob cannot be written to this machine: path={target} reason={exc.strerror}"
-            raise ConfigError(msg) from exc
 
 
 def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
@@ -184,14 +168,3 @@ def _read_range(place: Place, name: str, start: int, end: int) -> bytes:
         msg = f"short read: name={name} expected_bytes={end - start} actual_bytes={len(data)}"
         raise RetriableError(msg)
     return data
-
-
-def _append(target: Path, data: bytes, digest: _Digest) -> None:
-    with target.open("ab") as file:
-        file.write(data)
-    digest.update(data)
-
-
-def _sync(target: Path) -> None:
-    with target.open("rb+") as file:
-        os.fsync(file.fileno())

@@ -68,7 +68,7 @@ class ObjectPlace:
 
 
 def _make_s3_client(place: ObjectPlace, settings: S3Settings, connections: int) -> ObjectClient:
-    with _missing_told("s3"):
+    with missing_package_told("s3"):
         from statekeep.backends.blob.managers.s3_client import (  # noqa: PLC0415  # it needs the SDK
             S3Client,
         )
@@ -79,7 +79,7 @@ def _make_s3_client(place: ObjectPlace, settings: S3Settings, connections: int) 
 def _make_azure_client(
     place: ObjectPlace, settings: AzureSettings, connections: int
 ) -> ObjectClient:
-    with _missing_told("azure"):
+    with missing_package_told("azure"):
         from statekeep.backends.blob.managers.azure_client import (  # noqa: PLC0415  # as above
             AzureClient,
         )
@@ -89,7 +89,8 @@ def _make_azure_client(
 
 
 @contextmanager
-def _missing_told(extra: str) -> Generator[None]:
+def missing_package_told(extra: str) -> Generator[None]:
+    """Say which extra brings a package that cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as exc:

@@ -1,15 +1,15 @@
 """Blobs on a filesystem that renames atomically and never onto a name that is taken: HDFS."""
 
-import errno
 import shutil
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # it ships no types
 from typing_extensions import override
 
+from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
 from statekeep.backends.blob.names import TEMPORARY_PREFIX
 from statekeep.checkpoint.log_writer import random_nonce
@@ -17,13 +17,6 @@ from statekeep.errors import RetriableError
 
 _PROTOCOLS: Final = frozenset({"hdfs", "viewfs", "webhdfs"})
 _COPY_BYTES: Final = 1 << 20
-_ERRNOS: Final = {
-    "QuotaExceededException": errno.EDQUOT,
-    "AccessControlException": errno.EACCES,
-    "PathIsNotEmptyDirectoryException": errno.ENOTEMPTY,
-    "ParentNotDirectoryException": errno.ENOTDIR,
-}
-"""What the end of a Java exception's name says, for clients that hand on its text."""
 
 
 def renames_atomically(filesystem: AbstractFileSystem) -> bool:
@@ -52,14 +45,14 @@ class RenamingPlace(RemotePlace):
 
     @override
     def check(self) -> None:
-        with self._told_errors():
+        with told_java_errors(self._root):
             super().check()
 
     @override
     def put(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
         target = self._path(name)
         temporary = f"{target.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_uid()}"
-        with self._told_errors():
+        with told_java_errors(self._root):
             if if_absent and self._fs.exists(target):
                 raise FileExistsError(name)
             try:
@@ -76,24 +69,24 @@ class RenamingPlace(RemotePlace):
 
     @override
     def size(self, name: str) -> int:
-        with self._told_errors():
+        with told_java_errors(self._root):
             return super().size(name)
 
     @override
     def read(self, name: str, start: int, end: int | None) -> bytes:
-        with self._told_errors(), self._fs.open(self._path(name), "rb") as file:
+        with told_java_errors(self._root), self._fs.open(self._path(name), "rb") as file:
             if start:
                 file.seek(start)
             return bytes(file.read(-1 if end is None else end - start))
 
     @override
     def delete(self, name: str) -> None:
-        with self._told_errors():
+        with told_java_errors(self._root):
             super().delete(name)
 
     @override
     def list(self, prefix: str) -> Sequence[str]:
-        with self._told_errors():
+        with told_java_errors(self._root):
             names = super().list(prefix)
         return [n for n in names if not n.rpartition("/")[2].startswith(TEMPORARY_PREFIX)]
 
@@ -123,20 +116,6 @@ class RenamingPlace(RemotePlace):
         # Over HTTP a rename that was refused is told by an answer that the client does not pass on.
         if self._fs.exists(temporary):
             raise FileExistsError(target)
-
-    @contextmanager
-    def _told_errors(self) -> Generator[None]:
-        """Turn what a client raises with the text of a Java exception into what it means."""
-        try:
-            yield
-        except RuntimeError as exc:
-            text = str(exc)
-            if "SafeModeException" in text:
-                raise RetriableError(f"the NameNode is in safe mode: root={self._root}") from exc
-            for name, number in _ERRNOS.items():
-                if name in text:
-                    raise OSError(number, name) from exc
-            raise OSError(errno.EIO, "the filesystem did not answer") from exc
 
 
 def _size(content: bytes | Path) -> int:

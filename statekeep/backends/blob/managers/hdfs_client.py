@@ -1,0 +1,197 @@
+"""HDFS by hdfs-native, with an end to every step.
+
+Some calls of hdfs-native (seen in 0.14.7) never return once a DataNode has died at the wrong moment,
+and others wait on a DataNode that is alive and silent, without a deadline of their own. Its blocking
+client would keep a pool thread each time. Its asynchronous client can be given up: what waits is
+dropped.
+"""
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import Awaitable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from hdfs_native import AsyncClient, AsyncFileReader, AsyncFileWriter, WriteOptions
+
+from statekeep.backends.base import BlockingExecutor
+
+T = TypeVar("T")
+
+SOCKET_TIMEOUT_OPTION: Final = "dfs.client.socket-timeout"
+"""Hadoop's name for how long a client waits for a server, in milliseconds."""
+_SOCKET_TIMEOUT_MS: Final = 60_000
+"""Hadoop's default."""
+_STEPS_OF_TIMEOUT: Final = 2
+"""hdfs-native goes on without a silent DataNode after one time-out; that is to have its turn."""
+_GIVE_UP_S: Final = 5.0
+"""How long a write that is given up may take to end in an orderly way."""
+
+_clients: Final[dict[tuple[str, tuple[tuple[str, str], ...]], AsyncClient]] = {}
+"""Of this process, by URL and settings: see `_connected_client`."""
+_connecting: Final = threading.Lock()
+
+
+def _connected_client(url: str, options: Mapping[str, str]) -> AsyncClient:
+    """Return the process's one client of a filesystem, which is never released.
+
+    Releasing one waits for its threads with the interpreter's lock held, and such a thread may be
+    waiting for that lock to hand over a result: the process would stop for ever. So clients are
+    shared and kept, also beyond the end of the interpreter.
+    """
+    key = (url, tuple(sorted(options.items())))
+    with _connecting:
+        if key not in _clients:
+            client = AsyncClient(url, dict(options))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+            _clients[key] = client
+        return _clients[key]
+
+
+class HdfsClient:
+    """A filesystem, reached by the process's one connection to it.
+
+    A *step* is one answer of the NameNode, or one chunk written or read. One that takes longer than
+    twice ``dfs.client.socket-timeout`` raises TimeoutError, which is an `OSError`.
+    """
+
+    def __init__(self, uri: str, options: Mapping[str, str]) -> None:
+        """Take note of the place; nothing is reached before `connect`.
+
+        Args:
+            uri: Its scheme and authority name the filesystem.
+            options: Settings of Hadoop, over those of ``HADOOP_CONF_DIR``.
+
+        Raises:
+            ValueError: The time-out is not a number of milliseconds.
+        """
+        parts = urlsplit(uri)
+        self._url = f"{parts.scheme}://{parts.netloc}"
+        self._options = dict(options)
+        socket_timeout_ms = int(options.get(SOCKET_TIMEOUT_OPTION, _SOCKET_TIMEOUT_MS))
+        self._step_s = _STEPS_OF_TIMEOUT * socket_timeout_ms / 1000
+        self._client: AsyncClient | None = None
+
+    async def connect(self, executor: BlockingExecutor) -> None:
+        """Read Hadoop's configuration. Idempotent.
+
+        Raises:
+            OSError: It cannot be read, or (ValueError, RuntimeError) makes no sense.
+        """
+        if self._client is None:
+            self._client = await executor.run(_connected_client, self._url, self._options)
+
+    async def create(self, path: str) -> "HdfsWriter":
+        """Create a file; FileExistsError if it is there."""
+        options = WriteOptions(overwrite=False)
+        return HdfsWriter(self, await self.to_end(self._connected.create(path, options)))
+
+    async def open(self, path: str) -> "HdfsReader":
+        """Open a file; FileNotFoundError if it is not there."""
+        return HdfsReader(self, await self.step(self._connected.read(path)))
+
+    async def size(self, path: str) -> int:
+        """Return the bytes of a file; FileNotFoundError if it is not there."""
+        return (await self.step(self._connected.get_file_info(path))).length
+
+    async def exists(self, path: str) -> bool:
+        """Return whether there is a file."""
+        try:
+            await self.size(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def rename(self, source: str, target: str) -> None:
+        """Give a file its name, atomically; FileExistsError if the name is taken."""
+        await self.to_end(self._connected.rename(source, target, overwrite=False))
+
+    async def delete(self, path: str) -> None:
+        """Delete a file; one that is not there is no error."""
+        with suppress(FileNotFoundError):
+            await self.to_end(self._connected.delete(path, recursive=False))
+
+    async def check(self, directory: str) -> None:
+        """List a directory, which need not exist yet, as far as one step goes."""
+        with suppress(StopAsyncIteration, FileNotFoundError):
+            await self.step(anext(self._connected.list_status(directory)))
+
+    async def files(self, directory: str) -> list[str]:
+        """Return the paths of all files below a directory, in any order; none if it is missing."""
+        statuses = self._connected.list_status(directory, recursive=True)
+        paths: list[str] = []
+        while True:
+            try:
+                status = await self.step(anext(statuses))
+            except (StopAsyncIteration, FileNotFoundError):
+                return paths
+            if not status.isdir:
+                paths.append(status.path)
+
+    async def step(self, call: Awaitable[T]) -> T:
+        """Await a step that may be dropped at any time."""
+        async with asyncio.timeout(self._step_s):
+            return await call
+
+    async def to_end(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a step that a cancel does not cut off, unless it takes long.
+
+        A write that is dropped half way leaves its connection to a DataNode open.
+        """
+        task = asyncio.create_task(call)
+        try:
+            async with asyncio.timeout(self._step_s):
+                return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task}, timeout=_GIVE_UP_S)
+            raise
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # marks it as seen, where the caller gets another one
+
+    @property
+    def _connected(self) -> AsyncClient:
+        if self._client is None:
+            msg = f"connect comes first: url={self._url}"
+            raise RuntimeError(msg)
+        return self._client
+
+
+class HdfsWriter:
+    """A new file that is being written."""
+
+    def __init__(self, client: HdfsClient, writer: AsyncFileWriter) -> None:
+        self._client = client
+        self._writer = writer
+
+    async def write(self, chunk: bytes) -> None:
+        """Append a chunk, of some MiB."""
+        await self._client.to_end(self._writer.write(chunk))
+
+    async def close(self) -> None:
+        """Make the file whole."""
+        await self._client.to_end(self._writer.close())
+
+    async def give_up(self) -> None:
+        """Let go of the DataNodes after an error or a cancel; raises no error of theirs."""
+        with suppress(OSError, RuntimeError):
+            async with asyncio.timeout(_GIVE_UP_S):
+                await self._writer.close()
+
+
+class HdfsReader:
+    """A file that is open for reading."""
+
+    def __init__(self, client: HdfsClient, reader: AsyncFileReader) -> None:
+        self._client = client
+        self._reader = reader
+        self.size = len(reader)
+
+    async def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from ``start`` up to ``end``, which lies within the file."""
+        return await self._client.step(self._reader.read_range(start, end - start))

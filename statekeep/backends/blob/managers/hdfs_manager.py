@@ -1,0 +1,214 @@
+"""Blobs on HDFS: written under a temporary name, then renamed."""
+
+import io
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+from urllib.parse import urlsplit
+
+from typing_extensions import override
+
+from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
+from statekeep.backends.blob.managers.hdfs_client import HdfsClient
+from statekeep.backends.blob.managers.local_copy import LocalCopy
+from statekeep.backends.blob.managers.place import mapped_errors
+from statekeep.backends.blob.names import TEMPORARY_PREFIX, check_blob_name
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.config.redact import redact
+from statekeep.errors import BackendClosedError, ConfigError, RetriableError, VersionDamagedError
+
+_CHUNK_BYTES: Final = 4 << 20
+"""Read or written in one step: the bound on memory, and how far a cancel has to wait."""
+
+
+class HdfsBlobStoreManager(BlobStoreManager):
+    """A `BlobStoreManager` below a directory of HDFS; a blob's id is its name.
+
+    The rename fails if the name is taken, so a blob is there whole or not at all, and of racing
+    puts one succeeds. A put that was given up may still write: to a temporary name, which is no
+    blob and which nobody else uses. Metadata are not kept.
+    """
+
+    def __init__(
+        self,
+        root_uri: str,
+        client: HdfsClient,
+        executor: BlockingExecutor,
+        *,
+        new_uid: Callable[[], str] = random_nonce,
+    ) -> None:
+        """Take note of where the blobs are; nothing is reached before `init`.
+
+        Args:
+            root_uri: ``hdfs://namenode:8020/path``, of the client's filesystem.
+            client: Shared with others; not closed.
+            executor: For local files.
+            new_uid: Draws lower-case hex that is never drawn again, for temporary names.
+        """
+        self._root = urlsplit(root_uri).path.rstrip("/")
+        self._shown_root = redact(root_uri, is_secret=False)
+        self._client = client
+        self._executor = executor
+        self._new_uid = new_uid
+        self._is_ready = False
+        self._is_closed = False
+
+    @override
+    async def init(self) -> None:
+        if self._is_closed:
+            raise BackendClosedError(f"blob store is closed: root={self._shown_root}")
+        try:
+            with self._told_errors(""):
+                await self._client.connect(self._executor)
+                await self._client.check(self._root or "/")
+        except ValueError as exc:
+            msg = f"no filesystem for this root: root={self._shown_root}"
+            raise ConfigError(msg, hint=str(exc)) from exc
+        self._is_ready = True
+
+    @override
+    async def put(
+        self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
+    ) -> str:
+        target = self._path(name)
+        temporary = f"{target.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_uid()}"
+        with self._told_errors(name):
+            if if_absent and await self._client.exists(target):
+                raise FileExistsError(name)
+            try:
+                size = await self._write(temporary, content)
+                await self._rename(temporary, target, None if if_absent else size)
+            except BaseException:
+                with suppress(OSError, RuntimeError):
+                    await self._client.delete(temporary)
+                raise
+        return name
+
+    @override
+    async def get(self, blob_id: str) -> bytes:
+        return await self._read_start(blob_id, None)
+
+    @override
+    async def get_start(self, blob_id: str, size: int) -> bytes:
+        return await self._read_start(blob_id, size)
+
+    @override
+    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
+        path, copy = self._path(blob_id), LocalCopy(target, self._executor)
+        with self._told_errors(blob_id):
+            reader = await self._client.open(path)
+            await copy.create()
+            for start in range(0, reader.size, _CHUNK_BYTES):
+                end = min(start + _CHUNK_BYTES, reader.size)
+                chunk = _whole(await reader.read(start, end), end - start, blob_id)
+                await copy.append(chunk)
+                on_bytes(len(chunk))
+        return await copy.finish()
+
+    @override
+    async def delete(self, blob_id: str) -> None:
+        path = self._path(blob_id)
+        with self._told_errors(blob_id):
+            await self._client.delete(path)
+
+    @override
+    async def list(self, prefix: str) -> Sequence[str]:
+        self._check_open()
+        directory = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/") or "/"
+        with self._told_errors(prefix):
+            paths = await self._client.files(directory)
+        names = [path.removeprefix(f"{self._root}/") for path in paths]
+        return sorted(name for name in names if name.startswith(prefix) and _is_blob(name))
+
+    @override
+    async def remove_ttl(self, blob_id: str) -> None:
+        self._check_open()
+
+    @override
+    async def close(self) -> None:
+        self._is_closed = True
+
+    async def _write(self, path: str, content: bytes | Path) -> int:
+        """Write a new file, and let the NameNode confirm its size; return that."""
+        source = await self._executor.run(_open, content)
+        try:
+            size = await self._copy(source, path)
+        finally:
+            await self._executor.run(source.close)
+        written = await self._client.size(path)
+        if written != size:
+            msg = f"short write: path={path} expected_bytes={size} actual_bytes={written}"
+            raise RetriableError(msg)
+        return size
+
+    async def _copy(self, source: BinaryIO, path: str) -> int:
+        size = 0
+        writer = await self._client.create(path)
+        try:
+            while chunk := await self._executor.run(source.read, _CHUNK_BYTES):
+                await writer.write(chunk)
+                size += len(chunk)
+            await writer.close()
+        except BaseException:
+            await writer.give_up()
+            raise
+        return size
+
+    async def _rename(self, temporary: str, target: str, expected_bytes: int | None) -> None:
+        """Give a blob its name; with ``expected_bytes``, one that has it already may be the same.
+
+        Without ``if_absent`` a name is used by one writer: the blob was put before, and the answer
+        was lost.
+        """
+        try:
+            await self._client.rename(temporary, target)
+        except FileExistsError:
+            if expected_bytes is None or await self._client.size(target) != expected_bytes:
+                raise
+            await self._client.delete(temporary)
+
+    async def _read_start(self, blob_id: str, limit: int | None) -> bytes:
+        path = self._path(blob_id)
+        with self._told_errors(blob_id):
+            reader = await self._client.open(path)
+            size = reader.size if limit is None else min(limit, reader.size)
+            return _whole(await reader.read(0, size), size, blob_id) if size else b""
+
+    def _path(self, name: str) -> str:
+        self._check_open()
+        check_blob_name(name)
+        return f"{self._root}/{name}"
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BackendClosedError(f"blob store is closed: root={self._shown_root}")
+        if not self._is_ready:
+            msg = f"init comes first: root={self._shown_root}"
+            raise RuntimeError(msg)
+
+    @contextmanager
+    def _told_errors(self, name: str) -> Generator[None]:
+        with mapped_errors(self._shown_root, name), told_java_errors(self._shown_root):
+            yield
+
+
+def _open(content: bytes | Path) -> BinaryIO:
+    if isinstance(content, bytes):
+        return io.BytesIO(content)
+    try:
+        return content.open("rb")
+    except FileNotFoundError as exc:
+        raise VersionDamagedError(f"the file to store is gone: path={content}") from exc
+
+
+def _whole(data: bytes, size: int, name: str) -> bytes:
+    if len(data) != size:
+        msg = f"short read: name={name} expected_bytes={size} actual_bytes={len(data)}"
+        raise RetriableError(msg)
+    return data
+
+
+def _is_blob(name: str) -> bool:
+    return not name.rpartition("/")[2].startswith(TEMPORARY_PREFIX)

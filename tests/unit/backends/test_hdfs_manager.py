@@ -1,0 +1,297 @@
+"""Blobs on HDFS, by a client that may wait without end or answer late."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statekeep.backends.base import BlobMetadata
+from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob.managers import hdfs_client
+from statekeep.backends.blob.managers.hdfs_client import HdfsClient
+from statekeep.backends.blob.managers.hdfs_manager import HdfsBlobStoreManager
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+    VersionDamagedError,
+)
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+METADATA = BlobMetadata(None, None, "test")
+URI = "hdfs://namenode:8020/place"
+QUICK = {hdfs_client.SOCKET_TIMEOUT_OPTION: "10"}
+
+
+@dataclass
+class Status:
+    path: str
+    length: int
+    isdir: bool = False
+
+
+class FakeHdfs:
+    """The part of hdfs-native that is used, on a dict; calls that are told to wait without end."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.stuck: set[str] = set()
+        self.errors: dict[str, BaseException] = {}
+        self.is_waiting = asyncio.Event()
+        self.abandoned = 0
+
+    async def answer(self, operation: str) -> None:
+        await asyncio.sleep(0)
+        if operation in self.errors:
+            raise self.errors.pop(operation)
+        if operation in self.stuck:
+            self.is_waiting.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.abandoned += 1
+
+    async def create(self, path: str, options: Any) -> "FakeWriter":
+        assert not options.overwrite
+        await self.answer("create")
+        self.files[path] = b""
+        return FakeWriter(self, path)
+
+    async def read(self, path: str) -> "FakeReader":
+        await self.answer("read")
+        return FakeReader(self, self._content(path))
+
+    async def get_file_info(self, path: str) -> Status:
+        await self.answer("info")
+        return Status(path, len(self._content(path)))
+
+    async def rename(self, source: str, target: str, *, overwrite: bool) -> None:
+        assert not overwrite
+        await self.answer("rename")
+        if target in self.files:
+            raise FileExistsError(target)
+        self.files[target] = self.files.pop(source)
+
+    async def delete(self, path: str, *, recursive: bool) -> bool:
+        assert not recursive
+        await self.answer("delete")
+        return self.files.pop(path, None) is not None
+
+    async def list_status(self, path: str, recursive: bool = False) -> AsyncIterator[Status]:  # noqa: FBT001, FBT002  # hdfs-native's
+        await self.answer("list")
+        for name, content in self.files.items():
+            if name.startswith(f"{path}/"):
+                yield Status(name, len(content))
+
+    def _content(self, path: str) -> bytes:
+        try:
+            return self.files[path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+
+class FakeWriter:
+    def __init__(self, hdfs: FakeHdfs, path: str) -> None:
+        self._hdfs = hdfs
+        self._path = path
+
+    async def write(self, data: bytes) -> None:
+        await self._hdfs.answer("write")
+        self._hdfs.files[self._path] += data
+
+    async def close(self) -> None:
+        await self._hdfs.answer("close")
+
+
+class FakeReader:
+    def __init__(self, hdfs: FakeHdfs, content: bytes) -> None:
+        self._hdfs = hdfs
+        self._content = content
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    async def read_range(self, start: int, size: int) -> bytes:
+        await self._hdfs.answer("read_range")
+        return self._content[start : start + size]
+
+
+@pytest.fixture
+def hdfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHdfs]:
+    made = FakeHdfs()
+    monkeypatch.setattr(hdfs_client, "_connected_client", lambda url, options: made)
+    monkeypatch.setattr(hdfs_client, "_GIVE_UP_S", 0.02)
+    yield made
+    assert not [path for path in made.files if ".tmp-" in path]
+
+
+async def ready(options: dict[str, str] | None = None) -> HdfsBlobStoreManager:
+    manager = HdfsBlobStoreManager(URI, HdfsClient(URI, options or {}), SerialExecutor())
+    await manager.init()
+    return manager
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("step", ["create", "write", "close", "info", "rename"])
+async def test_a_put_that_waits_without_end_is_given_up_and_may_be_repeated(
+    hdfs: FakeHdfs, step: str
+) -> None:
+    manager = await ready(QUICK)
+    hdfs.stuck = {step}
+    with pytest.raises(RetriableError, match="did not answer"):
+        await manager.put("a", b"content", METADATA)
+    assert hdfs.abandoned
+    assert await manager.list("") == []
+    hdfs.stuck = set()
+    await manager.put("a", b"content", METADATA)
+    assert await manager.get("a") == b"content"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("step", ["read", "read_range"])
+async def test_a_download_that_waits_without_end_is_given_up(
+    hdfs: FakeHdfs, tmp_path: Path, step: str
+) -> None:
+    manager = await ready(QUICK)
+    await manager.put("a", b"content", METADATA)
+    hdfs.stuck = {step}
+    with pytest.raises(RetriableError, match="did not answer"):
+        await manager.download("a", tmp_path / "a", lambda _: None)
+
+
+@pytest.mark.asyncio
+async def test_a_rename_that_lands_after_it_was_given_up_changes_nothing(hdfs: FakeHdfs) -> None:
+    manager = await ready(QUICK)
+    hdfs.stuck = {"rename"}
+    with pytest.raises(RetriableError):
+        await manager.put("a", b"content", METADATA, if_absent=True)
+    hdfs.stuck = set()
+    await manager.put("a", b"another", METADATA, if_absent=True)
+    late = "/place/.tmp-late"
+    hdfs.files[late] = b"content"
+    with pytest.raises(FileExistsError):
+        await hdfs.rename(late, "/place/a", overwrite=False)
+    assert await manager.get("a") == b"another"
+    assert await manager.list("") == ["a"]
+    del hdfs.files[late]
+
+
+@pytest.mark.asyncio
+async def test_a_put_whose_answer_was_lost_may_be_repeated(hdfs: FakeHdfs) -> None:
+    manager = await ready()
+    for _ in range(2):
+        await manager.put("a", b"content", METADATA)
+    with pytest.raises(BlobExistsError):
+        await manager.put("a", b"other content", METADATA)
+    with pytest.raises(BlobExistsError):
+        await manager.put("a", b"content", METADATA, if_absent=True)
+    assert hdfs.files == {"/place/a": b"content"}
+
+
+@pytest.mark.asyncio
+async def test_a_put_that_is_cancelled_lets_the_write_end_and_leaves_nothing(
+    hdfs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    async def write(writer: FakeWriter, data: bytes) -> None:
+        begun.set()
+        await go_on.wait()
+        ended.append("write")
+
+    monkeypatch.setattr(FakeWriter, "write", write)
+    monkeypatch.setattr(hdfs_client, "_GIVE_UP_S", 60)
+    manager = await ready()
+    put = asyncio.create_task(manager.put("a", b"content", METADATA))
+    await begun.wait()
+    put.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await put
+    assert ended == ["write"]
+    assert hdfs.files == {}
+
+
+@pytest.mark.asyncio
+async def test_a_cancel_does_not_wait_for_what_never_ends(hdfs: FakeHdfs) -> None:
+    manager = await ready()
+    hdfs.stuck = {"write"}
+    put = asyncio.create_task(manager.put("a", b"content", METADATA))
+    await hdfs.is_waiting.wait()
+    put.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await put
+    assert hdfs.abandoned
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("hdfs.protocol.DSQuotaExceededException", ConfigError, "quota"),
+        ("security.AccessControlException", ConfigError, "access denied"),
+        ("server.namenode.SafeModeException", RetriableError, "safe mode"),
+        ("io.IOException: no leader", RetriableError, "did not answer"),
+    ],
+    ids=["quota", "denied", "safe mode", "unknown"],
+)
+async def test_java_exceptions_are_told_by_what_they_mean(
+    hdfs: FakeHdfs, text: str, error: type[Exception], message: str
+) -> None:
+    manager = await ready()
+    hdfs.errors["rename"] = RuntimeError(f'RPCError("org.apache.hadoop.{text}"')
+    with pytest.raises(error, match=message):
+        await manager.put("a", b"x", METADATA)
+    assert hdfs.files == {}
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_arrived_short_gets_no_name(
+    hdfs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(writer: FakeWriter, data: bytes) -> None:
+        """Write nothing."""
+
+    manager = await ready()
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeWriter, "write", lose)
+        with pytest.raises(RetriableError, match="short write"):
+            await manager.put("a", b"content", METADATA)
+    assert hdfs.files == {}
+
+
+@pytest.mark.asyncio
+async def test_what_is_missing_is_told_by_name(hdfs: FakeHdfs, tmp_path: Path) -> None:
+    manager = await ready()
+    with pytest.raises(BlobNotFoundError):
+        await manager.get("a")
+    with pytest.raises(VersionDamagedError):
+        await manager.put("a", tmp_path / "none", METADATA)
+    await manager.delete("a")
+
+
+@pytest.mark.asyncio
+async def test_temporary_names_are_no_blobs(hdfs: FakeHdfs) -> None:
+    manager = await ready()
+    await manager.put("d/a", b"x", METADATA)
+    hdfs.files["/place/d/.tmp-1"] = b"half"
+    assert await manager.list("d/") == ["d/a"]
+    with pytest.raises(ValueError, match="not a blob name"):
+        await manager.get("d/.tmp-1")
+    del hdfs.files["/place/d/.tmp-1"]
+
+
+def test_a_time_out_that_is_no_number_is_refused_by_name() -> None:
+    options = {f"storage.options.{hdfs_client.SOCKET_TIMEOUT_OPTION}": "soon"}
+    factory = BlobBackendFactory(BackendName("blob"), {"uri": URI, **options})
+    with pytest.raises(ConfigError) as raised:
+        factory.blob_store_manager(SerialExecutor(), FakeClock())
+    assert raised.value.key == "backends.blob.storage.options"
