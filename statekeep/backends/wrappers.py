@@ -232,3 +232,23 @@ class LoggedBlobStoreManager(WrappedBlobStoreManager):
                 subject,
                 elapsed_ms,
             )
+
+
+class KeptBlobStoreManager(WrappedBlobStoreManager):
+    """Deletes nothing; remembers what it was asked to delete.
+
+    Attributes:
+        condemned: Ids of blobs, in the order of the calls.
+    """
+
+    def __init__(self, inner: BlobStoreManager) -> None:
+        super().__init__(inner)
+        self.condemned: list[str] = []
+
+    @override
+    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await call()
+
+    @override
+    async def delete(self, blob_id: str) -> None:
+        self.condemned.append(blob_id)

@@ -11,12 +11,14 @@ from rich.markup import escape
 from statekeep.cli import (
     backends,
     checkpoints,
+    clean_up,
     config,
     events,
     migrate,
     new_jobs,
     restore,
     savepoints,
+    stores,
     verify,
 )
 from statekeep.cli.exit_status import exit_status_of
@@ -31,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(checkpoints.app)
+app.add_typer(stores.app)
 app.add_typer(savepoints.app)
 app.add_typer(backends.app)
 app.add_typer(config.app)
@@ -38,6 +41,8 @@ app.command("verify")(verify.verify)
 app.command("restore")(restore.restore)
 app.command("migrate")(migrate.migrate)
 app.command("rescale")(new_jobs.rescale_job)
+app.command("gc")(clean_up.collect_garbage)
+app.command("reset")(clean_up.reset)
 app.command("events")(events.events)
 
 

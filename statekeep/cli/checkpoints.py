@@ -24,6 +24,7 @@ from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob, open_job
 from statekeep.inspection.offsets import overwrite_input_offsets
+from statekeep.inspection.removal import remove_commits
 
 app = typer.Typer(
     name="checkpoints", help="The commits of a job and what they hold.", no_args_is_help=True
@@ -162,6 +163,32 @@ def unpin(
 
     asyncio.run(run())
     print_line(f"no commit is pinned as {name} any more")
+
+
+@app.command()
+def remove(
+    which: Annotated[
+        list[str], typer.Argument(metavar="COMMIT...", help="Positions or checkpoint ids.")
+    ],
+    *,
+    is_sure: IsSure = False,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+) -> None:
+    """Release commits of a stopped job, and delete what only they reach.
+
+    If the job runs, it is fenced. The current commit and pinned ones stay.
+    """
+    settings = read_config(config, setting)
+    if not is_sure:
+        typer.confirm(f"Take over job {settings.job.name} and remove the commits?", abort=True)
+
+    async def run() -> list[int]:
+        async with open_job(settings, SystemClock(), task=task) as job:
+            return await remove_commits(job, which, owner=owner_name())
+
+    print_line(f"commits {', '.join(map(str, asyncio.run(run())))} are removed")
 
 
 @app.command("overwrite-offsets")

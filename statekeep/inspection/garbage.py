@@ -50,7 +50,7 @@ async def collect_garbage(
     """
     collectors = {
         name: factory.garbage_collector(job.executor, job.clock)
-        for name, factory in job.factories.items()
+        for name, factory in job.place.factories.items()
     }
     try:
         newest = _newest_closed(job, grace_ms)

@@ -10,7 +10,7 @@ from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.checkpoint.event_log import KEPT_REIGNS, Event, read_events
-from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_guest import LogGuest
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope, task_scope
@@ -28,6 +28,8 @@ from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.task_directory import TaskDirectory
 
 _THREADS: Final = 16
+HOLD_PREFIX: Final = "read-"
+"""Begins the names of pins that last as long as somebody reads the commit."""
 _HOLD_DIGITS: Final = 12
 
 Progress = Callable[[RestoreProgress], None]
@@ -42,7 +44,15 @@ class LogPlace:
     log: JobLog
     log_backend: BackendName
     factories: Mapping[BackendName, StateBackendFactory]
+    """Every backend that a store lists, and the one that holds the log."""
     executor: BoundedExecutor
+    clock: Clock
+
+    def checkpoint_store(self) -> CheckpointStore:
+        """Return where containers put checkpoints for the driver; closed by the caller."""
+        return self.factories[self.log_backend].checkpoint_store(
+            self.scope, self.executor, self.clock
+        )
 
 
 class InspectedJob:
@@ -53,33 +63,29 @@ class InspectedJob:
 
     Attributes:
         config: What the job was opened with.
-        log: Closed with the block.
-        log_backend: The backend that holds the log.
+        place: Where the log and the backups are; closed with the block.
+        log: That of ``place``.
         records: Every record of the log that can be read, with its position.
         view: What the log amounts to.
-        executor: For blocking calls; closed with the block.
-        clock: For durations and retries.
-        factories: Every backend that a store lists, and the one that holds the log.
+        executor: That of ``place``.
+        clock: That of ``place``.
     """
 
     def __init__(
         self,
         config: Config,
         place: LogPlace,
-        clock: Clock,
         *,
         records: Sequence[tuple[int, Record]],
         view: LogView,
     ) -> None:
         self.config = config
-        self.log_backend = place.log_backend
+        self.place = place
         self.records = records
         self.view = view
         self.log = place.log
         self.executor = place.executor
-        self.clock = clock
-        self.factories = place.factories
-        self._scope = place.scope
+        self.clock = place.clock
 
     @property
     def guest(self) -> LogGuest:
@@ -92,8 +98,7 @@ class InspectedJob:
         Raises:
             RetriableError: The service may answer later.
         """
-        factory = self.factories[self.log_backend]
-        store = factory.checkpoint_store(self._scope, self.executor, self.clock)
+        store = self.place.checkpoint_store()
         newest = self.view.epoch
         try:
             return await read_events(store, range(max(1, newest - KEPT_REIGNS + 1), newest + 1))
@@ -108,7 +113,7 @@ class InspectedJob:
             ConfigError: It is released already.
             RetriableError: A service may answer later.
         """
-        name = f"read-{random_nonce()[:_HOLD_DIGITS]}"
+        name = f"{HOLD_PREFIX}{random_nonce()[:_HOLD_DIGITS]}"
         await self.guest.pin(name, position)
         try:
             yield
@@ -201,7 +206,7 @@ class InspectedJob:
             identity,
             TaskDirectory.of(directory, identity),
             settings,
-            self.factories,
+            self.place.factories,
             executor=self.executor,
             clock=self.clock,
             on_progress=on_progress,
@@ -231,7 +236,7 @@ async def open_log_place(
         log_backend = _log_backend(config, factories)
         log = factories[log_backend].job_log(scope, executor, clock)
         try:
-            yield LogPlace(scope, log, log_backend, factories, executor)
+            yield LogPlace(scope, log, log_backend, factories, executor, clock)
         finally:
             await log.close()
     finally:
@@ -260,7 +265,7 @@ async def open_job(
         records = await reader.catch_up()
         if not records:
             raise _no_such_job(config, place.log_backend, task)
-        yield InspectedJob(config, place, clock, records=records, view=reader.view)
+        yield InspectedJob(config, place, records=records, view=reader.view)
 
 
 def _log_backend(

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from statekeep.backends.base import TaskIdentity
+from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     CheckpointV2,
     StoreName,
@@ -24,7 +25,7 @@ from statekeep.errors import ConfigError
 from statekeep.inspection.job import LogPlace, open_log_place
 from statekeep.inspection.job_owner import JobOwner
 from statekeep.inspection.recommit import TASKS_AT_ONCE
-from statekeep.inspection.state_copy import BackupPlace, checkpoint_id_now, prepare_backends
+from statekeep.inspection.state_copy import BackupPlace, prepare_backends
 from statekeep.stores.version import SealedVersion
 
 
@@ -133,7 +134,7 @@ async def begin_job(
         await prepare_backends(place.factories, place.executor, clock)
         await require_no_commit(config, place)
         log = await JobOwner.take_over(place.log, owner)
-        checkpoint_id = checkpoint_id_now(clock)
+        checkpoint_id = CheckpointId.at(clock.time_ns())
         attempt = await log.begin_attempt(commit.batch, checkpoint_id, {}, [])
         stores = [StoreName(name) for names in commit.identity.stores.values() for name in names]
         try:

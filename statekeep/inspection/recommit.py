@@ -21,7 +21,6 @@ from statekeep.inspection.job import InspectedJob, Progress
 from statekeep.inspection.job_owner import JobOwner
 from statekeep.inspection.state_copy import (
     BackupPlace,
-    checkpoint_id_now,
     listing_only,
     prepare_backends,
 )
@@ -136,7 +135,7 @@ class _Copying:
 
     async def run(self) -> Recommit:
         """Copy every task's state, then append the commit record."""
-        commit, checkpoint_id = self._commit, checkpoint_id_now(self._job.clock)
+        commit, checkpoint_id = self._commit, CheckpointId.at(self._job.clock.time_ns())
         tasks = [TaskName(task) for task, version in sorted(commit.versions.items()) if version]
         attempt = await self._log.begin_attempt(commit.batch, checkpoint_id, commit.versions, tasks)
         place = self._place(attempt, checkpoint_id)

@@ -106,8 +106,3 @@ async def prepare_backends(
             await admin.validate_resources()
         finally:
             await admin.close()
-
-
-def checkpoint_id_now(clock: Clock) -> CheckpointId:
-    """Return an id for a commit that begins now."""
-    return CheckpointId.at(clock.time_ns())

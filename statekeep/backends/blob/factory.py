@@ -1,7 +1,7 @@
 """The blob backend: everything that `statekeep.backends.blob` offers, put together."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeAlias
 
@@ -17,6 +17,7 @@ from statekeep.backends.base import (
     StateBackendAdmin,
     StateBackendFactory,
     TaskBackupManager,
+    TaskIdentity,
     TaskRestoreManager,
 )
 from statekeep.backends.blob.admin import BlobAdmin
@@ -28,6 +29,7 @@ from statekeep.backends.blob.content_writer import WriterLimits
 from statekeep.backends.blob.encoded_stream import SALT_BYTES
 from statekeep.backends.blob.encryption_keys import KeyProvider, load_key_provider
 from statekeep.backends.blob.index_blobs import IndexBlobs
+from statekeep.backends.blob.index_tree import describe_index
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.hdfs_place import is_hdfs, make_hdfs_manager
@@ -37,6 +39,7 @@ from statekeep.backends.blob.object_store import ObjectStore
 from statekeep.backends.blob.restore import BlobRestoreManager
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.dotted_path import load_object
+from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.backends.pacing import ByteBudget, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.wrappers import (
@@ -46,7 +49,7 @@ from statekeep.backends.wrappers import (
     PacedBlobStoreManager,
     RetryingBlobStoreManager,
 )
-from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.clock import Clock
@@ -153,6 +156,23 @@ class BlobBackendFactory(StateBackendFactory):
         self, scope: str, executor: BlockingExecutor, clock: Clock
     ) -> CheckpointStore:
         return BlobCheckpointStore(self.blob_store_manager(executor, clock), scope)
+
+    async def describe(
+        self,
+        task: TaskIdentity,  # noqa: ARG002 - the marker names everything in full
+        store: StoreName,  # noqa: ARG002 - as above
+        marker: Marker,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> Sequence[SnapshotNode]:
+        """Return the image and the deltas of an index: see `DescribesSnapshots`."""
+        manager = self.blob_store_manager(executor, clock)
+        try:
+            await manager.init()
+            indexes = IndexBlobs(manager, self._codec, executor)
+            return describe_index(marker, await indexes.load(marker))
+        finally:
+            await manager.close()
 
     def _paced(
         self, manager: BlobStoreManager, executor: BlockingExecutor, clock: Clock

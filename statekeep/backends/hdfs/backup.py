@@ -28,6 +28,7 @@ from statekeep.backends.hdfs.store_files import (
     StoreFiles,
 )
 from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.wrappers import KeptBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.version_id import VersionId
@@ -155,6 +156,26 @@ class HdfsBackupManager(TaskBackupManager):
             executor=self._context.executor,
             verified=self._verified,
         )
+
+    async def unreached(
+        self,
+        retained: Sequence[Mapping[StoreName, Marker]],
+        closed_attempts: Sequence[tuple[int, int]],
+    ) -> Sequence[str]:
+        """Return what `clean_up` would delete: see `PreviewsCleanUp`."""
+        self._check_open()
+        kept = KeptBlobStoreManager(self._manager)
+        task = self._context.task
+        await delete_unreached(
+            kept,
+            self._prefix,
+            retained,
+            closed_attempts,
+            files_of=lambda store: StoreFiles(kept, self._prefix.store(store), task, store),
+            executor=self._context.executor,
+            verified=self._verified,
+        )
+        return sorted(kept.condemned)
 
     async def finish_snapshots(self) -> None:
         """Wait until every snapshot that was begun has ended, well or not."""

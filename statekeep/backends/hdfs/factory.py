@@ -1,6 +1,6 @@
 """The HDFS backend: everything that `statekeep.backends.hdfs` offers, put together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from typing_extensions import override
@@ -13,14 +13,19 @@ from statekeep.backends.base import (
     StateBackendAdmin,
     StateBackendFactory,
     TaskBackupManager,
+    TaskIdentity,
     TaskRestoreManager,
 )
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.hdfs.backup import HdfsBackupManager
+from statekeep.backends.hdfs.names import parse_marker
 from statekeep.backends.hdfs.restore import HdfsRestoreManager
 from statekeep.backends.hdfs.settings import DEFAULTS_PREFIX, HdfsSettings
-from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.backends.hdfs.spark_start import SparkStart
+from statekeep.backends.hdfs.store_files import StoreFiles
+from statekeep.backends.optional_powers import SnapshotNode
+from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.clock import Clock
@@ -88,3 +93,28 @@ class HdfsBackendFactory(StateBackendFactory):
         self, scope: str, executor: BlockingExecutor, clock: Clock
     ) -> CheckpointStore:
         return self._blobs.checkpoint_store(scope, executor, clock)
+
+    async def describe(
+        self,
+        task: TaskIdentity,
+        store: StoreName,
+        marker: Marker,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> Sequence[SnapshotNode]:
+        """Return the snapshot and the deltas of an upload: see `DescribesSnapshots`."""
+        if SparkStart.parse(marker) is not None:
+            return [SnapshotNode("files of Spark's own state store", None, marker)]
+        manager = self._blobs.blob_store_manager(executor, clock)
+        try:
+            await manager.init()
+            prefix, upload = parse_marker(marker)
+            files = StoreFiles(manager, prefix, task, store)
+            plan = await files.plan(upload)
+            headers = [await files.header(name) for name in plan.files]
+        finally:
+            await manager.close()
+        return [
+            SnapshotNode(str(name), None, f"{files.path(name)} version={header.version}")
+            for name, header in zip(plan.files, headers, strict=True)
+        ]

@@ -1,6 +1,6 @@
 """The Kafka backend: everything that `statekeep.backends.kafka` offers, put together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from typing_extensions import override
@@ -13,16 +13,19 @@ from statekeep.backends.base import (
     StateBackendAdmin,
     StateBackendFactory,
     TaskBackupManager,
+    TaskIdentity,
     TaskRestoreManager,
 )
 from statekeep.backends.kafka.admin import KafkaAdmin
 from statekeep.backends.kafka.backup import KafkaBackupManager
 from statekeep.backends.kafka.checkpoint_store import KafkaCheckpointStore
 from statekeep.backends.kafka.job_log import KafkaJobLog
+from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import topic_name
 from statekeep.backends.kafka.restore import KafkaRestoreManager
 from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
-from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.backends.optional_powers import SnapshotNode
+from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.clock import Clock
@@ -77,3 +80,25 @@ class KafkaBackendFactory(StateBackendFactory):
     ) -> CheckpointStore:
         topic = topic_name(self._kafka_settings.topic_prefix, *scope.split("/"), "checkpoints")
         return KafkaCheckpointStore(self._kafka_settings, topic, executor=executor, clock=clock)
+
+    async def describe(
+        self,
+        task: TaskIdentity,  # noqa: ARG002 - the marker names everything in full
+        store: StoreName,  # noqa: ARG002 - as above
+        marker: Marker,
+        executor: BlockingExecutor,  # noqa: ARG002 - nothing is fetched
+        clock: Clock,  # noqa: ARG002 - as above
+    ) -> Sequence[SnapshotNode]:
+        """Return what a marker says of its changelog: see `DescribesSnapshots`."""
+        found = ChangelogMarker.decode(marker)
+        content = found.content
+        size = None if content is None else content.live_bytes
+        known = "" if content is None else f" keys={content.live_keys}"
+        place = f"{found.topic}-{found.partition}"
+        return [
+            SnapshotNode(
+                f"changelog up to offset {found.offset}",
+                size,
+                f"{place} topic_id={found.topic_id} version={found.version}{known}",
+            )
+        ]

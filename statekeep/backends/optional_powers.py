@@ -1,0 +1,62 @@
+"""What a backend may offer beyond its contract, for people who look after a job."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from statekeep.backends.base import BlockingExecutor, TaskIdentity
+from statekeep.checkpoint.checkpoints import Marker, StoreName
+from statekeep.clock import Clock
+
+
+@runtime_checkable
+class PreviewsCleanUp(Protocol):
+    """A `TaskBackupManager` that can say beforehand what its `clean_up` would delete."""
+
+    async def unreached(
+        self,
+        retained: Sequence[Mapping[StoreName, Marker]],
+        closed_attempts: Sequence[tuple[int, int]],
+    ) -> Sequence[str]:
+        """Return the names of what `clean_up` with the same arguments would delete; delete nothing.
+
+        Raises:
+            RetriableError: The service may answer later.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotNode:
+    """One part of a snapshot, for people: a file, a delta, an offset, or a group of such."""
+
+    name: str
+    size: int | None = None
+    """Bytes; None where it is not known, or where the parts have sizes of their own."""
+    details: str = ""
+    """Where it lies, which versions it leads from and to, and the like."""
+    parts: tuple["SnapshotNode", ...] = ()
+
+
+@runtime_checkable
+class DescribesSnapshots(Protocol):
+    """A `StateBackendFactory` that can say what a marker stands for."""
+
+    async def describe(
+        self,
+        task: TaskIdentity,
+        store: StoreName,
+        marker: Marker,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> Sequence[SnapshotNode]:
+        """Return the parts that a restore from the marker reads, in the order of their use.
+
+        Reads what describes them, never the state itself.
+
+        Raises:
+            BlobNotFoundError: A part that describes the others is gone.
+            CheckpointCorruptError: The marker, or what it names, cannot be read.
+            RetriableError: The service may answer later.
+        """
+        ...

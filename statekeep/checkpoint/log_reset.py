@@ -1,0 +1,119 @@
+"""The end of all that a job log says, so that the job starts anew (R2)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from statekeep.checkpoint.job_log import JobLog, PositionTakenError
+from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.records import (
+    CommitRecord,
+    EpochRecord,
+    JobIdentity,
+    PinRecord,
+    Record,
+    UnpinRecord,
+    decode_record,
+    encode_record,
+)
+from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
+
+
+@dataclass
+class LogRemains:
+    """What a log says as far as it can be read, damaged records left out."""
+
+    next_position: int = 0
+    """Where the next record goes."""
+    newest_epoch: int = 0
+    """No epoch in it is newer, whatever the damaged records are."""
+    damaged: int = 0
+    """Records that cannot be read."""
+    commits: int = 0
+    identities: dict[str, JobIdentity] = field(default_factory=dict[str, JobIdentity])
+    """``{job uid: identity}`` of the jobs whose commits these are."""
+    tasks: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """``{job uid: tasks}``"""
+    pins: set[str] = field(default_factory=set[str])
+    """Names under which commits are kept."""
+
+    def fold(self, record: Record) -> None:
+        """Take in the next record."""
+        self.newest_epoch = max(self.newest_epoch, record.epoch + self.damaged)
+        match record:
+            case CommitRecord():
+                uid = record.identity.job_uid
+                self.commits += 1
+                self.identities[uid] = record.identity
+                self.tasks.setdefault(uid, set()).update(record.versions)
+            case PinRecord():
+                self.pins.add(record.name)
+            case UnpinRecord():
+                self.pins.discard(record.name)
+            case _:
+                pass
+
+    def fold_damaged(self) -> None:
+        """Take in a record that cannot be read: it may be that of a newer epoch."""
+        self.damaged += 1
+        self.newest_epoch += 1
+
+
+async def read_remains(log: JobLog) -> LogRemains:
+    """Read a log, whether its records can be read or not.
+
+    Raises:
+        ConfigError: There is no log.
+        CheckpointCorruptError: A position in the middle is missing.
+        RetriableError: The service may answer later.
+    """
+    return _fold(await log.read(0))
+
+
+async def reset_log(
+    log: JobLog, owner: str, *, new_nonce: Callable[[], str] = random_nonce
+) -> tuple[int, LogRemains]:
+    """Fence whoever writes to a log, then drop all that it says, whether it can be read or not.
+
+    What is left is one epoch record: whoever was fenced finds a newer epoch at its next append, or
+    that the log was trimmed past it. The next start finds no commit, and begins a new job with a
+    uid of its own. Safe to repeat after any error.
+
+    Args:
+        log: Of a job, or of one task in plain Python.
+        owner: Host and process, for people.
+        new_nonce: Draws the nonce of the record.
+
+    Returns:
+        The epoch of that record, newer than any before it, and what the log said.
+
+    Raises:
+        ConfigError: There is no log.
+        CheckpointCorruptError: A position in the middle is missing.
+        RetriableError: The service may answer later.
+    """
+    while True:
+        remains = await read_remains(log)
+        position, epoch = remains.next_position, remains.newest_epoch + 1
+        record = EpochRecord(epoch=epoch, nonce=new_nonce(), owner=owner)
+        try:
+            await log.append(position, encode_record(record))
+        except PositionTakenError:
+            continue  # the job went on, or our own try had landed: either way, once more behind it
+        if await log.read_floor() > position:
+            raise RetriableError(f"the job log was trimmed past the record: position={position}")
+        await log.trim(position)
+        return epoch, remains
+
+
+def _fold(records: Sequence[tuple[int, bytes]]) -> LogRemains:
+    if not records:
+        raise ConfigError("there is no log to reset", key="job.name")
+    remains = LogRemains(next_position=records[-1][0] + 1)
+    for position, data in records:
+        try:
+            record = decode_record(data, where=f"position={position}")
+        except CheckpointCorruptError:
+            remains.fold_damaged()
+        else:
+            remains.fold(record)
+    return remains

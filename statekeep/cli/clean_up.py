@@ -1,0 +1,133 @@
+"""``statekeep gc`` and ``statekeep reset``: what nothing reaches any more, and all of it."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    IsSure,
+    LogsOfTasks,
+    Settings,
+    owner_name,
+    read_config,
+)
+from statekeep.cli.output import JsonValue, print_json, print_line, print_table
+from statekeep.clock import SystemClock
+from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
+from statekeep.inspection.job import open_job, open_log_place
+from statekeep.inspection.removal import find_what_a_reset_deletes, reset_job
+
+IsDryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
+]
+
+
+def collect_garbage(
+    *,
+    is_dry_run: IsDryRun = False,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogsOfTasks = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the backups that no retained commit reaches; the job may go on meanwhile.
+
+    The job does so itself after each commit: this is for one that was stopped, or was in trouble.
+    """
+    settings = read_config(config, setting)
+
+    async def run() -> list[Leftovers]:
+        found: list[Leftovers] = []
+        for log in task or (None,):
+            async with open_job(settings, SystemClock(), task=log) as job:
+                _, commit = job.find_commit()
+                sweep = Sweep.of(job.view, commit.identity)
+                found += await find_leftovers(job.place, settings, sweep)
+                if not is_dry_run:
+                    await delete_leftovers(job.place, settings, sweep)
+        return found
+
+    _show(asyncio.run(run()), is_dry_run=is_dry_run, is_json=as_json)
+
+
+def reset(
+    *,
+    is_dry_run: IsDryRun = False,
+    is_dropping_savepoints: Annotated[
+        bool, typer.Option("--with-savepoints", help="Also if commits are kept under names.")
+    ] = False,
+    is_sure: IsSure = False,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogsOfTasks = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a stopped job start anew: without state, commits or savepoints, and without their backups.
+
+    Whoever runs the job is fenced. On Spark the next start needs a new checkpoint location as
+    well. Changelogs in Kafka stay; the next commit overwrites them.
+    """
+    settings = read_config(config, setting)
+    logs = task or (None,)
+
+    async def look() -> tuple[list[Leftovers], int, list[str]]:
+        found: list[Leftovers] = []
+        commits, pins = 0, list[str]()
+        for log in logs:
+            async with open_log_place(settings, SystemClock(), task=log) as place:
+                remains, leftovers = await find_what_a_reset_deletes(place, settings)
+            found += leftovers
+            commits += remains.commits
+            pins += sorted(remains.pins)
+        return found, commits, pins
+
+    async def run() -> None:
+        for log in logs:
+            async with open_log_place(settings, SystemClock(), task=log) as place:
+                await reset_job(
+                    place,
+                    settings,
+                    owner=owner_name(),
+                    is_dropping_savepoints=is_dropping_savepoints,
+                )
+
+    found, commits, pins = asyncio.run(look())
+    if not as_json:
+        kept = f" ({', '.join(dict.fromkeys(pins))})" if pins else ""
+        print_line(f"job {settings.job.name}: {commits} commits, {len(pins)} savepoints{kept}")
+    if not is_dry_run:
+        if not is_sure:
+            count = sum(len(part.names or ()) for part in found)
+            typer.confirm(f"Delete them, with {count} files of backups?", abort=True)
+        asyncio.run(run())
+    _show(found, is_dry_run=is_dry_run, is_json=as_json)
+
+
+def _show(found: Sequence[Leftovers], *, is_dry_run: bool, is_json: bool) -> None:
+    if is_json:
+        rows: list[dict[str, JsonValue]] = [
+            {
+                "task": part.task,
+                "backend": part.backend,
+                "names": None if part.names is None else list(part.names),
+            }
+            for part in found
+        ]
+        print_json({"is-dry-run": is_dry_run, "leftovers": rows})
+        return
+    what = "would be deleted" if is_dry_run else "deleted"
+    print_table(
+        ["task", "backend", what],
+        [
+            [part.task, part.backend, "unknown" if part.names is None else len(part.names)]
+            for part in found
+        ],
+    )
+    if is_dry_run:
+        for part in found:
+            for name in part.names or ():
+                print_line(name)

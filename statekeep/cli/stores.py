@@ -1,0 +1,103 @@
+"""``statekeep stores``: what a snapshot is made of."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich import filesize
+from rich.markup import escape
+from rich.tree import Tree
+
+from statekeep.backends.base import TaskIdentity
+from statekeep.backends.optional_powers import DescribesSnapshots, SnapshotNode
+from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.records import CommitRecord
+from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
+from statekeep.cli.output import JsonValue, console, print_json
+from statekeep.clock import SystemClock
+from statekeep.inspection.job import InspectedJob, open_job
+
+app = typer.Typer(
+    name="stores", help="The stores of a job and their snapshots.", no_args_is_help=True
+)
+
+
+@app.command()
+def show(
+    which: Which = None,
+    *,
+    store: Annotated[str | None, typer.Option(help="Only this store.")] = None,
+    of_task: Annotated[
+        str | None, typer.Option("--only", metavar="NAME", help="Only this task of the commit.")
+    ] = None,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    task: LogOfTask = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the snapshot of each store at a commit as a tree: files, deltas, sizes, lineage."""
+
+    async def run() -> tuple[int, list[SnapshotNode]]:
+        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+            position, commit = job.find_commit(which)
+            names = [name for name in sorted(commit.versions) if of_task in (None, name)]
+            async with job.held(position):
+                return position, [await _task(job, commit, TaskName(n), store) for n in names]
+
+    position, nodes = asyncio.run(run())
+    if as_json:
+        print_json({"commit": position, "tasks": [_as_json(node) for node in nodes]})
+        return
+    tree = Tree(f"commit {position}", highlight=False)
+    _grow(tree, nodes)
+    console().print(tree)
+
+
+async def _task(
+    job: InspectedJob, commit: CommitRecord, task: TaskName, only: str | None
+) -> SnapshotNode:
+    checkpoint = job.checkpoint(commit, task)
+    markers = {} if checkpoint is None else checkpoint.state_markers
+    identity = TaskIdentity(
+        commit.identity.job_name, MAIN_OPERATOR, task, job_uid=commit.identity.job_uid
+    )
+    parts = [
+        SnapshotNode(
+            store, None, backend, tuple(await _parts(job, identity, backend, store, marker))
+        )
+        for backend, stores in sorted(markers.items())
+        for store, marker in sorted(stores.items())
+        if only in (None, store)
+    ]
+    return SnapshotNode(task, None, f"version={commit.versions[task] or 'empty'}", tuple(parts))
+
+
+async def _parts(
+    job: InspectedJob,
+    task: TaskIdentity,
+    backend: BackendName,
+    store: StoreName,
+    marker: Marker,
+) -> Sequence[SnapshotNode]:
+    factory = job.place.factories.get(backend)
+    if factory is None or not isinstance(factory, DescribesSnapshots):
+        return [SnapshotNode("marker", None, marker)]
+    return await factory.describe(task, store, marker, job.executor, job.clock)
+
+
+def _grow(tree: Tree, nodes: Sequence[SnapshotNode]) -> None:
+    for node in nodes:
+        size = "" if node.size is None else f"  {filesize.decimal(node.size)}"
+        details = f"  [dim]{escape(node.details)}[/]" if node.details else ""
+        _grow(tree.add(f"{escape(node.name)}{size}{details}"), node.parts)
+
+
+def _as_json(node: SnapshotNode) -> JsonValue:
+    return {
+        "name": node.name,
+        "bytes": node.size,
+        "details": node.details,
+        "parts": [_as_json(part) for part in node.parts],
+    }

@@ -1,0 +1,145 @@
+"""What no retained commit of a job reaches: found, and deleted if asked to (R8)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from statekeep.backends.base import (
+    BackupContext,
+    CommitContext,
+    StateBackendFactory,
+    TaskBackupManager,
+    TaskIdentity,
+)
+from statekeep.backends.optional_powers import PreviewsCleanUp
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.records import CommitRecord, JobIdentity
+from statekeep.commit.retention import closed_attempts
+from statekeep.config.model import Config
+from statekeep.inspection.job import LogPlace
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What one backend holds of one task that nothing reaches."""
+
+    task: TaskName
+    backend: BackendName
+    names: Sequence[str] | None
+    """None where the backend cannot say beforehand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is retained and what is closed, by one view of the log, and whose it is."""
+
+    identity: JobIdentity
+    retained: Mapping[TaskName, Sequence[CheckpointV2]]
+    """For every task of the job."""
+    closed: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, view: LogView, identity: JobIdentity) -> "Sweep":
+        """Return the sweep that a view of the log allows: safe at any time, also beside the job."""
+        tasks = {task for commit in _known(view) for task in commit.versions}
+        retained = {
+            TaskName(task): [
+                found
+                for commit in view.commits.values()
+                if (found := view.usable_checkpoint(commit, task)) is not None
+            ]
+            for task in sorted(tasks)
+        }
+        return cls(identity, retained, closed_attempts(view))
+
+    @classmethod
+    def of_everything(cls, identity: JobIdentity, tasks: Iterable[str], epoch: int) -> "Sweep":
+        """Return the sweep of all that was made before an epoch, which has ended the job."""
+        return cls(identity, {TaskName(task): () for task in sorted(tasks)}, [(epoch, 0)])
+
+
+async def find_leftovers(place: LogPlace, config: Config, sweep: Sweep) -> list[Leftovers]:
+    """Return what `delete_leftovers` would delete, task by task and backend by backend.
+
+    Raises:
+        RetriableError: A service may answer later.
+    """
+    found: list[Leftovers] = []
+    for task, checkpoints in sweep.retained.items():
+        for name, factory in place.factories.items():
+            manager = _manager(place, config, sweep, task, factory)
+            try:
+                await manager.init(None)
+                names = None
+                if isinstance(manager, PreviewsCleanUp):
+                    markers = [checkpoint.markers_of(name) for checkpoint in checkpoints]
+                    names = await manager.unreached(markers, sweep.closed)
+            finally:
+                await manager.close()
+            found.append(Leftovers(task, name, names))
+    return found
+
+
+async def delete_leftovers(place: LogPlace, config: Config, sweep: Sweep) -> None:
+    """Delete what nothing reaches, in every backend, and the checkpoints of closed attempts.
+
+    Raises:
+        RetriableError: A service may answer later; the call may be repeated.
+    """
+    for task, checkpoints in sweep.retained.items():
+        for name, factory in place.factories.items():
+            manager = _manager(place, config, sweep, task, factory)
+            try:
+                await manager.init(None)
+                markers = [checkpoint.markers_of(name) for checkpoint in checkpoints]
+                await manager.clean_up(markers, sweep.closed)
+            finally:
+                await manager.close()
+    await _delete_checkpoints(place, sweep)
+
+
+async def _delete_checkpoints(place: LogPlace, sweep: Sweep) -> None:
+    """Delete what containers wrote for the driver to gather, of attempts that are closed."""
+    if not sweep.closed:
+        return
+    store = place.checkpoint_store()
+    try:
+        for attempt in await store.attempts():
+            if attempt <= max(sweep.closed):
+                await store.delete(f"{attempt[0]}-{attempt[1]}")
+    finally:
+        await store.close()
+
+
+def _known(view: LogView) -> Sequence[CommitRecord]:
+    return [*view.commits.values(), *view.released.values()]
+
+
+def _manager(
+    place: LogPlace,
+    config: Config,
+    sweep: Sweep,
+    task: TaskName,
+    factory: StateBackendFactory,
+) -> TaskBackupManager:
+    identity = sweep.identity
+    return factory.backup_manager(
+        BackupContext(
+            task=TaskIdentity(identity.job_name, MAIN_OPERATOR, task, job_uid=identity.job_uid),
+            stores=tuple(
+                StoreName(store)
+                for stores in identity.stores.values()
+                for store in stores
+                if factory.name in config.store(store).backup_factories
+            ),
+            commit=_no_commit,
+            executor=place.executor,
+            clock=place.clock,
+        )
+    )
+
+
+def _no_commit(checkpoint_id: CheckpointId) -> CommitContext:
+    raise KeyError(checkpoint_id)

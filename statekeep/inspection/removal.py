@@ -1,0 +1,110 @@
+"""Commits that a person lets go of, and a job that starts anew."""
+
+from collections.abc import Sequence
+
+from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
+from statekeep.inspection.job import HOLD_PREFIX, InspectedJob, LogPlace
+from statekeep.inspection.job_owner import JobOwner
+
+
+async def remove_commits(job: InspectedJob, which: Sequence[str], *, owner: str) -> list[int]:
+    """Release commits of a stopped job and delete what only they reach.
+
+    Takes the log over: whoever runs the job is fenced, as a driver may be about to restore one of
+    the commits.
+
+    Args:
+        job: Stopped.
+        which: Positions or checkpoint ids.
+        owner: Host and process, for people.
+
+    Returns:
+        The positions.
+
+    Raises:
+        ConfigError: There is no such commit, it is the current one, or it is pinned: nothing was
+            changed.
+        TaskFencedError: The job was started meanwhile.
+        RetriableError: A service may answer later; the commits may be released already.
+    """
+    positions = sorted({job.find_commit(name)[0] for name in which})
+    for position in positions:
+        _require_removable(job, position)
+    log = await JobOwner.take_over(job.log, owner)
+    await log.release(positions)
+    identity = job.view.commits[positions[0]].identity
+    await delete_leftovers(job.place, job.config, Sweep.of(log.view, identity))
+    return positions
+
+
+def _require_removable(job: InspectedJob, position: int) -> None:
+    if position == job.view.last_commit_position:
+        raise ConfigError(
+            f"the current commit stays: commit={position}",
+            hint="`statekeep reset` makes the job start anew",
+        )
+    names = [name for name, pinned in job.view.pins.items() if pinned == position]
+    if names:
+        raise ConfigError(
+            f"the commit is pinned: commit={position} names={','.join(names)}",
+            hint=f"`statekeep checkpoints unpin {names[0]}` first",
+        )
+
+
+async def find_what_a_reset_deletes(
+    place: LogPlace, config: Config
+) -> tuple[LogRemains, list[Leftovers]]:
+    """Return what a log says, and what of the backups would go with it; change nothing.
+
+    Raises:
+        ConfigError: There is no log.
+        RetriableError: A service may answer later.
+    """
+    remains = await read_remains(place.log)
+    leftovers: list[Leftovers] = []
+    for sweep in _sweeps(remains, remains.newest_epoch + 1):
+        leftovers += await find_leftovers(place, config, sweep)
+    return remains, leftovers
+
+
+async def reset_job(
+    place: LogPlace, config: Config, *, owner: str, is_dropping_savepoints: bool
+) -> LogRemains:
+    """Make a job start anew: fence it, drop what its log says, then delete its backups.
+
+    A crash half way leaves backups that no log names; the job starts anew all the same.
+
+    Args:
+        place: Of the log, whether it can be read or not.
+        config: Of the job.
+        owner: Host and process, for people.
+        is_dropping_savepoints: Also if commits are kept under names.
+
+    Returns:
+        What the log said.
+
+    Raises:
+        ConfigError: There is no log, or it has savepoints: nothing was changed.
+        RetriableError: A service may answer later; the log may be reset already.
+    """
+    remains = await read_remains(place.log)
+    kept = sorted(name for name in remains.pins if not name.startswith(HOLD_PREFIX))
+    if kept and not is_dropping_savepoints:
+        raise ConfigError(
+            f"commits are kept under names: names={','.join(kept)}",
+            hint="drop them first, or give --with-savepoints",
+        )
+    epoch, remains = await reset_log(place.log, owner)
+    for sweep in _sweeps(remains, epoch):
+        await delete_leftovers(place, config, sweep)
+    return remains
+
+
+def _sweeps(remains: LogRemains, epoch: int) -> list[Sweep]:
+    return [
+        Sweep.of_everything(identity, remains.tasks[uid], epoch)
+        for uid, identity in remains.identities.items()
+    ]
