@@ -92,5 +92,6 @@ class LogGuest:
 
     async def _catch_up(self) -> None:
         await self._reader.catch_up()
+        self._reader.require_here()
         if not self._reader.view.commits:
             raise ConfigError("the job has no commit yet")

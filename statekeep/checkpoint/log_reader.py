@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import Record, decode_record, is_damaged_batch
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,19 @@ class LogReader:
                 self.fold(position, record)
                 found.append((position, record))
         return found
+
+    def require_here(self) -> None:
+        """Make sure that the log did not move elsewhere.
+
+        Raises:
+            ConfigError: It did; names the backend.
+        """
+        if self.view.moved_to is not None:
+            raise ConfigError(
+                f"the job log has moved: backend={self.view.moved_to}",
+                key="job.log.backend",
+                hint=f"set job.log.backend={self.view.moved_to}",
+            )
 
     def fold(self, position: int, record: Record) -> None:
         """Take in a record that is known to stand at ``position``, the next one."""

@@ -9,6 +9,7 @@ from statekeep.checkpoint.records import (
     CommitRecord,
     EpochRecord,
     JobIdentity,
+    MovedRecord,
     PinRecord,
     Record,
     UnpinRecord,
@@ -35,6 +36,8 @@ class LogRemains:
     """``{job uid: tasks}``"""
     pins: set[str] = field(default_factory=set[str])
     """Names under which commits are kept."""
+    moved_to: str | None = None
+    """The backend in which the log goes on, and with it the job whose backups these are."""
 
     def fold(self, record: Record) -> None:
         """Take in the next record."""
@@ -49,6 +52,8 @@ class LogRemains:
                 self.pins.add(record.name)
             case UnpinRecord():
                 self.pins.discard(record.name)
+            case MovedRecord():
+                self.moved_to = record.backend
             case _:
                 pass
 

@@ -10,6 +10,7 @@ from statekeep.checkpoint.records import (
     BatchRecord,
     CommitRecord,
     EpochRecord,
+    MovedRecord,
     PinRecord,
     Record,
     ReleaseRecord,
@@ -67,6 +68,8 @@ class LogView:
         default_factory=set[tuple[str, str, str, str]]
     )
     """(backend, task, store, marker) that must not be used again."""
+    moved_to: str | None = None
+    """The backend in which the log goes on; None: it goes on here."""
 
     @property
     def last_commit(self) -> CommitRecord | None:
@@ -146,6 +149,8 @@ class LogView:
                 self.pins.pop(record.name, None)
             case BadMarkerRecord():
                 self.bad_markers.add((record.backend, record.task, record.store, record.marker))
+            case MovedRecord():
+                self.moved_to = record.backend
 
     def fold_unreadable_batch(self, position: int) -> None:
         """Take in a batch record that is damaged, which must be the next one."""

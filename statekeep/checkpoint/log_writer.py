@@ -76,12 +76,13 @@ class LogWriter:
         """Probe the place and read the whole log.
 
         Raises:
-            ConfigError: The place cannot hold a log.
+            ConfigError: The place cannot hold a log, or the log has moved elsewhere.
             CheckpointCorruptError: A record other than a batch record cannot be read.
         """
         async with self._turn:
             await self._log.probe()
             await self._catch_up()
+            self._reader.require_here()
             return self.view
 
     async def take_over(self, owner: str) -> int:

@@ -181,6 +181,13 @@ class BadMarkerRecord(_Record, frozen=True, kw_only=True, tag="bad-marker"):
     reason: str
 
 
+class MovedRecord(_Record, frozen=True, kw_only=True, tag="moved"):
+    """The log goes on elsewhere: nobody writes to this one any more."""
+
+    backend: str
+    """Name of the backend that holds it now, as it was called then."""
+
+
 Record = (
     EpochRecord
     | BaseRecord
@@ -192,6 +199,7 @@ Record = (
     | PinRecord
     | UnpinRecord
     | BadMarkerRecord
+    | MovedRecord
 )
 """Every record of the job log."""
 

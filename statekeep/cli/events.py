@@ -16,6 +16,7 @@ from statekeep.checkpoint.records import (
     BatchRecord,
     CommitRecord,
     EpochRecord,
+    MovedRecord,
     PinRecord,
     Record,
     ReleaseRecord,
@@ -118,6 +119,8 @@ def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind o
             return f"commit {record.position} is pinned as {record.name}"
         case UnpinRecord():
             return f"{record.name} is no pin any more"
+        case MovedRecord():
+            return f"the log goes on in {record.backend}"
         case BadMarkerRecord():
             return (
                 f"marker of {record.task}, {record.store} in {record.backend} is bad: "

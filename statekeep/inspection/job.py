@@ -265,6 +265,7 @@ async def open_job(
         records = await reader.catch_up()
         if not records:
             raise _no_such_job(config, place.log_backend, task)
+        reader.require_here()
         yield InspectedJob(config, place, records=records, view=reader.view)
 
 

@@ -10,6 +10,7 @@ from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
     AttemptRecord,
     CommitRecord,
+    MovedRecord,
     PinRecord,
     ReleaseRecord,
     VoidRecord,
@@ -113,6 +114,10 @@ class JobOwner:
             RetriableError: One of them is pinned.
         """
         await self._writer.append(ReleaseRecord(epoch=0, nonce="", positions=list(positions)))
+
+    async def leave(self, backend: str) -> None:
+        """Record that the log goes on in another backend: nobody writes here any more."""
+        await self._writer.append(MovedRecord(epoch=0, nonce="", backend=backend))
 
     async def _void(self, epoch: int, attempt: int, reason: str) -> None:
         await self._writer.append(

@@ -60,10 +60,10 @@ async def find_what_a_reset_deletes(
     """Return what a log says, and what of the backups would go with it; change nothing.
 
     Raises:
-        ConfigError: There is no log.
+        ConfigError: There is no log, or it has moved.
         RetriableError: A service may answer later.
     """
-    remains = await read_remains(place.log)
+    remains = await _read(place)
     leftovers: list[Leftovers] = []
     for sweep in _sweeps(remains, remains.newest_epoch + 1):
         leftovers += await find_leftovers(place, config, sweep)
@@ -87,19 +87,29 @@ async def reset_job(
         What the log said.
 
     Raises:
-        ConfigError: There is no log, or it has savepoints: nothing was changed.
+        ConfigError: There is no log, it has moved, or it has savepoints: nothing was changed.
         RetriableError: A service may answer later; the log may be reset already.
     """
-    remains = await read_remains(place.log)
-    kept = sorted(name for name in remains.pins if not name.startswith(HOLD_PREFIX))
-    if kept and not is_dropping_savepoints:
+    remains = await _read(place)
+    if remains.pins and not is_dropping_savepoints:
         raise ConfigError(
-            f"commits are kept under names: names={','.join(kept)}",
+            f"commits are kept under names: names={','.join(sorted(remains.pins))}",
             hint="drop them first, or give --with-savepoints",
         )
     epoch, remains = await reset_log(place.log, owner)
     for sweep in _sweeps(remains, epoch):
         await delete_leftovers(place, config, sweep)
+    return remains
+
+
+async def _read(place: LogPlace) -> LogRemains:
+    remains = await read_remains(place.log)
+    if remains.moved_to is not None:
+        raise ConfigError(
+            f"the job log has moved, its backups are in use: backend={remains.moved_to}",
+            key="job.log.backend",
+        )
+    remains.pins = {name for name in remains.pins if not name.startswith(HOLD_PREFIX)}
     return remains
 
 

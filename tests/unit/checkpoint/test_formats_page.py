@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
 FRAMES = [text.encode() for text in re.findall(r"```text\n(statekeep 1 .*?)\n```", PAGE, re.DOTALL)]
 RECORDS = {
     *("epoch", "base", "batch", "attempt", "commit", "void"),
-    *("release", "pin", "unpin", "bad-marker"),
+    *("release", "pin", "unpin", "bad-marker", "moved"),
 }
 ENTRIES = {"finished-task", "failed-task"}
 
