@@ -1,0 +1,110 @@
+"""Jobs that earlier releases wrote go on with this one."""
+
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from statekeep.backends.blob.index import SCHEMA_VERSION
+from statekeep.checkpoint.checkpoints import SystemStreamPartition
+from statekeep.checkpoint.framing import frame, unframe
+from statekeep.checkpoint.records import CommitRecord, decode_record, encode_record
+from statekeep.config.load import load_dict
+from statekeep.config.model import Config
+from statekeep.container.container import Container
+from statekeep.errors import CheckpointCorruptError
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "jobs"
+JOBS = sorted(path.name.removesuffix(".tar.gz") for path in GOLDEN.glob("*.tar.gz"))
+CONTENT = {
+    key.encode(): value.encode()
+    for key, value in json.loads((GOLDEN / "content.json").read_text(encoding="utf-8")).items()
+}
+INPUT = SystemStreamPartition("kafka", "orders.v1", 0)
+TASK = "Partition 0"
+
+
+def config_of(job: str, directory: Path) -> Config:
+    backend = job.partition("-")[0]
+    return load_dict(
+        {
+            "job.name": "orders",
+            "job.logged.store.base.dir": str(directory / "local"),
+            "stores.counts.backup.factories": backend,
+            f"backends.{backend}.uri": (directory / "place").as_uri(),
+            "task.commit.ms": "0",
+        }
+    )
+
+
+def unpack(job: str, directory: Path) -> Path:
+    place = directory / "place"
+    with tarfile.open(GOLDEN / f"{job}.tar.gz") as archive:
+        archive.extractall(place, filter="data")
+    return place
+
+
+def test_every_schema_of_the_index_has_a_golden_job() -> None:
+    blobs = {int(job.rpartition("-")[2]) for job in JOBS if job.startswith("blob")}
+    assert blobs == set(range(1, SCHEMA_VERSION + 1))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("job", JOBS)
+async def test_a_job_of_an_earlier_release_goes_on(job: str, tmp_path: Path) -> None:
+    unpack(job, tmp_path)
+    config = config_of(job, tmp_path)
+    async with Container(config) as container:
+        task = await container.start_task(TASK, ["counts"])
+        assert dict(task.store("counts").scan()) == CONTENT
+        assert task.input_offsets == {INPUT: "3"}
+        task.store("counts").put(b"key-new", b"1")
+        await (await task.commit({INPUT: "4"}, force=True)).wait()
+    (tmp_path / "local").rename(tmp_path / "other-disk")
+    async with Container(config) as container:
+        task = await container.start_task(TASK, ["counts"])
+        assert dict(task.store("counts").scan()) == CONTENT | {b"key-new": b"1"}
+        assert task.input_offsets == {INPUT: "4"}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_record_of_an_earlier_release_is_written_as_it_was(job: str, tmp_path: Path) -> None:
+    logs = list((unpack(job, tmp_path) / "orders" / "main" / "Partition_0" / "log").iterdir())
+    assert logs
+    for path in logs:
+        data = path.read_bytes()
+        assert encode_record(decode_record(data, where=path.name)) == data
+
+
+def a_commit(place: Path) -> tuple[Path, bytes]:
+    logs = sorted((place / "orders" / "main" / "Partition_0" / "log").iterdir())
+    (path, *_) = (path for path in reversed(logs) if b" commit " in path.read_bytes()[:40])
+    return path, path.read_bytes()
+
+
+@pytest.mark.asyncio
+async def test_what_a_later_release_adds_to_a_record_does_not_keep_this_one_from_going_on(
+    tmp_path: Path,
+) -> None:
+    """So that there is a way back from an upgrade."""
+    path, data = a_commit(unpack("blob-2", tmp_path))
+    fields = msgspec.json.decode(unframe(data, where=path.name).payload)
+    fields["from-the-future"] = {"anything": [1, 2]}
+    fields["checkpoints"][TASK]["from-the-future"] = True
+    path.write_bytes(frame("commit", msgspec.json.encode(fields)))
+    assert isinstance(decode_record(path.read_bytes(), where=path.name), CommitRecord)
+    async with Container(config_of("blob-2", tmp_path)) as container:
+        task = await container.start_task(TASK, ["counts"])
+        assert dict(task.store("counts").scan()) == CONTENT
+
+
+@pytest.mark.asyncio
+async def test_a_log_of_a_format_to_come_is_refused_and_not_guessed_at(tmp_path: Path) -> None:
+    path, data = a_commit(unpack("blob-2", tmp_path))
+    path.write_bytes(re.sub(rb"^statekeep 1 ", b"statekeep 2 ", data))
+    async with Container(config_of("blob-2", tmp_path)) as container:
+        with pytest.raises(CheckpointCorruptError, match="unknown format version"):
+            await container.start_task(TASK, ["counts"])
