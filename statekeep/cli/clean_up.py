@@ -46,9 +46,8 @@ def collect_garbage(
             async with open_job(settings, SystemClock(), task=log) as job:
                 _, commit = job.find_commit()
                 sweep = Sweep.of(job.view, commit.identity)
-                found += await find_leftovers(job.place, settings, sweep)
-                if not is_dry_run:
-                    await delete_leftovers(job.place, settings, sweep)
+                look = find_leftovers if is_dry_run else delete_leftovers
+                found += await look(job.place, settings, sweep)
         return found
 
     _show(asyncio.run(run()), is_dry_run=is_dry_run, is_json=as_json)
@@ -123,7 +122,7 @@ def _show(found: Sequence[Leftovers], *, is_dry_run: bool, is_json: bool) -> Non
     print_table(
         ["task", "backend", what],
         [
-            [part.task, part.backend, "unknown" if part.names is None else len(part.names)]
+            [part.task or "all", part.backend, "unknown" if part.names is None else len(part.names)]
             for part in found
         ],
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from statekeep.backends.base import (
     BackupContext,
     CommitContext,
+    GarbageCollector,
+    GarbageScope,
     StateBackendFactory,
     TaskBackupManager,
     TaskIdentity,
@@ -23,9 +25,10 @@ from statekeep.inspection.job import LogPlace
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What one backend holds of one task that nothing reaches."""
+    """What one backend holds that nothing reaches."""
 
-    task: TaskName
+    task: TaskName | None
+    """Whose it is, where the backend cleans up by task; None: of all of them."""
     backend: BackendName
     names: Sequence[str] | None
     """None where the backend cannot say beforehand."""
@@ -59,45 +62,95 @@ class Sweep:
         """Return the sweep of all that was made before an epoch, which has ended the job."""
         return cls(identity, {TaskName(task): () for task in sorted(tasks)}, [(epoch, 0)])
 
+    def scope_of(self, backend: BackendName) -> GarbageScope:
+        """Return what a backend's garbage collector takes; only where something is closed."""
+        markers = (
+            checkpoint.markers_of(backend).values()
+            for checkpoints in self.retained.values()
+            for checkpoint in checkpoints
+        )
+        return GarbageScope(
+            self.identity.job_name,
+            self.identity.job_uid,
+            frozenset(marker for found in markers for marker in found),
+            max(self.closed),
+        )
+
 
 async def find_leftovers(place: LogPlace, config: Config, sweep: Sweep) -> list[Leftovers]:
-    """Return what `delete_leftovers` would delete, task by task and backend by backend.
+    """Return what `delete_leftovers` would delete, backend by backend.
 
     Raises:
+        BlobNotFoundError: What a retained commit names is gone: nobody can say what may go.
         RetriableError: A service may answer later.
     """
-    found: list[Leftovers] = []
-    for task, checkpoints in sweep.retained.items():
-        for name, factory in place.factories.items():
-            manager = _manager(place, config, sweep, task, factory)
-            try:
-                await manager.init(None)
-                names = None
-                if isinstance(manager, PreviewsCleanUp):
-                    markers = [checkpoint.markers_of(name) for checkpoint in checkpoints]
-                    names = await manager.unreached(markers, sweep.closed)
-            finally:
-                await manager.close()
-            found.append(Leftovers(task, name, names))
-    return found
+    return await _sweep(place, config, sweep, is_deleting=False)
 
 
-async def delete_leftovers(place: LogPlace, config: Config, sweep: Sweep) -> None:
+async def delete_leftovers(place: LogPlace, config: Config, sweep: Sweep) -> list[Leftovers]:
     """Delete what nothing reaches, in every backend, and the checkpoints of closed attempts.
 
     Raises:
+        BlobNotFoundError: What a retained commit names is gone: nothing was deleted there.
         RetriableError: A service may answer later; the call may be repeated.
     """
-    for task, checkpoints in sweep.retained.items():
-        for name, factory in place.factories.items():
-            manager = _manager(place, config, sweep, task, factory)
-            try:
-                await manager.init(None)
-                markers = [checkpoint.markers_of(name) for checkpoint in checkpoints]
-                await manager.clean_up(markers, sweep.closed)
-            finally:
-                await manager.close()
+    found = await _sweep(place, config, sweep, is_deleting=True)
     await _delete_checkpoints(place, sweep)
+    return found
+
+
+async def _sweep(
+    place: LogPlace, config: Config, sweep: Sweep, *, is_deleting: bool
+) -> list[Leftovers]:
+    found: list[Leftovers] = []
+    if not sweep.closed:
+        return found
+    for factory in place.factories.values():
+        collector = factory.garbage_collector(place.executor, place.clock)
+        if collector is not None:
+            found.append(await _collect(collector, factory.name, sweep, is_deleting=is_deleting))
+            continue
+        for task in sweep.retained:
+            manager = _manager(place, config, sweep, task, factory)
+            found.append(
+                await _clean_up(manager, factory.name, sweep, task, is_deleting=is_deleting)
+            )
+    return found
+
+
+async def _collect(
+    collector: GarbageCollector, backend: BackendName, sweep: Sweep, *, is_deleting: bool
+) -> Leftovers:
+    """Sweep a backend that finds garbage across tasks."""
+    try:
+        names = await collector.find(sweep.scope_of(backend))
+        if is_deleting:
+            await collector.delete(names)
+    finally:
+        await collector.close()
+    return Leftovers(None, backend, names)
+
+
+async def _clean_up(
+    manager: TaskBackupManager,
+    backend: BackendName,
+    sweep: Sweep,
+    task: TaskName,
+    *,
+    is_deleting: bool,
+) -> Leftovers:
+    """Sweep one task in a backend that cleans up task by task."""
+    markers = [checkpoint.markers_of(backend) for checkpoint in sweep.retained[task]]
+    try:
+        await manager.init(None)
+        names = None
+        if isinstance(manager, PreviewsCleanUp):
+            names = await manager.unreached(markers, sweep.closed)
+        if is_deleting:
+            await manager.clean_up(markers, sweep.closed)
+    finally:
+        await manager.close()
+    return Leftovers(task, backend, names)
 
 
 async def _delete_checkpoints(place: LogPlace, sweep: Sweep) -> None:

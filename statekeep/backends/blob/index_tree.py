@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from statekeep.backends.blob.index import DirIndex, SnapshotIndex
+from statekeep.backends.blob.index import DirIndex, FileBlob, SnapshotIndex
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.checkpoint.checkpoints import Marker
 
@@ -31,7 +31,14 @@ def describe_index(marker: Marker, index: SnapshotIndex) -> Sequence[SnapshotNod
 
 def _files(directory: DirIndex, prefix: str) -> Iterator[SnapshotNode]:
     for file in directory.files_present:
-        blobs = " ".join(blob.blob_id for blob in file.blobs)
+        blobs = " ".join(map(_place, file.blobs))
         yield SnapshotNode(f"{prefix}{file.file_name}", file.size, blobs)
     for below in directory.sub_dirs_present:
         yield from _files(below, f"{prefix}{below.dir_name}/")
+
+
+def _place(blob: FileBlob) -> str:
+    """Return where a stretch lies; in a packed blob with its range of bytes."""
+    if blob.range is None:
+        return blob.blob_id
+    return f"{blob.blob_id}[{blob.range.start}:{blob.range.start + blob.range.size}]"
