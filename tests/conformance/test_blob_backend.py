@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from encoded_kit import KEY_LINE, place_of, read_stream
+from encoded_kit import KEY_LINE, place_of, plain_index, read_stream
 from typing_extensions import override
 
 from statekeep.backends.base import BlobStoreManager, BlockingExecutor, StateBackendFactory
@@ -30,11 +30,6 @@ def files_of(index: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Ma
 
 def blobs_of(index: Mapping[str, Any]) -> set[str]:
     return {blob["blob-id"] for _, file in files_of(index) for blob in file["blobs"]}
-
-
-def index_at(stored: bytes, marker: Marker) -> Any:
-    is_stream = stored.startswith(b"SKSTREAM")
-    return json.loads(read_stream(stored, place_of(marker)) if is_stream else stored)
 
 
 def content_of(file: Mapping[str, Any], read: Callable[[str], bytes]) -> bytes:
@@ -63,7 +58,7 @@ class TestBlobBackendOnADirectory(StateBackendTests):
 
     @override
     def read_back(self, factory: StateBackendFactory, marker: Marker) -> StoreContent:
-        index = index_at(self.path(factory, marker).read_bytes(), marker)
+        index = json.loads(plain_index(self.path(factory, marker).read_bytes(), marker))
         return {
             path: content_of(file, lambda blob_id: self.path(factory, blob_id).read_bytes())
             for path, file in files_of(index["dir-index"])
@@ -76,7 +71,7 @@ class TestBlobBackendOnADirectory(StateBackendTests):
 
     @override
     def reached(self, factory: StateBackendFactory, marker: Marker) -> set[str]:
-        index = index_at(self.path(factory, marker).read_bytes(), marker)
+        index = json.loads(plain_index(self.path(factory, marker).read_bytes(), marker))
         return {marker, *blobs_of(index["dir-index"])}
 
     @override
@@ -116,7 +111,7 @@ class TestBlobBackendOnMemory(StateBackendTests):
     @override
     def read_back(self, factory: StateBackendFactory, marker: Marker) -> StoreContent:
         blobs = self.blobs(factory)
-        index = index_at(blobs[marker], marker)
+        index = json.loads(plain_index(blobs[marker], marker))
         files = files_of(index["dir-index"])
         return {path: content_of(file, blobs.__getitem__) for path, file in files}
 
@@ -126,7 +121,7 @@ class TestBlobBackendOnMemory(StateBackendTests):
 
     @override
     def reached(self, factory: StateBackendFactory, marker: Marker) -> set[str]:
-        index = index_at(self.blobs(factory)[marker], marker)
+        index = json.loads(plain_index(self.blobs(factory)[marker], marker))
         return {marker, *blobs_of(index["dir-index"])}
 
     @override

@@ -53,3 +53,8 @@ def read_stream(stored: bytes, place: str) -> bytes:
         pieces.append(data)
     assert flags & 1
     return b"".join(pieces)
+
+
+def plain_index(stored: bytes, marker: str) -> bytes:
+    """Return the JSON of an index, whether it is encoded or not."""
+    return read_stream(stored, place_of(marker)) if stored.startswith(b"SKSTREAM") else stored

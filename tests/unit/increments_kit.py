@@ -1,11 +1,21 @@
 """One task whose real store is committed to blobs in memory, version by version."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statekeep.backends.base import BackupContext, CommitContext, RestoreContext, TaskIdentity
+from encoded_kit import plain_index
+
+from statekeep.backends.base import (
+    BackupContext,
+    BlobStoreManager,
+    CommitContext,
+    RestoreContext,
+    TaskBackupManager,
+    TaskIdentity,
+)
+from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.index import SnapshotIndex, decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -17,7 +27,7 @@ from statekeep.stores.version import SealedVersion
 from statekeep.stores.work_directory import WorkDirectory
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
-from statekeep.testing.faults import FaultPlan, faulty_blob_factory
+from statekeep.testing.faults import FaultPlan, FaultyBlobStoreManager
 from statekeep.testing.versions import STORE
 
 BLOB = BackendName("blob")
@@ -48,18 +58,36 @@ class IncrementJob:
         root: Path,
         kind: StoreFactoryName = "memory",
         settings: Mapping[str, str] | None = None,
+        make_blobs: Callable[[], BlobStoreManager] | None = None,
     ) -> None:
+        """Begin a job.
+
+        Args:
+            root: For local files, and the name of a place in memory.
+            kind: Of the store.
+            settings: Of the backend.
+            make_blobs: Makes clients of another place; None: one in memory.
+        """
         self.root = root
         self.kind: StoreFactoryName = kind
         self.plan = FaultPlan()
-        self.factory = faulty_blob_factory(str(root), self.plan, settings or {})
-        self.blobs = MemoryBlobStoreManager(str(root), SerialExecutor())
+        make = make_blobs or (lambda: MemoryBlobStoreManager(str(root), SerialExecutor()))
+        self.blobs = make()
+        self.factory = BlobBackendFactory(
+            BLOB,
+            {"uri": str(root), **(settings or {})},
+            make_manager=lambda _settings, _executor: FaultyBlobStoreManager(make(), self.plan),
+        )
         self.versions = TaskDirectory.of(root / "local", TASK)
         self.commits: list[Made] = []
         self.closed: list[tuple[int, int]] = []
         self._contexts: dict[CheckpointId, CommitContext] = {}
         self._numbers = itertools.count(1)
-        self.manager = self.factory.backup_manager(
+        self.manager = self.new_manager()
+
+    def new_manager(self) -> TaskBackupManager:
+        """Build a backup manager, as each process that runs the job has one."""
+        return self.factory.backup_manager(
             BackupContext(TASK, (STORE,), self._contexts.__getitem__, SerialExecutor(), FakeClock())
         )
 
@@ -95,7 +123,8 @@ class IncrementJob:
         context = self.open_attempt(version)
         markers = await self.manager.upload(context.checkpoint_id, {})
         checkpoint = CheckpointV2(context.checkpoint_id, {}, {BLOB: dict(markers)})
-        index = decode_index(await self.blobs.get(markers[STORE]), where="test")
+        stored = await self.blobs.get(markers[STORE])
+        index = decode_index(plain_index(stored, markers[STORE]), where="test")
         self.commits.append(Made(checkpoint, version, index, (1, context.attempt)))
         return self.commits[-1]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.index import decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
-from statekeep.checkpoint.checkpoints import Marker
+from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import BlobNotFoundError
 from statekeep.testing.backend_harness import STORE, BackendHarness, LogSnapshot
 from statekeep.testing.clock import FakeClock
@@ -233,5 +233,27 @@ async def test_an_attempt_that_a_trimmed_log_no_longer_names_leaves_nothing_for_
     await history.task.manager.clean_up(retained, [second.attempt])
     left = await history.blobs.list("")
     assert not [blob for blob in left if f"/{first.attempt[0]}-{first.attempt[1]}/" in blob]
+    await history.check_ledger()
+    forget_root(history.root)
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_the_job_no_longer_has_goes_with_the_last_commit_that_had_it(
+    tmp_path: Path,
+) -> None:
+    history = History(tmp_path)
+    task, dropped = history.task, StoreName("dropped")
+    task.stores = (STORE, dropped)
+    await task.start()
+    for number in (0, 1):
+        await task.commit(task.seal({STORE: CONTENTS[number], dropped: CONTENTS[number]}))
+    await task.close()
+    task.stores = (STORE,)
+    await task.start()
+    for number in (2, 4):
+        await task.commit(task.seal({STORE: CONTENTS[number]}))
+        task.release(task.commits[0])
+        await task.clean_up()
+    assert not [blob for blob in await history.blobs.list("") if "/dropped/" in blob]
     await history.check_ledger()
     forget_root(history.root)
