@@ -17,12 +17,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from increments_kit import IncrementJob, folded
+from typing_extensions import override
 
 from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob import snapshot_policy
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
-from statekeep.checkpoint.checkpoints import Marker
+from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import BlobNotFoundError
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.executor import SerialExecutor
@@ -47,7 +48,7 @@ FORMS = st.sampled_from(
 )
 SLOW = [HealthCheck.too_slow]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-Known = tuple[list[Mapping[str, Marker]], list[tuple[int, int]]]
+Known = tuple[list[Mapping[StoreName, Marker]], list[tuple[int, int]]]
 
 
 def blob_ids(directory: Mapping[str, Any]) -> Iterator[str]:
@@ -192,8 +193,8 @@ class Ledger(RuleBasedStateMachine):
     @precondition(lambda self: bool(self._job.closed))
     @rule()
     def fall_asleep_before_a_clean_up(self) -> None:
-        retained: list[Mapping[str, Marker]] = [
-            dict(made.checkpoint.markers_of(self._job.factory.name)) for made in self._job.commits
+        retained = [
+            made.checkpoint.markers_of(self._job.factory.name) for made in self._job.commits
         ]
         self._sleepers.append((retained, list(self._job.closed)))
 
@@ -202,7 +203,7 @@ class Ledger(RuleBasedStateMachine):
     def wake(self, number: int) -> None:
         retained, closed = self._sleepers[number % len(self._sleepers)]
         with contextlib.suppress(BlobNotFoundError):  # what it would retain was released since
-            self._run(self._job.manager.clean_up(retained, closed))  # type: ignore[arg-type]  # names of stores
+            self._run(self._job.manager.clean_up(retained, closed))
 
     @invariant()
     def what_retained_commits_reach_is_there(self) -> None:
@@ -210,6 +211,7 @@ class Ledger(RuleBasedStateMachine):
             stored = set(self._run(self._job.blobs.list("")))
             assert self._reached() <= stored
 
+    @override
     def teardown(self) -> None:
         try:
             if hasattr(self, "_job"):
