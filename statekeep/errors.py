@@ -18,6 +18,10 @@ class RetriableError(StateBackupError):
     """
 
 
+class ThrottledError(RetriableError):
+    """Raised when a service asks for fewer requests: everything that talks to it has to wait."""
+
+
 class ConfigError(StateBackupError):
     """Raised when a setting, the environment or the program must be mended before a start.
 

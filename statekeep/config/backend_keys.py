@@ -117,6 +117,13 @@ BLOB_MAX_RETRY_MS = Key(
     "Longest time that one call is retried for.",
     "Half of the commit timeout; the value is Samza's.",
 )
+BLOB_START_TIMEOUT_MS = Key(
+    "blob.store.start.timeout.ms",
+    milliseconds(1),
+    60_000,
+    "How long a start insists on a store that does not answer, and the check of a backend does.",
+    "A hiccup passes within it; a wrong place or a closed door is told while somebody looks.",
+)
 BLOB_BACKOFF_MS = Key(
     "blob.store.retry.policy.backoff.delay.millis",
     milliseconds(1),

@@ -1,13 +1,14 @@
 """Setting up and checking the place of a blob backend."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 
 from typing_extensions import override
 
 from statekeep.backends.base import BlobMetadata, BlobStoreManager, StateBackendAdmin
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError
+from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError, RetriableError
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +41,15 @@ class BlobAdmin(StateBackendAdmin):
 
     @override
     async def create_resources(self) -> None:
-        await self._manager.init()
+        with self._silence_told():
+            await self._manager.init()
 
     @override
     async def validate_resources(self) -> None:
+        with self._silence_told():
+            await self._validate()
+
+    async def _validate(self) -> None:
         await self._check_codec()
         await self._manager.init()
         prefix = f"probes/{self._new_uid()}/"
@@ -91,6 +97,21 @@ class BlobAdmin(StateBackendAdmin):
             raise self._lacking("gives back other bytes than were put")
         if blob_id not in await self._manager.list(prefix):
             raise self._lacking("does not list what was just put")
+
+    @contextmanager
+    def _silence_told(self) -> Generator[None]:
+        """Say whose place does not answer, and what to look at."""
+        try:
+            yield
+        except RetriableError as exc:
+            error = RetriableError(
+                f"the place of a blob backend does not answer: backend={self._backend} reason={exc}"
+            )
+            error.add_note(
+                f"hint: is backends.{self._backend}.uri right, and its endpoint within reach of this "
+                "machine? How long a start insists is set by start.timeout.ms"
+            )
+            raise error from exc
 
     def _lacking(self, what: str) -> ConfigError:
         return ConfigError(

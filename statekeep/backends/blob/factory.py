@@ -41,7 +41,7 @@ from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.dotted_path import load_object
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.backends.pacing import ByteBudget, TokenBucket
-from statekeep.backends.retry import Retrier
+from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import (
     InFlightLimit,
     LimitedBlobStoreManager,
@@ -102,7 +102,12 @@ class BlobBackendFactory(StateBackendFactory):
 
     def blob_store_manager(self, executor: BlockingExecutor, clock: Clock) -> BlobStoreManager:
         """Build a client of the place, wrapped; the caller closes it."""
-        retrier = Retrier(self._blob_settings.retry, clock)
+        return self._manager(executor, clock, self._blob_settings.retry)
+
+    def _manager(
+        self, executor: BlockingExecutor, clock: Clock, policy: RetryPolicy
+    ) -> BlobStoreManager:
+        retrier = Retrier(policy, clock)
         if self._object_store is not None:
             manager = self._object_store.manager(executor, clock, retrier, self._limit)
             return LoggedBlobStoreManager(manager, self.name, clock)
@@ -135,7 +140,7 @@ class BlobBackendFactory(StateBackendFactory):
 
     @override
     def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
-        manager = self.blob_store_manager(executor, clock)
+        manager = self._manager(executor, clock, self._blob_settings.start_retry)
         check_codec = partial(self._codec.check, executor)
         return BlobAdmin(self.name, manager, new_uid=self._new_uid, check_codec=check_codec)
 

@@ -1,7 +1,7 @@
 """The settings of a blob backend: a place, its client, and how long to insist."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Final, Self, TypeVar
 
@@ -30,6 +30,7 @@ from statekeep.config.backend_keys import (
     BLOB_PACK_FILE_BYTES,
     BLOB_SNAPSHOT_DELTA_RATIO,
     BLOB_SNAPSHOT_MAX_DELTAS,
+    BLOB_START_TIMEOUT_MS,
     BLOB_URI,
 )
 from statekeep.config.key import Key
@@ -58,6 +59,7 @@ _KEYS: Final[tuple[Key[object], ...]] = (
     BLOB_COMPRESSION,
     BLOB_ENCRYPTION,
     BLOB_ENCRYPTION_KEYS,
+    BLOB_START_TIMEOUT_MS,
     BLOB_MAX_RETRIES,
     BLOB_MAX_RETRY_MS,
     BLOB_BACKOFF_MS,
@@ -91,11 +93,19 @@ class BlobSettings:
     """For a provider of keys of the user's; may hold secrets."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """For every operation."""
+    start_timeout_ms: int = BLOB_START_TIMEOUT_MS.default
+    """Milliseconds for which the checks of a start are repeated."""
     storage_options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Handed to fsspec's client as they are; may hold secrets."""
     transfer: TransferSettings = field(default_factory=TransferSettings)
     s3: S3Settings = field(default_factory=S3Settings)
     azure: AzureSettings = field(default_factory=AzureSettings)
+
+    @property
+    def start_retry(self) -> RetryPolicy:
+        """For what a start checks."""
+        longest_ms = min(self.retry.max_duration_ms, self.start_timeout_ms)
+        return replace(self.retry, max_duration_ms=longest_ms)
 
     @property
     def shown_root(self) -> str:
@@ -151,6 +161,7 @@ class BlobSettings:
                 backoff_delay_factor=section.read(BLOB_BACKOFF_FACTOR),
                 jitter_factor=section.read(BLOB_JITTER_FACTOR),
             ),
+            start_timeout_ms=section.read(BLOB_START_TIMEOUT_MS),
             storage_options=section.options(STORAGE_OPTION_PREFIX),
             transfer=TransferSettings.read(section),
             s3=S3Settings.read(section),

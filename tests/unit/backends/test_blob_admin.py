@@ -11,8 +11,10 @@ from statekeep.backends.base import BlobMetadata, BlobStoreManager
 from statekeep.backends.blob.admin import BlobAdmin
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.errors import BlobNotFoundError, ConfigError
+from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError
+from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.faults import Fault, FaultPlan, faulty_blob_factory
 
 
 class LackingManager(MemoryBlobStoreManager):
@@ -101,3 +103,22 @@ async def test_without_atomic_create_a_place_is_good_for_backups_only(
         "the place has no atomic create, so it can hold backups but not the job log: backend=b"
     ]
     assert await manager.list("") == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("timeout", "longest_s"), [({}, 60), ({"start.timeout.ms": "5s"}, 5)], ids=["default", "set"]
+)
+async def test_a_start_insists_for_a_bounded_time_on_a_place_that_does_not_answer(
+    tmp_path: Path, timeout: dict[str, str], longest_s: int
+) -> None:
+    plan, clock = FaultPlan([Fault("*", times=-1)]), FakeClock()
+    factory = faulty_blob_factory(str(tmp_path), plan, timeout)
+    admin = factory.admin(SerialExecutor(), clock)
+    began_ns = clock.monotonic_ns()
+    with pytest.raises(RetriableError, match="does not answer: backend=blob") as caught:
+        await admin.create_resources()
+    assert (clock.monotonic_ns() - began_ns) / 1e9 <= longest_s
+    assert len(plan.calls) > 2
+    assert "start.timeout.ms" in caught.value.__notes__[0]
+    forget_root(str(tmp_path))

@@ -14,7 +14,6 @@ from typing_extensions import override
 from statekeep.backends.base import BlobStoreManager, BlockingExecutor
 from statekeep.backends.blob.managers.object_client import ObjectRange, PartLimits
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
-from statekeep.backends.blob.managers.object_requests import ThrottledError
 from statekeep.backends.blob.managers.parts import cut, fitting_part_bytes
 from statekeep.backends.pacing import TokenBucket
 from statekeep.commit.executor import BoundedExecutor
@@ -23,6 +22,7 @@ from statekeep.errors import (
     BlobExistsError,
     ConfigError,
     RetriableError,
+    ThrottledError,
     VersionDamagedError,
 )
 from statekeep.testing.blob_store_tests import METADATA, BlobStoreManagerTests, ignore_bytes

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto_errors
 
-from statekeep.backends.blob.managers.object_requests import ThrottledError
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
 from statekeep.backends.blob.managers.s3_client import S3Client
 from statekeep.errors import (
@@ -14,6 +13,7 @@ from statekeep.errors import (
     BlobNotFoundError,
     ConfigError,
     RetriableError,
+    ThrottledError,
 )
 
 ENDPOINT = "http://127.0.0.1:9"

@@ -16,9 +16,14 @@ from requests.adapters import HTTPAdapter
 from typing_extensions import override
 
 from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectRange, PartLimits
-from statekeep.backends.blob.managers.object_requests import ThrottledError
 from statekeep.backends.blob.managers.object_store_settings import AzureSettings
-from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError, RetriableError
+from statekeep.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+    ThrottledError,
+)
 
 _MIB: Final = 1 << 20
 _CONNECT_S: Final = 10

@@ -8,14 +8,10 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.wrappers import InFlightLimit
-from statekeep.errors import RetriableError
+from statekeep.errors import ThrottledError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class ThrottledError(RetriableError):
-    """Raised when a service asks for fewer requests: everything that talks to it has to wait."""
 
 
 @dataclass(frozen=True, slots=True)
