@@ -26,7 +26,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.stores.factory import open_store
+from statekeep.stores.factory import open_to_load
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 
@@ -126,7 +126,7 @@ async def _restores(run: _Run, size_mb: int) -> list[Figure]:
         task=TASK,
         directories={STORE: target / "db"},
         reusable=(),
-        open_store=lambda name, directory: open_store(name, "rocksdb", directory),
+        open_store=lambda name, directory: open_to_load(name, "rocksdb", directory),
         on_bytes=sizes.append,
         on_total=lambda _: None,
         executor=run.executor,

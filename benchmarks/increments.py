@@ -36,7 +36,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.stores.factory import open_store
+from statekeep.stores.factory import open_to_load
 from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -181,7 +181,7 @@ async def _restore(root: Path, checkpoint: CheckpointV2, executor: BlockingExecu
         task=TASK,
         directories={STORE: target / "db"},
         reusable=(),
-        open_store=lambda name, directory: open_store(name, "rocksdb", directory),
+        open_store=lambda name, directory: open_to_load(name, "rocksdb", directory),
         on_bytes=lambda _: None,
         on_total=lambda _: None,
         executor=executor,

@@ -24,7 +24,7 @@ from benchmarks.figures import Figure, show, write_json
 from statekeep.backends.base import RestoreContext
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.stores.factory import open_store
+from statekeep.stores.factory import open_to_load
 from statekeep.stores.local_files import clone_image
 from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.testing.versions import STORE
@@ -137,7 +137,7 @@ class _Bench:
                 job.task,
                 {STORE: directory},
                 (),
-                lambda name, path: open_store(name, "rocksdb", path),
+                lambda name, path: open_to_load(name, "rocksdb", path),
                 lambda _: None,
                 lambda _: None,
                 executor,

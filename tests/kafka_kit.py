@@ -23,7 +23,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import SystemClock
-from statekeep.stores.factory import open_store
+from statekeep.stores.factory import open_store, open_to_load
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.executor import SerialExecutor
@@ -156,7 +156,7 @@ class ChangelogJob:
                 self.task,
                 {STORE: directory},
                 (),
-                lambda name, path: open_store(name, "rocksdb", path),
+                lambda name, path: open_to_load(name, "rocksdb", path),
                 done.append,
                 total.append,
                 self._executor,

@@ -25,7 +25,7 @@ from statekeep.fault_points import fault_point
 from statekeep.restore.plan import Source, StorePlan
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.base import KeyValueStore
-from statekeep.stores.factory import open_store
+from statekeep.stores.factory import open_to_load
 from statekeep.stores.local_files import remove_tree
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.version import SealedVersion
@@ -157,7 +157,7 @@ class StoreFetcher:
 
     def _open_store(self, store: StoreName, directory: Path) -> KeyValueStore:
         settings = self._stores[store]
-        return open_store(store, settings.factory, directory, RocksDbOptions.of(settings))
+        return open_to_load(store, settings.factory, directory, RocksDbOptions.of(settings))
 
 
 async def fetch_all(

@@ -28,6 +28,7 @@ import msgspec
 
 from statekeep.errors import CheckpointCorruptError
 from statekeep.stores.block_codec import BlockCodec, NoCodec, codec_numbered
+from statekeep.stores.delta_records import Records, read_records
 
 MAGIC: Final = b"SKDELTA\n"
 FORMAT_VERSION: Final = 1
@@ -275,7 +276,7 @@ class DeltaReader:
         for block in self.blocks():
             yield from block
 
-    def blocks(self) -> Iterator[Sequence[Change]]:
+    def blocks(self) -> Iterator[Records]:
         """Yield the records block by block. Once only.
 
         Raises:
@@ -293,7 +294,7 @@ class DeltaReader:
             yield records
         self._read_end(mark, chain, DeltaCounts(puts, deletes))
 
-    def _read_block(self, head: bytes) -> tuple[Sequence[Change], int]:
+    def _read_block(self, head: bytes) -> tuple[Records, int]:
         """Return the records of a block, and how many of them delete."""
         stored_bytes, raw_bytes, codec, crc = _BLOCK.unpack(head)
         if self._codec.number != codec:
@@ -302,7 +303,7 @@ class DeltaReader:
         if zlib.crc32(stored) != crc:
             raise self._corrupt("block is damaged")
         try:
-            return _records(self._codec.decompress(stored, raw_bytes))
+            return read_records(self._codec.decompress(stored, raw_bytes))
         except (struct.error, IndexError, ValueError) as exc:
             raise self._corrupt("records of a block do not add up") from exc
 
@@ -347,52 +348,3 @@ class _PackedLengths(dict[int, bytes]):
         if len(self) < self._MOST:
             self[length] = packed
         return packed
-
-
-def _records(raw: bytes) -> tuple[Sequence[Change], int]:
-    """Take a block apart; return its records, and how many of them delete.
-
-    Raises:
-        IndexError: A length leads beyond the end (or struct.error: there is no room for one).
-    """
-    return (raw and _equal_records(raw)) or _any_records(raw)
-
-
-def _equal_records(raw: bytes) -> tuple[Sequence[Change], int] | None:
-    """Take apart a block whose keys are of one length, and its values too; None: they are not."""
-    (key_bytes,) = _U32.unpack_from(raw)
-    if key_bytes > len(raw):
-        return None
-    (value_bytes,) = _I32.unpack_from(raw, 4 + key_bytes)
-    if value_bytes < 0 or len(raw) % (8 + key_bytes + value_bytes):
-        return None
-    records = struct.iter_unpack(f"<I{key_bytes}si{value_bytes}s", raw)
-    key_lengths, keys, value_lengths, values = zip(*records, strict=True)
-    count = len(keys)
-    if key_lengths.count(key_bytes) != count or value_lengths.count(value_bytes) != count:
-        return None
-    return list(zip(keys, values, strict=True)), 0
-
-
-def _any_records(raw: bytes) -> tuple[Sequence[Change], int]:
-    unpack_length, unpack_value_length = _U32.unpack_from, _I32.unpack_from
-    records: list[Change] = []
-    offset, size, deletes = 0, len(raw), 0
-    while offset < size:
-        start = offset + 4
-        offset = start + unpack_length(raw, offset)[0]
-        (value_bytes,) = unpack_value_length(raw, offset)
-        key = raw[start:offset]
-        start = offset + 4
-        if value_bytes >= 0:
-            offset = start + value_bytes
-            if offset > size:
-                raise IndexError(offset)
-            records.append((key, raw[start:offset]))
-        elif value_bytes == -1:
-            offset = start
-            deletes += 1
-            records.append((key, None))
-        else:
-            raise IndexError(offset)
-    return records, deletes

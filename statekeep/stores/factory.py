@@ -33,3 +33,20 @@ def open_store(
             return RocksDbStore(name, directory, options)
         case "memory":
             return MemoryStore(name, directory)
+
+
+def open_to_load(
+    name: StoreName,
+    kind: StoreFactoryName,
+    directory: Path,
+    options: RocksDbOptions | None = None,
+) -> KeyValueStore:
+    """Open a store as `open_store` does, for a restore: much is written, then all is read at most.
+
+    What was loaded and closed is opened by `open_store` like any other.
+    """
+    match kind:
+        case "rocksdb":
+            return RocksDbStore(name, directory, options, is_to_load=True)
+        case "memory":
+            return MemoryStore(name, directory)

@@ -1,7 +1,7 @@
 """The store on disk: RocksDB by way of rocksdict, in raw mode (keys and values as they are)."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from rocksdict import (
     Checkpoint,
     DBCompactionStyle,
     DBCompressionType,
+    MemtableFactory,
     Options,
     Rdict,
     RdictIter,
@@ -26,11 +27,14 @@ from statekeep.config.model import StoreSettings
 from statekeep.config.store_keys import CompactionStyle, Compression
 from statekeep.errors import BackendClosedError, StateBackupError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore
+from statekeep.stores.delta import Change
 from statekeep.stores.local_files import disk_error, explained_errors
 
 _MIB: Final = 1 << 20
 _WRITE_CHUNK: Final = 10_000
 """Keys per write call: rocksdict holds the interpreter lock for the whole call, about 1.5 us each."""
+_LOADED_RUNS: Final = 16
+"""Sorted runs that a load leaves to be merged later: RocksDB slows writes down from 20 on."""
 _COLUMN_FAMILY: Final = "default"
 _DISK_REASONS: Final = {
     "No space left on device": "the local disk is full",
@@ -82,13 +86,29 @@ class RocksDbStore(KeyValueStore):
     away in any case, and every image is preceded by a flush. `checkpoint` flushes first because
     rocksdict lets other threads run during a flush, but not while it makes a checkpoint.
 
+    One that is opened to be loaded takes writes as they come and leaves the rest to threads of
+    RocksDB: a buffer is sorted when it is flushed, and files are merged where they become many. It
+    takes at most four write buffers and the cache, 72 MiB with the defaults. Its content is that of
+    any other; but a `get` reads the whole buffer, and a `scan` sorts it, unless it was flushed.
+
     Never opened before a fork and used after it: RocksDB's threads do not survive one.
     """
 
     def __init__(
-        self, name: StoreName, directory: Path, options: RocksDbOptions | None = None
+        self,
+        name: StoreName,
+        directory: Path,
+        options: RocksDbOptions | None = None,
+        *,
+        is_to_load: bool = False,
     ) -> None:
         """Open the database in ``directory``, an empty one where there is none.
+
+        Args:
+            name: For errors.
+            directory: Holds nothing but this store.
+            options: None: the defaults.
+            is_to_load: Much is written before anything is read.
 
         Raises:
             VersionDamagedError: What lies there is not whole.
@@ -104,6 +124,8 @@ class RocksDbStore(KeyValueStore):
         with explained_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
         engine_options = _engine_options(options or RocksDbOptions())
+        if is_to_load:
+            _prepare_to_load(engine_options)
         try:
             # Without column_families the options of an existing database are those on its disk.
             self._open_db: Rdict | None = Rdict(
@@ -129,17 +151,23 @@ class RocksDbStore(KeyValueStore):
 
     @override
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        self.load(changes.items())
+
+    @override
+    def load(self, records: Iterable[Change]) -> None:
         db = self._db
-        entries = iter(changes.items())
+        left = iter(records)
         try:
-            while chunk := list(islice(entries, _WRITE_CHUNK)):
+            while True:
                 batch = WriteBatch(raw_mode=True)
                 put, delete = batch.put, batch.delete
-                for key, value in chunk:
+                for key, value in islice(left, _WRITE_CHUNK):
                     if value is None:
                         delete(key)
                     else:
                         put(key, value)
+                if batch.is_empty():
+                    return
                 db.write(batch, self._write_options)
         except Exception as exc:
             raise self._explain(exc, "cannot write store") from exc
@@ -274,3 +302,18 @@ def _engine_options(options: RocksDbOptions) -> Options:
     engine.set_keep_log_file_num(1)
     engine.set_manifest_preallocation_size(4096)
     return engine
+
+
+def _prepare_to_load(engine: Options) -> None:
+    """Make writes cheap; what is read meanwhile costs more."""
+    # A list that is sorted at its flush: a record costs the writer a tenth of a sorted structure's.
+    engine.set_memtable_factory(MemtableFactory.vector())
+    engine.set_allow_concurrent_memtable_write(allow=False)
+    engine.set_max_write_buffer_number(4)
+    # A quarter of these may be flushes: two threads sort while the caller goes on.
+    engine.set_max_background_jobs(8)
+    # One flush after the other makes a sorted run. The store that is opened next merges them as it
+    # likes; here only so many are merged that it is neither slowed down nor stopped by them.
+    engine.set_level_zero_file_num_compaction_trigger(_LOADED_RUNS)
+    engine.set_level_zero_slowdown_writes_trigger(2 * _LOADED_RUNS)
+    engine.set_level_zero_stop_writes_trigger(2 * _LOADED_RUNS)

@@ -8,7 +8,7 @@ from statekeep.backends.base import BackupContext, CommitContext, RestoreContext
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
-from statekeep.stores.factory import open_store
+from statekeep.stores.factory import open_to_load
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.clock import FakeClock
@@ -55,7 +55,7 @@ class Job:
                 TASK,
                 {STORE: directory},
                 reusable,
-                lambda name, path: open_store(name, "rocksdb", path),
+                lambda name, path: open_to_load(name, "rocksdb", path),
                 sizes.append,
                 lambda total: None,
                 SerialExecutor(),

@@ -21,7 +21,7 @@ from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManag
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, TaskName
 from statekeep.config.store_keys import StoreFactoryName
-from statekeep.stores.factory import open_store
+from statekeep.stores.factory import open_store, open_to_load
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.stores.work_directory import WorkDirectory
@@ -181,7 +181,7 @@ class IncrementJob:
             task=TASK,
             directories={STORE: directory},
             reusable=reusable,
-            open_store=lambda name, path: open_store(name, self.kind, path),
+            open_store=lambda name, path: open_to_load(name, self.kind, path),
             on_bytes=sizes.append,
             on_total=totals.append,
             executor=SerialExecutor(),

@@ -4,15 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from statekeep.backends.blob.index import DeltaBlob
 from statekeep.errors import CheckpointCorruptError
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import DeltaReader
-
-_BATCH_RECORDS: Final = 10_000
-"""Records that are written in one go, the last value of each key once; some MB of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ def apply_deltas(
     Args:
         open_store: Opens the store on the image.
         deltas: What leads from there to the version that is wanted.
-        is_cancelled: Ends it within a batch: nobody uses the store any more.
+        is_cancelled: Ends it within a block: nobody uses the store any more.
 
     Raises:
         CheckpointCorruptError: A delta is damaged, or not the one that the index says.
@@ -42,17 +39,12 @@ def apply_deltas(
         return
     store = open_store()
     try:
-        changes: dict[bytes, bytes | None] = {}
         for fetched in deltas:
             with fetched.path.open("rb") as source:
                 for block in _checked(source, fetched).blocks():
-                    changes.update(block)
-                    if len(changes) >= _BATCH_RECORDS:
-                        store.write(changes)
-                        changes.clear()
+                    store.load(block)
                     if is_cancelled.is_set():
                         return
-        store.write(changes)
     finally:
         store.close()
 

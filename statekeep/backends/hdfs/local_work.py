@@ -121,7 +121,7 @@ def apply_file(path: Path, store: KeyValueStore, *, where: str, may_delete: bool
     with path.open("rb") as file:
         reader = DeltaReader(file, where=where)
         for block in reader.blocks():
-            store.write(dict(block))
+            store.load(block)
         if reader.counts.deletes and not may_delete:
             raise CheckpointCorruptError(f"a snapshot has a value size below 0: {where}")
         return reader.header

@@ -117,7 +117,7 @@ class KafkaRestoreManager(TaskRestoreManager):
         """Apply the records; progress is told as the part of the offsets that is behind us."""
 
         def take(records: list[Message]) -> None:
-            target.write({key: r.value() for r in records if (key := r.key()) is not None})
+            target.load((key, r.value()) for r in records if (key := r.key()) is not None)
 
         reader = PartitionReader(
             self._settings,
@@ -187,6 +187,7 @@ def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
 
 
 def _summary(store: KeyValueStore) -> ContentSummary:
+    store.flush()
     return ContentSummary.of(store.scan())
 
 

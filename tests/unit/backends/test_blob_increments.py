@@ -370,7 +370,7 @@ async def test_clean_up_collects_the_deltas_of_a_store_that_the_configuration_ha
     assert await job.blobs.list("") == []
 
 
-def test_applying_stops_within_a_batch_when_it_is_cancelled_and_closes_the_store(
+def test_applying_stops_within_a_delta_when_it_is_cancelled_and_closes_the_store(
     tmp_path: Path,
 ) -> None:
     store = MemoryStore(STORE, tmp_path / "db")
@@ -384,7 +384,8 @@ def test_applying_stops_within_a_batch_when_it_is_cancelled_and_closes_the_store
 
     delta = tmp_path / "d"
     job = IncrementJob(tmp_path)
-    version = job.seal(job.seal(None, {b"a": b"1"}), {b"b": b"2"})
+    large = {b"b%d" % number: bytes(200_000) for number in range(3)}
+    version = job.seal(job.seal(None, {b"a": b"1"}), large)
     changes = version.changes_since(STORE, version.lineage[0])
     assert changes is not None
     delta.hardlink_to(changes[0])
@@ -397,7 +398,7 @@ def test_applying_stops_within_a_batch_when_it_is_cancelled_and_closes_the_store
         sha256="0" * 64,
     )
     apply_deltas(open_it, [FetchedDelta(blob, delta)], stop)
-    assert MemoryStore(STORE, tmp_path / "db").get(b"b") is None
+    assert MemoryStore(STORE, tmp_path / "db").get(b"b2") is None
     apply_deltas(open_it, [FetchedDelta(blob, delta)], stop)
     assert opened == ["store"]
     forget_root(str(tmp_path))
