@@ -124,6 +124,7 @@ def draw_schedule(seed: int) -> Schedule:
         downtime_s=draw.choice([0, 0, 3, 60]) * _WEEK_S,
         lost_answers=0.1 if draw.random() < _LOST_ANSWERS else 0.0,
         drift=draw.choice([*Drift]) if draw.random() < _DRIFT else None,
+        servers_fail_after=draw.choice([None, None, 0, 1, 3]),
     )
 
 

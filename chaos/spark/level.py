@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from chaos import backends as kinds
 from chaos.outcome import Outcome
-from chaos.servers import Server
+from chaos.servers import NO_SERVER, Server
 from chaos.spark.arming import LOST_ANSWER
 from chaos.spark.draw import EVERY_POINT, draw_schedule
 from chaos.spark.history import History
@@ -27,6 +27,7 @@ from chaos.spark.watch import Watch
 JOB = "tally"
 POINTS = tuple(point for _, point in EVERY_POINT)
 """What schedules aim at."""
+_REMOTE_PERIOD_S = 0.4
 _FIRST_TIME_S = 1_700_000_000
 _pool = SessionPool()
 """Sessions outlive schedules; they end with the process."""
@@ -92,6 +93,7 @@ def _run(schedule: Schedule, backup: Sequence[kinds.Place], places: Places) -> O
             log_scope=backup[0].directory / JOB if backup[0].is_local else None,
             at_rest=verifier().at_rest,
             add_input=add_input,
+            servers=list({place.server for place in backup} - {NO_SERVER}),
         )
     )
     history = supervisor.run()
@@ -128,6 +130,7 @@ def watch_of(schedule: Schedule, places: Places, backup: Sequence[kinds.Place]) 
         backup[0].log(JOB),
         ledgers,
         is_every_batch=schedule.is_every_batch,
+        period_s=0.0 if all(place.is_local for place in backup) else _REMOTE_PERIOD_S,
     )
 
 
@@ -137,7 +140,7 @@ def _judge(
     verifier: Callable[[frozenset[int]], Verifier],
     schedule: Schedule,
 ) -> list[str]:
-    watch.look(is_location_whole=False)
+    watch.look(is_location_whole=False, is_last=True)
     if history.failures:
         return list(history.failures)
     told = [event["checkpoint_id"] for event in history.runtime if event["what"] == "commit"]

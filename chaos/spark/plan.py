@@ -100,5 +100,7 @@ class Schedule:
     """How long the job lies still before each further run, by every clock."""
     lost_answers: float = 0.0
     """Part of the calls to stores that take effect and answer an error."""
+    servers_fail_after: int | None = None
+    """The batch after which the servers of the places, if they have any, die and come back."""
     drift: Drift | None = None
     """What a last start tries to change."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.servers import Server
 from chaos.spark import arming
 from chaos.spark.draw import RECOVERY_POINTS
 from chaos.spark.history import History
@@ -45,6 +46,8 @@ class Setting:
     """Checks the backups whenever no process of the job lives; returns what is wrong."""
     add_input: Callable[[int], None]
     """Adds the input of one more batch, by its number."""
+    servers: Sequence[Server] = ()
+    """Of the places; they are among the victims."""
 
 
 class Supervisor:
@@ -58,6 +61,7 @@ class Supervisor:
         self._pool = setting.pool
         self._at_rest = setting.at_rest
         self._add_input = setting.add_input
+        self._servers = setting.servers
         self._more_batches = 0
         self._faults = list(self._schedule.faults)
         self._by_name = {planned.fault.name: planned for planned in self._faults}
@@ -205,14 +209,23 @@ class Supervisor:
                 self.history.runtime.append(event)
                 if event["what"] == "job-initialised":
                     self._check_survival(event["committed"])
-                if event["what"] == "batch" and Loss.LOCATION_OLDER in self._schedule.losses:
-                    self._lost.keep_location()
+                if event["what"] == "batch":
+                    self._after_batch(event["batch"])
             elif event["kind"] == "failed":
                 self.history.errors += event["errors"]
                 return "failed"
             elif event["kind"] == "done":
                 return "done"
         return ""
+
+    def _after_batch(self, batch: int) -> None:
+        if Loss.LOCATION_OLDER in self._schedule.losses:
+            self._lost.keep_location()
+        if self._servers and batch == self._schedule.servers_fail_after:
+            for server in self._servers:
+                server.fail()
+            self._servers = ()
+            self.history.note("server", "restarted")
 
     def _check_survival(self, committed: int) -> None:
         """However long the job lay still, it goes on from a commit that it had made (23)."""

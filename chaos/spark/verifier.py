@@ -65,18 +65,36 @@ class Verifier:
         self.failures: list[str] = []
 
     def at_rest(self) -> list[str]:
-        """Check, while no process of the job lives, that every retained commit is whole (14)."""
+        """Check, while no process of the job lives, that every retained commit is whole (14).
+
+        What two places hold of one task at one commit is the same where both can be read as keys
+        and values (18).
+        """
         story = self._story()
         found: list[str] = []
-        for place in self._backends:
-            files = place.files()
+        contents: dict[tuple[str, str], Mapping[bytes, bytes]] = {}
+        for place in self._all_backends:
             for commit in story.retained.values():
-                for marker in _markers(commit, place.name) - story.bad_markers:
+                for task, marker in _markers(commit, place.name):
+                    if marker in story.bad_markers:
+                        continue
+                    where = f"commit of batch {commit['batch']}"
                     try:
-                        read_snapshot(files, marker)
+                        content = self._content(place, marker)
                     except ValueError as exc:
-                        found.append(f"14: commit of batch {commit['batch']}: {exc}")
+                        found.append(f"14: {where}: {exc}")
+                        continue
+                    key = (commit["checkpoint-id"], task)
+                    if content is not None and contents.setdefault(key, content) != content:
+                        found.append(f"18: {where}: {task} differs in {place.name}")
         return found
+
+    def _content(self, place: Place, marker: str) -> Mapping[bytes, bytes] | None:
+        """Check one backup; return what it holds unless that is a database."""
+        if not place.has_blobs:
+            return place.content(marker)
+        read_snapshot(place.files(), marker)
+        return None
 
     def at_end(self, partitions: int, told: Collection[str] = ()) -> list[str]:
         """Check everything, once the job has ended well.
@@ -256,9 +274,11 @@ class Verifier:
         """Every increment builds on a marker that some commit holds (13)."""
         for place in self._backends:
             files = place.files()
-            known = {m for c in story.commits.values() for m in _markers(c, place.name)}
+            known = {m for c in story.commits.values() for _, m in _markers(c, place.name)}
             for commit in story.retained.values():
-                for marker in _markers(commit, place.name) - story.bad_markers:
+                for _, marker in _markers(commit, place.name):
+                    if marker in story.bad_markers:
+                        continue
                     try:
                         base = read_snapshot(files, marker).base
                     except ValueError:
@@ -272,7 +292,7 @@ class Verifier:
             files = place.files()
             reached: set[str] = set()
             for commit in story.retained.values():
-                for marker in _markers(commit, place.name):
+                for _, marker in _markers(commit, place.name):
                     try:
                         reached |= read_snapshot(files, marker).blobs
                     except ValueError:
@@ -293,10 +313,11 @@ def _read_state(settings: Mapping[str, str]) -> Expected:
     return Expected(totals, residues)
 
 
-def _markers(commit: Mapping[str, Any], backend: str) -> set[str]:
+def _markers(commit: Mapping[str, Any], backend: str) -> set[tuple[str, str]]:
+    """Return (task, marker) of a commit's backups in one place."""
     return {
-        marker
-        for checkpoint in commit.get("checkpoints", {}).values()
+        (task, marker)
+        for task, checkpoint in commit.get("checkpoints", {}).items()
         for marker in checkpoint["state-checkpoint-markers"].get(backend, {}).values()
     }
 

@@ -26,11 +26,23 @@ class Watch:
         ledgers: Sequence[Ledger],
         *,
         is_every_batch: bool,
+        period_s: float = 0.0,
     ) -> None:
+        """Take where to look.
+
+        Args:
+            places: Of the schedule.
+            log: The job log.
+            ledgers: The accounts of the places that have files.
+            is_every_batch: Whether a batch is committed before Spark takes it for done.
+            period_s: Looks that follow sooner than this are left out: servers take their time.
+        """
         self._places = places
         self._log = log
         self._ledgers = ledgers
         self._ahead = 1 if is_every_batch else 0
+        self._period_s = period_s
+        self._next_look_s = 0.0
         self._next_ledger_s = 0.0
         self.damaged: set[int] = set()
         """Positions of records that were changed on purpose."""
@@ -41,12 +53,17 @@ class Watch:
         """How many blobs were seen to go."""
         return sum(ledger.deleted for ledger in self._ledgers)
 
-    def look(self, *, is_location_whole: bool) -> None:
-        """Take one look. Cheap: some directories and the new records.
+    def look(self, *, is_location_whole: bool, is_last: bool = False) -> None:
+        """Take one look if it is due. Cheap: some directories and the new records.
 
         Args:
             is_location_whole: Whether the checkpoint location holds all that Spark ever wrote.
+            is_last: Look whether it is due or not.
         """
+        now = time.monotonic()
+        if now < self._next_look_s and not is_last:
+            return
+        self._next_look_s = now + self._period_s
         committed = _numbers(self._places.checkpoint / "commits")
         gone = self._gone()
         new = self._keep_new_records()
