@@ -163,8 +163,12 @@ class _Lives:
             self._draw_fault(f"{name}-fault-{number}")
             for number in range(draw.choice((0, 1, 1, 2, 2, 3)))
         ]
+        # What is on a server has that server's bad days instead.
+        under_the_sky = [place for place in self._places if place.kind == "blob"]
         weather = {
-            place.name: draw.choice([*Weather][1:]) for place in self._places if _happens(draw, 0.2)
+            place.name: draw.choice([*Weather][1:])
+            for place in under_the_sky
+            if _happens(draw, 0.2)
         }
         return Life(
             name=name,
