@@ -105,6 +105,7 @@ class Supervisor:
         known = len(self.history.errors)
         with self._ending_everything():
             end = self._one_run(session, drift=drift)
+            self._watch.look(is_location_whole=False, is_last=True)
         errors = self.history.errors[known:]
         del self.history.errors[known:]
         if end != "failed" or not any(f"another {drift}" in error for error in errors):
