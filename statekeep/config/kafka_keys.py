@@ -11,6 +11,7 @@ BOOTSTRAP_SERVERS: Key[str | None] = Key(
     None,
     "The cluster of kafka backends: `host:port`, separated by commas.",
     "No cluster is right for everyone.",
+    aliases=("systems.kafka.producer.bootstrap.servers",),
     default_text="none",
 )
 TOPIC_PREFIX: Key[str | None] = Key(

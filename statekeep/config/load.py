@@ -1,15 +1,20 @@
 """Builds a `Config` from what somebody wrote: a dict, a file, the environment, a Spark conf."""
 
+import logging
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Final, cast
 
+from statekeep.config.lookup import is_known
 from statekeep.config.model import Config
 from statekeep.config.properties import parse_properties
+from statekeep.config.samza_keys import why_passed_over
 from statekeep.config.settings import Setting, WrittenValue, check_setting, collect, overlay
 from statekeep.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 SPARK_PREFIX: Final = "spark.statekeep."
 """What our settings begin with in a Spark conf."""
@@ -92,6 +97,9 @@ def load_environment(variables: Mapping[str, str]) -> Config:
 def load_properties(path: str | PathLike[str]) -> Config:
     """Read a Java ``.properties`` file in UTF-8; the source of a value is file and line.
 
+    It may be that of a Samza job: what such a job sets besides state and commits is passed over,
+    with a line in the log (`statekeep.config.samza_keys`).
+
     Raises:
         ConfigError: As `load_dict`; or the file cannot be read.
     """
@@ -100,7 +108,13 @@ def load_properties(path: str | PathLike[str]) -> Config:
         entries = list(parse_properties(text))
     except ValueError as exc:
         raise ConfigError(f"{exc} path={path}") from exc
-    return Config(collect(check_setting(e.key, e.value, f"{path}:{e.line}") for e in entries))
+    return Config(
+        collect(
+            check_setting(entry.key, entry.value, f"{path}:{entry.line}")
+            for entry in entries
+            if is_known(entry.key) or not _is_passed_over(entry.key, f"{path}:{entry.line}")
+        )
+    )
 
 
 def load_spark_conf(pairs: Iterable[tuple[str, str]]) -> Config:
@@ -130,6 +144,13 @@ def merge(*configs: Config) -> Config:
     for config in configs:
         merged = overlay(merged, config.settings)
     return Config(merged)
+
+
+def _is_passed_over(key: str, source: str) -> bool:
+    reason = why_passed_over(key)
+    if reason is not None:
+        logger.info("setting is passed over: key=%s source=%s reason=%s", key, source, reason)
+    return reason is not None
 
 
 def _read_text(path: str | PathLike[str]) -> str:
