@@ -1,0 +1,147 @@
+"""The state of a Spark job on other tasks, without Spark: routing, numbering, nothing lost."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_kit import memory_store
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from statekeep.errors import CheckpointCorruptError, StateSchemaError
+from statekeep.spark.operator.key_codec import KeyCodec
+from statekeep.spark.operator.key_hash import (
+    KeyHasher,
+    hash_bytes,
+    hash_int,
+    hash_long,
+    partition_of_hash,
+)
+from statekeep.spark.operator.registry import (
+    REGISTRY_KEY,
+    RegisteredVariable,
+    VariableKind,
+    encode_registry,
+    stored_variables,
+)
+from statekeep.spark.rescaling import SparkSplitter
+from statekeep.stores.base import KeyValueStore
+
+KEY = StructType([StructField("user", StringType()), StructField("day", LongType())])
+VALUE = StructType([StructField("n", LongType())]).json()
+CODEC, HASHER = KeyCodec(KEY), KeyHasher(KEY)
+
+UserDay = tuple[str | None, int | None]
+Entry = tuple[str, UserDay, bytes]
+"""Variable, grouping key, key within a map."""
+
+Content = Mapping[Entry, bytes]
+
+user_days = st.tuples(st.none() | st.text(max_size=6), st.none() | st.integers(-(2**63), 2**63 - 1))
+contents = st.dictionaries(
+    st.tuples(st.just("count"), user_days, st.just(b""))
+    | st.tuples(st.just("seen"), user_days, st.binary(max_size=4)),
+    st.binary(max_size=8),
+    max_size=40,
+)
+
+
+def variable(number: int, kind: VariableKind, schema: str = VALUE) -> RegisteredVariable:
+    return RegisteredVariable(number, kind, schema, VALUE if kind == "map" else None)
+
+
+def variables(*order: str) -> Mapping[str, RegisteredVariable]:
+    kinds: dict[str, VariableKind] = {"count": "value", "seen": "map"}
+    return {name: variable(number, kinds[name]) for number, name in enumerate(order, 1)}
+
+
+def store_of(content: Content, registry: Mapping[str, RegisteredVariable]) -> KeyValueStore:
+    store = memory_store()
+    if content:
+        store.put(REGISTRY_KEY, encode_registry(KEY, registry))
+    for (name, key, within), value in content.items():
+        store.put(registry[name].prefix + CODEC.encode(key) + within, value)
+    return store
+
+
+def content_of(store: KeyValueStore) -> dict[Entry, bytes]:
+    _, registry = stored_variables(store)
+    names = {found.prefix: name for name, found in registry.items()}
+    content: dict[Entry, bytes] = {}
+    for key, value in store.scan():
+        if key != REGISTRY_KEY:
+            fields, end = CODEC.decode_front(key[2:])
+            content[names[key[:2]], (fields[0], fields[1]), key[2 + end :]] = value
+    return content
+
+
+def task_of(key: UserDay, partitions: int) -> int:
+    return partition_of_hash(HASHER.hash_front(CODEC.encode(key))[0], partitions)
+
+
+def split(stores: Sequence[KeyValueStore], partitions: int) -> list[KeyValueStore]:
+    splitter = SparkSplitter(partitions)
+    targets: list[KeyValueStore] = [memory_store() for _ in range(partitions)]
+    for store in stores:
+        splitter.split(store, targets, lambda _: None)
+    splitter.finish(targets)
+    return targets
+
+
+@given(contents, st.integers(1, 5), st.integers(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_every_entry_comes_to_the_task_of_its_key_once(
+    content: Content, old: int, new: int
+) -> None:
+    orders = [("count", "seen"), ("seen", "count")]
+    before = [
+        store_of({e: v for e, v in content.items() if task_of(e[1], old) == p}, variables(*order))
+        for p, order in zip(range(old), orders * old, strict=False)
+    ]
+    after = split(before, new)
+    merged: dict[Entry, bytes] = {}
+    for number, store in enumerate(after):
+        found = content_of(store)
+        assert all(task_of(entry[1], new) == number for entry in found)
+        assert merged.keys().isdisjoint(found)
+        merged |= found
+    assert merged == content
+
+    back = [content_of(store) for store in split(after, old)]
+    assert back == [content_of(store) for store in before]
+
+
+def test_hashes_are_those_of_spark() -> None:
+    """``SELECT hash(1), hash(1L), hash('')`` of Spark."""
+    signed = [
+        value - (1 << 32) if value >= 1 << 31 else value
+        for value in (hash_int(1, 42), hash_long(1, 42), hash_bytes(b"", 42))
+    ]
+    assert signed == [-559580957, -1712319331, 142593372]
+
+
+def test_a_task_without_state_gives_nothing_and_gets_no_registry() -> None:
+    (target,) = split([memory_store()], 1)
+    assert list(target.scan()) == []
+
+
+def test_one_variable_in_two_forms_is_refused() -> None:
+    key: UserDay = ("a", 1)
+    one = store_of({("count", key, b""): b"1"}, {"count": variable(1, "value")})
+    other = store_of({("count", key, b""): b"1"}, {"count": variable(1, "list")})
+    with pytest.raises(StateSchemaError, match="different forms of a state variable: name=count"):
+        split([one, other], 2)
+
+
+def test_an_entry_of_no_known_variable_is_refused() -> None:
+    store = store_of({("count", ("a", 1), b""): b"1"}, variables("count", "seen"))
+    store.put(b"\x00\x09" + CODEC.encode(("a", 1)), b"stray")
+    with pytest.raises(CheckpointCorruptError, match="entry of an unknown variable"):
+        split([store], 2)
+
+
+def test_entries_without_a_registry_are_refused() -> None:
+    store = memory_store()
+    store.put(b"\x00\x01key", b"value")
+    with pytest.raises(CheckpointCorruptError, match="without a registry"):
+        split([store], 2)
