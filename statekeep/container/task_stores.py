@@ -12,6 +12,7 @@ from statekeep.config.model import StoreSettings
 from statekeep.errors import StateBackupError
 from statekeep.restore.settled import settled
 from statekeep.stores.base import KeyValueStore
+from statekeep.stores.local_files import remove_tree
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -60,6 +61,9 @@ class TaskStores:
     ) -> Self:
         """Clone a version and open every store on the clone.
 
+        A store that is neither backed up nor restored begins empty: the state of a task must not
+        depend on which disk it is started on.
+
         Args:
             directory: The task's local versions; what dead owners left there is swept.
             settings: The stores.
@@ -78,6 +82,9 @@ class TaskStores:
             directory.sweep()
             work = directory.begin(new_uid(), base, tuple(settings), captured=captured)
             try:
+                for name, store in settings.items():
+                    if not (store.backup_factories or store.restore_factories):
+                        remove_tree(work.store_directory(name))
                 return work, {
                     name: work.open_store(name, store.factory, RocksDbOptions.of(store))
                     for name, store in settings.items()

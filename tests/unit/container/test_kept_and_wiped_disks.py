@@ -1,0 +1,64 @@
+"""What lies on the local disk never changes what a task starts with, only how long that takes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from statekeep.checkpoint.checkpoints import SystemStreamPartition
+from statekeep.config.load import load_dict
+from statekeep.config.model import Config
+from statekeep.container.container import Container
+
+INPUT = SystemStreamPartition("gen", "numbers", 0)
+TASK = "Partition 0"
+STORES = ["durable", "volatile"]
+
+Content = dict[str, dict[bytes, bytes]]
+
+
+def config(directory: Path) -> Config:
+    return load_dict(
+        {
+            "job.name": "job",
+            "job.logged.store.base.dir": str(directory / "local"),
+            "stores.durable.backup.factories": "blob",
+            "stores.volatile.backup.factories": "",
+            "blob.store.uri": (directory / "place").as_uri(),
+            "task.commit.ms": "0",
+        }
+    )
+
+
+async def start(directory: Path, *, is_writing: bool = False) -> Content:
+    """Start the task, return what it starts with, and write and commit if asked to."""
+    async with Container(config(directory)) as container:
+        task = await container.start_task(TASK, STORES)
+        content = {name: dict(task.store(name).scan()) for name in STORES}
+        if is_writing:
+            for name in STORES:
+                task.store(name).put(b"key", b"committed")
+            await (await task.commit({INPUT: "1"}, force=True)).wait()
+            for name in STORES:
+                task.store(name).put(b"key", b"not committed")
+    return content
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_wiped", [False, True], ids=["kept disk", "wiped disk"])
+async def test_a_store_that_is_backed_up_nowhere_begins_empty(
+    tmp_path: Path, *, is_wiped: bool
+) -> None:
+    await start(tmp_path, is_writing=True)
+    if is_wiped:
+        shutil.rmtree(tmp_path / "local")
+    assert await start(tmp_path) == {"durable": {b"key": b"committed"}, "volatile": {}}
+
+
+@pytest.mark.asyncio
+async def test_what_a_job_left_on_the_disk_is_not_used_once_its_log_is_gone(
+    tmp_path: Path,
+) -> None:
+    await start(tmp_path, is_writing=True)
+    shutil.rmtree(tmp_path / "place")
+    assert await start(tmp_path) == {"durable": {}, "volatile": {}}
