@@ -62,6 +62,11 @@ class JobSettings:
     event_buffer_bytes: int = _setting(job_keys.EVENT_BUFFER_BYTES)
     """Bytes of progress events that do not wait, and the most that are kept."""
 
+    @property
+    def instance_name(self) -> str:
+        """The name under which a job in plain Python keeps its state: instances share none."""
+        return self.name if self.id == "1" else f"{self.name}-{self.id}"
+
 
 @dataclass(frozen=True, slots=True)
 class RestartSettings:

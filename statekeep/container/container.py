@@ -167,7 +167,7 @@ class Container:
                 self._on_commit_failure(name, error)
 
         return TaskParts(
-            task=TaskIdentity(_job_name(self._config), MAIN_OPERATOR, name),
+            task=TaskIdentity(self._config.job.instance_name, MAIN_OPERATOR, name),
             stores={StoreName(store): self._config.store(store) for store in stores},
             config=self._config,
             factories=self._factories,
@@ -202,12 +202,6 @@ class Container:
         if errors:
             msg = "closing the container's tasks failed"
             raise ExceptionGroup(msg, errors)
-
-
-def _job_name(config: Config) -> str:
-    """Return the name under which the job's state is kept: instances do not share any."""
-    job = config.job
-    return job.name if job.id == "1" else f"{job.name}-{job.id}"
 
 
 def _build_factories(config: Config) -> Mapping[BackendName, StateBackendFactory]:

@@ -193,9 +193,8 @@ class InspectedJob:
         """
         checkpoint = self.checkpoint(commit, task)
         (operator, stores), *_ = self.stores(commit).items()
-        identity = TaskIdentity(
-            self.config.job.name, operator, task, job_uid=commit.identity.job_uid
-        )
+        job = commit.identity
+        identity = TaskIdentity(job.job_name, operator, task, job_uid=job.job_uid)
         settings = {store: self.config.store(store) for store in stores}
         if backend is not None:
             settings = {
@@ -231,7 +230,7 @@ async def open_log_place(
         if config.job.log_backend is not None:
             listed = BackendName(config.job.log_backend)
             factories[listed] = registry.factory(listed)
-        name = config.job.name
+        name = name_of_job(config, task)
         scope = job_scope(name) if task is None else task_scope(name, MAIN_OPERATOR, task)
         log_backend = _log_backend(config, factories)
         log = factories[log_backend].job_log(scope, executor, clock)
@@ -267,6 +266,11 @@ async def open_job(
             raise _no_such_job(config, place.log_backend, task)
         reader.require_here()
         yield InspectedJob(config, place, records=records, view=reader.view)
+
+
+def name_of_job(config: Config, task: str | None) -> str:
+    """Return the name under which a job keeps its state: on Spark (no task) and in plain Python."""
+    return config.job.name if task is None else config.job.instance_name
 
 
 def _log_backend(

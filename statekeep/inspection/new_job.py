@@ -22,7 +22,7 @@ from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import LogPlace, open_log_place
+from statekeep.inspection.job import LogPlace, name_of_job, open_log_place
 from statekeep.inspection.job_owner import JobOwner
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.state_copy import BackupPlace, prepare_backends
@@ -151,7 +151,7 @@ async def begin_job(
                     clock=clock,
                     count_bytes=on_uploaded,
                 ),
-                job_name=config.job.name,
+                job_name=name_of_job(config, task),
                 partitions=partitions,
             )
         except BaseException:

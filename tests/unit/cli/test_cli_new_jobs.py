@@ -117,3 +117,22 @@ def test_a_router_that_names_no_task_is_refused_and_makes_no_job(statekeep: Comm
     result = statekeep(f"rescale --partitions 3 --as orders-3 --router cli_kit:route_nowhere {LOG}")
     assert (result.status, "the router names no task" in result.err) == (2, True)
     assert statekeep(f"checkpoints list {LOG} --set job.name=orders-3").status == 2
+
+
+def test_instances_of_a_job_are_found_by_their_id(statekeep: CommandLine, job: Path) -> None:
+    async def start(name: str, *, is_writing: bool) -> dict[bytes, bytes]:
+        settings = job_settings(job) | {"job.name": name, "job.id": "2"}
+        async with Container(load_dict(settings)) as container:
+            task = await container.start_task(TASK, ["counts"])
+            if is_writing:
+                task.store("counts").put(b"second", b"instance")
+                await (await task.commit({INPUT: "7"}, force=True)).wait()
+            return dict(task.store("counts").scan())
+
+    asyncio.run(start("orders", is_writing=True))
+    second = f"{LOG} --set job.id=2"
+    assert len(statekeep(f"checkpoints list {second} --json").json) == 2
+    statekeep(f"savepoint create v1 {second} --yes")
+    assert statekeep(f"savepoint restore v1 --as copy {second}").status == 0
+    assert asyncio.run(start("copy", is_writing=False)) == {b"second": b"instance"}
+    assert statekeep(f"verify {second}").status == 0
