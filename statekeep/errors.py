@@ -90,8 +90,8 @@ class CommitFailedError(StateBackupError):
 
     Attributes:
         checkpoint_id: Serialised id of the commit.
-        step: The step that failed: ``snapshot``, ``upload``, ``checkpoint``, ``record`` or
-            ``timeout``.
+        step: The step that failed: ``snapshot``, ``upload``, ``checkpoint``, ``chain``, ``record``
+            or ``timeout``.
     """
 
     def __init__(self, message: str, *, checkpoint_id: str, step: str) -> None:

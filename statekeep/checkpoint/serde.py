@@ -53,6 +53,7 @@ class _FinishedJson(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     bytes_uploaded: int = 0
     elapsed_ms: int = 0
+    base: str = ""
 
 
 class _FailedJson(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +178,8 @@ class FinishedTask:
     """By all backends together, as far as they count; for people."""
     elapsed_ms: int = 0
     """From the start of the backup until all of it was durable; for people."""
+    base_id: CheckpointId | None = None
+    """The commit that increments were built on; None where there was none, and all is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,7 @@ def encode_attempt_entry(entry: AttemptEntry) -> bytes:
         version="" if entry.version_id is None else str(entry.version_id),
         bytes_uploaded=entry.bytes_uploaded,
         elapsed_ms=entry.elapsed_ms,
+        base="" if entry.base_id is None else entry.base_id.serialize(),
     )
     return frame(_FINISHED, msgspec.json.encode(finished))
 
@@ -225,7 +229,10 @@ def decode_attempt_entry(data: bytes, where: str) -> AttemptEntry:
         finished = _decode(_finished_decoder, framed.payload, where)
         version = VersionId.parse(finished.version) if finished.version else None
         checkpoint = decode_checkpoint_v2(bytes(finished.checkpoint), where)
-        return FinishedTask(checkpoint, version, finished.bytes_uploaded, finished.elapsed_ms)
+        base_id = CheckpointId.parse(finished.base) if finished.base else None
+        return FinishedTask(
+            checkpoint, version, finished.bytes_uploaded, finished.elapsed_ms, base_id
+        )
     msg = f"not a task's entry: {where} kind={framed.kind}"
     raise CheckpointCorruptError(msg)
 

@@ -149,7 +149,8 @@ class ContainerWork:
         pipeline = await self._pipeline(request.partition, base)
         checkpoint = await pipeline.commit(context, template.input_offsets)
         elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
-        return FinishedTask(checkpoint, version_id, sum(sent), elapsed_ms)
+        base_id = None if base is None else base.checkpoint_id
+        return FinishedTask(checkpoint, version_id, sum(sent), elapsed_ms, base_id)
 
     async def _pipeline(self, partition: int, base: CheckpointV2 | None) -> TaskCommitPipeline:
         pipeline = self._pipelines.get(partition)

@@ -13,6 +13,7 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     SystemStreamPartition,
 )
+from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
@@ -27,6 +28,26 @@ class Base:
 
     version: str
     checkpoint: CheckpointV2
+
+
+def bases_of(view: LogView) -> dict[int, Base]:
+    """Return what the newest commit holds, by partition; nothing for empty state."""
+    commit = view.last_commit
+    if commit is None:
+        return {}
+    return {
+        partition_of(task): Base(version, checkpoint)
+        for task, version in commit.versions.items()
+        if version and (checkpoint := view.usable_checkpoint(commit, task)) is not None
+    }
+
+
+def encoded_bases(bases: Mapping[int, Base]) -> dict[int, tuple[str, bytes]]:
+    """Return bases as a `HandOverPlan` holds them."""
+    return {
+        partition: (base.version, encode_checkpoint_v2(base.checkpoint))
+        for partition, base in bases.items()
+    }
 
 
 class CommitRecords:
@@ -44,18 +65,6 @@ class CommitRecords:
         self._identity = identity
         self._query_state = query_state
         self._required_backends = tuple(map(BackendName, required_backends))
-
-    def bases(self) -> dict[int, Base]:
-        """Return what the newest commit holds, by partition; nothing for empty state."""
-        view = self._writer.view
-        commit = view.last_commit
-        if commit is None:
-            return {}
-        return {
-            partition_of(task): Base(version, checkpoint)
-            for task, version in commit.versions.items()
-            if version and (checkpoint := view.usable_checkpoint(commit, task)) is not None
-        }
 
     def must_upload(self, version: str, base: Base | None) -> bool:
         """Whether a task changed, or a backend lacks what it has."""
@@ -77,7 +86,7 @@ class CommitRecords:
             batch: The batch that is committed.
             versions: ``{partition: VersionId}`` of all tasks.
         """
-        bases = self.bases()
+        bases = bases_of(self._writer.view)
         return HandOverPlan(
             epoch=self._writer.epoch,
             attempt=attempt,
@@ -88,10 +97,7 @@ class CommitRecords:
                 for partition, version in versions.items()
                 if self.must_upload(version, bases.get(partition))
             },
-            bases={
-                partition: (base.version, encode_checkpoint_v2(base.checkpoint))
-                for partition, base in bases.items()
-            },
+            bases=encoded_bases(bases),
             checkpoint=self.checkpoint(checkpoint_id, batch, {}),
         )
 
@@ -112,7 +118,7 @@ class CommitRecords:
             versions: ``{partition: VersionId}`` of all tasks.
             uploaded: ``{partition: CheckpointV2 in JSON}`` of those that uploaded.
         """
-        bases = self.bases()
+        bases = bases_of(self._writer.view)
         checkpoints = {
             str(task_name(partition)): msgspec.Raw(
                 uploaded[partition]

@@ -10,6 +10,7 @@ from statekeep.checkpoint.serde import (
     FailedTask,
     FinishedTask,
     decode_attempt_entry,
+    decode_checkpoint_v2,
     encode_checkpoint_v2,
 )
 from statekeep.clock import Clock
@@ -51,7 +52,8 @@ async def gather(
         on_finished: Told of each entry as it is found.
 
     Raises:
-        CommitFailedError: A task reports a failure, or the deadline is over.
+        CommitFailedError: A task reports a failure, its entry does not follow the newest commit, or
+            the deadline is over.
         CheckpointCorruptError: An entry cannot be read.
     """
     found = GatheredTasks()
@@ -88,4 +90,30 @@ def _finished(data: bytes, task: TaskName, plan: HandOverPlan) -> FinishedTask |
         )
     if str(entry.version_id) != plan.versions.get(partition_of(task)):
         return None
+    _check_chain(entry, task, plan)
     return entry
+
+
+def _check_chain(entry: FinishedTask, task: TaskName, plan: HandOverPlan) -> None:
+    """Refuse an entry of another commit, or one that builds on another base than the plan's.
+
+    An increment on any other base restores what was never committed.
+    """
+    found = entry.checkpoint.checkpoint_id.serialize()
+    if found != plan.checkpoint_id:
+        raise CommitFailedError(
+            f"a task's checkpoint is another commit's: task={task} found={found}",
+            checkpoint_id=plan.checkpoint_id,
+            step="chain",
+        )
+    if entry.base_id is None:
+        return
+    _, document = plan.bases.get(partition_of(task), ("", b""))
+    base = decode_checkpoint_v2(document, f"base of {task}").checkpoint_id if document else None
+    if entry.base_id != base:
+        raise CommitFailedError(
+            "a task's backup builds on another commit than the newest: "
+            f"task={task} base={entry.base_id} newest={base}",
+            checkpoint_id=plan.checkpoint_id,
+            step="chain",
+        )

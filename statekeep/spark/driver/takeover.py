@@ -9,6 +9,7 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, CommitFailedError
+from statekeep.spark.driver.commit_records import bases_of, encoded_bases
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.gathering import gather
 from statekeep.spark.driver.location import CheckpointLocation
@@ -115,7 +116,8 @@ async def roll_forward(
         return None
     deadline_ns = clock.monotonic_ns() + _ROLL_FORWARD_NS
     try:
-        gathered = await gather(_plan(key, attempt), checkpoints, clock, deadline_ns=deadline_ns)
+        plan = _plan(key, attempt, view)
+        gathered = await gather(plan, checkpoints, clock, deadline_ns=deadline_ns)
     except (CommitFailedError, CheckpointCorruptError) as exc:
         logger.error(  # noqa: TRY400 - the text says it all
             "open attempt cannot be completed, it is void: attempt=%d-%d batch=%d error=%s",
@@ -127,7 +129,7 @@ async def roll_forward(
     return await committer.record_now(key, attempt, gathered)
 
 
-def _plan(key: tuple[int, int], attempt: AttemptRecord) -> HandOverPlan:
+def _plan(key: tuple[int, int], attempt: AttemptRecord, view: LogView) -> HandOverPlan:
     """Return what the driver before handed over, as far as gathering asks for it."""
     return HandOverPlan(
         epoch=key[0],
@@ -135,6 +137,6 @@ def _plan(key: tuple[int, int], attempt: AttemptRecord) -> HandOverPlan:
         checkpoint_id=attempt.checkpoint_id,
         batch=attempt.batch,
         versions={partition_of(task): attempt.versions[task] for task in attempt.uploads},
-        bases={},
+        bases=encoded_bases(bases_of(view)),
         checkpoint=b"",
     )

@@ -232,11 +232,12 @@ def test_two_names_of_one_backend_may_not_disagree(*, is_same: bool) -> None:
 ENTRIES: list[AttemptEntry] = [
     FinishedTask(decode_checkpoint_v2(GOLDEN_V2, "golden"), VersionId(7, "0123456789abcdef")),
     FinishedTask(CheckpointV2(CheckpointId(1, 2), {}), None),
+    FinishedTask(CheckpointV2(CheckpointId(1, 2), {}), None, base_id=CheckpointId(1, 1)),
     FailedTask("upload", "no space left: root=…"),
 ]
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=["finished", "empty state", "failed"])
+@pytest.mark.parametrize("entry", ENTRIES, ids=["finished", "empty state", "increment", "failed"])
 def test_entry_of_an_attempt_comes_back(entry: AttemptEntry) -> None:
     data = encode_attempt_entry(entry)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -85,12 +86,14 @@ class Rig:
         assert plan is not None
         return plan
 
-    async def finish(self, plan: HandOverPlan, partition: int) -> None:
+    async def finish(
+        self, plan: HandOverPlan, partition: int, base_id: CheckpointId | None = None
+    ) -> None:
         checkpoint = CheckpointV2(
             CheckpointId.parse(plan.checkpoint_id), {}, {BLOB: {STATE_STORE: Marker("m")}}
         )
         version_id = VersionId.parse(plan.versions[partition])
-        entry = FinishedTask(checkpoint, version_id, bytes_uploaded=7, elapsed_ms=30)
+        entry = FinishedTask(checkpoint, version_id, 7, elapsed_ms=30, base_id=base_id)
         await self.enter(plan, partition, encode_attempt_entry(entry))
 
     async def enter(self, plan: HandOverPlan, partition: int, entry: bytes) -> None:
@@ -125,6 +128,44 @@ async def test_a_commit_is_durable_once_every_task_has_its_entry() -> None:
     await rig.committer.settle(60)
     assert rig.committer.committed_batch == 0
     assert [summary.tasks_uploaded for summary in rig.summaries] == [2]
+
+
+@pytest.mark.asyncio
+async def test_a_backup_that_builds_on_the_newest_commit_is_taken() -> None:
+    rig = await new_rig()
+    await committed(rig, {0: V0})
+    newest = CheckpointId.parse(rig.summaries[0].checkpoint_id)
+    plan = await rig.begin(1, {0: V1})
+    await rig.finish(plan, 0, newest)
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    assert rig.committer.committed_batch == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("commits", [0, 1], ids=["none before", "one before"])
+async def test_a_backup_that_builds_on_another_than_the_newest_commit_is_refused(
+    commits: int,
+) -> None:
+    rig = await new_rig()
+    for _ in range(commits):
+        await committed(rig, {0: V0})
+    plan = await rig.begin(commits, {0: V1})
+    await rig.finish(plan, 0, CheckpointId(5, 5))
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    assert rig.committer.committed_batch == commits - 1
+    assert "builds on another commit than the newest" in rig.notes[-1][1]["reason"]
+
+
+@pytest.mark.asyncio
+async def test_an_entry_with_the_checkpoint_of_another_commit_is_refused() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0})
+    await rig.finish(replace(plan, checkpoint_id="5-5"), 0)
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    assert "is another commit's" in rig.notes[-1][1]["reason"]
 
 
 @pytest.mark.asyncio

@@ -3,12 +3,18 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 from container_process_kit import VERSION, hand_over, spec_in
 
 from statekeep.checkpoint.checkpoints import CheckpointV2
-from statekeep.checkpoint.serde import FailedTask, FinishedTask, decode_attempt_entry
+from statekeep.checkpoint.serde import (
+    FailedTask,
+    FinishedTask,
+    decode_attempt_entry,
+    encode_checkpoint_v2,
+)
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.spark.container.protocol import Candidate, Restore
@@ -46,6 +52,23 @@ async def test_a_sound_version_is_backed_up(work: ContainerWork, tmp_path: Path)
     assert entry.bytes_uploaded == sum(
         path.stat().st_size for path in content if "/blob/" in str(path)
     )
+
+
+@pytest.mark.asyncio
+async def test_an_entry_names_the_commit_that_its_backup_builds_on(
+    work: ContainerWork, tmp_path: Path
+) -> None:
+    seal(tmp_path)
+    await work.upload(hand_over())
+    first = await entry_of(work)
+    assert isinstance(first, FinishedTask)
+    assert first.base_id is None
+    base = msgspec.Raw(encode_checkpoint_v2(first.checkpoint))
+    again = msgspec.structs.replace(hand_over(), base=base, base_version=VERSION)
+    await work.upload(again)
+    second = await entry_of(work)
+    assert isinstance(second, FinishedTask)
+    assert second.base_id == first.checkpoint.checkpoint_id
 
 
 @pytest.mark.asyncio
