@@ -368,6 +368,8 @@ class BlobMetadata:
     """File name within the store, or ``snapshot-index``."""
     sha256: str | None = None
     """Hex digest of the payload, where it is known before the put."""
+    is_temporary: bool = False
+    """`BlobStoreManager.remove_ttl` follows once it may stay: a store may let it expire until then."""
 
 
 class BlobStoreManager(ABC):
@@ -450,7 +452,13 @@ class BlobStoreManager(ABC):
 
     @abstractmethod
     async def remove_ttl(self, blob_id: str) -> None:
-        """Make a blob permanent that was put with a time to live; nothing where there is none."""
+        """Make a blob permanent that was put as a temporary one; nothing where all are permanent.
+
+        Idempotent.
+
+        Raises:
+            BlobNotFoundError: It has expired.
+        """
 
     @abstractmethod
     async def close(self) -> None:

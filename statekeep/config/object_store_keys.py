@@ -43,6 +43,15 @@ BLOB_BANDWIDTH: Key[int | None] = Key(
     "A commit should not last longer than it must.",
     default_text="no limit",
 )
+BLOB_UNCOMMITTED_TAGS: Key[Mapping[str, str]] = Key(
+    "blob.store.uncommitted.tags",
+    labels(),
+    MappingProxyType({}),
+    "Tags of new objects until their upload is complete, for a rule of the bucket that lets what "
+    "stays uncommitted expire: `statekeep=uncommitted`. S3 and Azure.",
+    "Clean-up finds all of it without; taking a tag away is one more request for every object.",
+    default_text="none",
+)
 S3_ENDPOINT: Key[str | None] = Key(
     "blob.store.s3.endpoint",
     optional(TEXT),
@@ -186,6 +195,7 @@ KEYS: tuple[Key[object], ...] = (
     BLOB_PART_BYTES,
     BLOB_BUFFER_BYTES,
     BLOB_BANDWIDTH,
+    BLOB_UNCOMMITTED_TAGS,
     S3_ENDPOINT,
     S3_REGION,
     S3_PROFILE,

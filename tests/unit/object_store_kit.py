@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectRange, PartLimits
+from statekeep.backends.blob.managers.object_client import (
+    ObjectClient,
+    ObjectRange,
+    ObjectStamps,
+    PartLimits,
+)
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.object_requests import Requests, SharedLimits
 from statekeep.backends.blob.managers.shared_client import SharedClient
@@ -25,6 +30,7 @@ class ObjectsInMemory(ObjectClient):
     part_limits = PartLimits(min_bytes=1, max_parts=10_000)
     objects: dict[str, bytes] = field(default_factory=dict[str, bytes])
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict[str, dict[int, bytes]])
+    tags: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     requests: list[str] = field(default_factory=list[str])
     before: Callable[[str], None] = lambda request: None
     after: Callable[[str], None] = lambda request: None
@@ -42,13 +48,14 @@ class ObjectsInMemory(ObjectClient):
         self._begin("check")
 
     @override
-    def put(self, name: str, data: bytes, metadata: Mapping[str, str], *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, stamps: ObjectStamps, *, if_absent: bool) -> None:
         self._begin("put")
         self._create(name, data, if_absent=if_absent)
+        self.tags[name] = stamps.tags
         self._done("put")
 
     @override
-    def begin_parts(self, name: str, metadata: Mapping[str, str]) -> str:
+    def begin_parts(self, name: str, stamps: ObjectStamps) -> str:
         self._begin("begin")
         upload = f"upload-{len(self.requests)}"
         self.uploads[upload] = {}
@@ -67,7 +74,7 @@ class ObjectsInMemory(ObjectClient):
         name: str,
         upload: str,
         parts: Sequence[str],
-        metadata: Mapping[str, str],
+        stamps: ObjectStamps,
         *,
         if_absent: bool,
     ) -> None:
@@ -76,6 +83,7 @@ class ObjectsInMemory(ObjectClient):
             raise BlobNotFoundError(name)
         data = b"".join(self.uploads[upload][int(part)] for part in parts)
         self._create(name, data, if_absent=if_absent)
+        self.tags[name] = stamps.tags
         del self.uploads[upload]
         self._done("complete")
 
@@ -96,6 +104,11 @@ class ObjectsInMemory(ObjectClient):
     def delete(self, name: str) -> None:
         self._begin("delete")
         self.objects.pop(name, None)
+
+    @override
+    def remove_tags(self, name: str) -> None:
+        self._begin("remove tags")
+        self.tags[name] = {}
 
     @override
     def list(self, prefix: str) -> Sequence[str]:
@@ -137,6 +150,7 @@ class ObjectStoreRig:
     buffer_bytes: int = 40
     bandwidth: TokenBucket | None = None
     own_calls: int = 4
+    uncommitted_tags: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         self.shared = SharedLimits(
@@ -148,5 +162,9 @@ class ObjectStoreRig:
         retrier = Retrier(RetryPolicy(max_retries=3, jitter_factor=0), self.clock)
         requests = Requests(self.executor, retrier, self.shared, InFlightLimit(self.own_calls))
         return ObjectBlobStoreManager(
-            self.shared_client, "memory", requests, part_bytes=self.part_bytes
+            self.shared_client,
+            "memory",
+            requests,
+            part_bytes=self.part_bytes,
+            uncommitted_tags=self.uncommitted_tags,
         )

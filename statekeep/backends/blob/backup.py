@@ -177,7 +177,7 @@ class BlobBackupManager(TaskBackupManager):
             prefix=self._prefix.attempt(store, commit.epoch, commit.attempt),
             uid=self._new_uid()[:_UID_LENGTH],
             encoding=await self._codec.encoding_of(store, self._context.executor),
-            metadata=partial(BlobMetadata, self._context.task, store),
+            metadata=partial(BlobMetadata, self._context.task, store, is_temporary=True),
         )
         writer = ContentWriter(
             self._manager, self._context.executor, self._codec, self._limits, upload

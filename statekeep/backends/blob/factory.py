@@ -201,6 +201,12 @@ class BlobBackendFactory(StateBackendFactory):
                 key=f"backends.{self.name}.storage.options",
                 hint="an object store has settings of its own: s3.*, azure.*",
             )
+        if place is None and settings.transfer.uncommitted_tags:
+            raise ConfigError(
+                f"tags are for object stores: backend={self.name}",
+                key=f"backends.{self.name}.uncommitted.tags",
+                hint="clean-up collects what stays uncommitted without them",
+            )
         return ObjectStore(place, settings, self._buffers) if place is not None else None
 
     def _make_keys(self) -> KeyProvider | None:

@@ -77,6 +77,7 @@ class IndexBlobs:
             store_name=metadata.store_name,
             payload_name=INDEX_PAYLOAD_NAME,
             sha256=hashlib.sha256(data).hexdigest(),
+            is_temporary=metadata.is_temporary,
         )
         return Marker(await self._manager.put(name, data, stamped))
 

@@ -45,5 +45,9 @@ class ObjectStore:
         own_calls = InFlightLimit(transfer.task_max_in_flight)
         requests = Requests(executor, retrier, self._shared, own_calls)
         return ObjectBlobStoreManager(
-            self._client, self._settings.shown_root, requests, part_bytes=transfer.part_bytes
+            self._client,
+            self._settings.shown_root,
+            requests,
+            part_bytes=transfer.part_bytes,
+            uncommitted_tags=transfer.uncommitted_tags,
         )

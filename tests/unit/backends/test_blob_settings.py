@@ -218,6 +218,12 @@ def test_what_stores_say_reaches_every_blob_backend() -> None:
     assert BlobSettings.parse("near", section).encoding.of(StoreName("orders")) == ("none", True)
 
 
+def test_tags_until_a_commit_are_refused_where_no_store_has_tags(tmp_path: Path) -> None:
+    settings = {"uri": tmp_path.as_uri(), "uncommitted.tags": "statekeep=uncommitted"}
+    with pytest.raises(ConfigError, match="tags are for object stores"):
+        BlobBackendFactory(BackendName("b"), settings)
+
+
 def test_encryption_without_keys_is_refused() -> None:
     with pytest.raises(ConfigError, match="encryption without keys") as caught:
         BlobSettings.parse("b", {"uri": "file:///x", "encryption": "aes-256-gcm"})

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -309,3 +310,32 @@ def test_parts_cover_a_blob_without_gap_or_overlap() -> None:
     assert parts[0].start == 7
     assert all(a.start + a.size == b.start for a, b in pairwise(parts))
     assert parts[-1].start + parts[-1].size == 95
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [5, 95], ids=["whole", "in parts"])
+async def test_a_temporary_blob_is_tagged_until_it_may_stay(
+    client: ObjectsInMemory, size: int
+) -> None:
+    tags = {"statekeep": "uncommitted"}
+    rig = ObjectStoreRig(client, SerialExecutor(), uncommitted_tags=tags)
+    blobs = rig.manager()
+    await blobs.init()
+    await blobs.put("record", b"1", METADATA)
+    await blobs.put("state", CONTENT[:size], replace(METADATA, is_temporary=True))
+    assert client.tags == {"record": {}, "state": tags}
+    await blobs.remove_ttl("state")
+    assert client.tags["state"] == {}
+    await blobs.close()
+
+
+@pytest.mark.asyncio
+async def test_without_a_tag_nothing_is_asked_for(
+    client: ObjectsInMemory, rig: ObjectStoreRig
+) -> None:
+    blobs = rig.manager()
+    await blobs.init()
+    await blobs.put("state", b"1", replace(METADATA, is_temporary=True))
+    await blobs.remove_ttl("state")
+    assert "remove tags" not in client.requests
+    await blobs.close()

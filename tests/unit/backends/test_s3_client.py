@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto_errors
 
+from statekeep.backends.blob.managers.object_client import ObjectStamps
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
 from statekeep.backends.blob.managers.s3_client import S3Client
 from statekeep.errors import (
@@ -17,6 +18,7 @@ from statekeep.errors import (
 )
 
 ENDPOINT = "http://127.0.0.1:9"
+NO_STAMPS = ObjectStamps({})
 
 
 class AnsweringS3:
@@ -108,7 +110,7 @@ def test_each_answer_is_told_by_what_its_receiver_must_do(
 ) -> None:
     monkeypatch.setattr(client, "_s3", AnsweringS3(error))
     with pytest.raises(kind) as caught:
-        client.put("a", b"1", {}, if_absent=True)
+        client.put("a", b"1", NO_STAMPS, if_absent=True)
     assert type(caught.value) is kind
     assert caught.value.__cause__ is error
 
@@ -122,8 +124,8 @@ def test_settings_go_with_every_new_object_and_a_checksum_too() -> None:
         tags={"team": "a b"},
     )
     client, s3 = answering({"UploadId": "1"}, settings)
-    client.put("a", b"1", {"store": "s"}, if_absent=False)
-    client.begin_parts("a", {"store": "s"})
+    client.put("a", b"1", ObjectStamps({"store": "s"}), if_absent=False)
+    client.begin_parts("a", ObjectStamps({"store": "s"}))
     for _, fields in s3.requests:
         fields.pop("Body", None)
         assert fields == {
@@ -140,7 +142,7 @@ def test_settings_go_with_every_new_object_and_a_checksum_too() -> None:
 
 def test_a_store_that_refuses_checksums_gets_none() -> None:
     client, s3 = answering({}, S3Settings(endpoint=ENDPOINT, checksum="none"))
-    client.put("a", b"1", {}, if_absent=True)
+    client.put("a", b"1", NO_STAMPS, if_absent=True)
     assert s3.requests == [
         (
             "put_object",
@@ -157,3 +159,22 @@ def test_an_unknown_profile_is_told() -> None:
 def test_no_proxy_password_is_shown() -> None:
     settings = S3Settings(proxy="http://user:hidden@proxy:3128")
     assert "hidden" not in repr(settings)
+
+
+def test_tags_of_an_object_that_is_not_committed_are_taken_away_and_the_others_stay() -> None:
+    settings = S3Settings(endpoint=ENDPOINT, tags={"team": "streams"})
+    client, s3 = answering({}, settings)
+    client.put("a", b"1", ObjectStamps({}, {"statekeep": "uncommitted"}), if_absent=False)
+    assert s3.requests[0][1]["Tagging"] == "team=streams&statekeep=uncommitted"
+    client.remove_tags("a")
+    tags = {"TagSet": [{"Key": "team", "Value": "streams"}]}
+    assert s3.requests[1] == (
+        "put_object_tagging",
+        {"Bucket": "bucket", "Key": "p/a", "Tagging": tags},
+    )
+
+
+def test_an_object_without_tags_of_its_own_is_left_none() -> None:
+    client, s3 = answering({}, S3Settings(endpoint=ENDPOINT))
+    client.remove_tags("a")
+    assert s3.requests == [("delete_object_tagging", {"Bucket": "bucket", "Key": "p/a"})]

@@ -15,7 +15,12 @@ from azure.storage.blob import BlobBlock, BlobClient, ContainerClient
 from requests.adapters import HTTPAdapter
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectRange, PartLimits
+from statekeep.backends.blob.managers.object_client import (
+    ObjectClient,
+    ObjectRange,
+    ObjectStamps,
+    PartLimits,
+)
 from statekeep.backends.blob.managers.object_store_settings import AzureSettings
 from statekeep.errors import (
     BlobExistsError,
@@ -70,6 +75,7 @@ class AzureClient(ObjectClient):
         self._place = container
         self._prefix = prefix
         self._put_options: Mapping[str, Any] = _put_options(settings)
+        self._tags = settings.tags
         self._scope: Mapping[str, Any] = _given(encryption_scope=settings.encryption_scope)
         with self._mapped(""):
             self._container = _container_client(container, account_url, settings, connections)
@@ -80,18 +86,19 @@ class AzureClient(ObjectClient):
             self._container.get_container_properties()
 
     @override
-    def put(self, name: str, data: bytes, metadata: Mapping[str, str], *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, stamps: ObjectStamps, *, if_absent: bool) -> None:
         with self._mapped(name):
             self._blob(name).upload_blob(
                 data,
                 length=len(data),
-                metadata=dict(metadata),
+                metadata=dict(stamps.metadata),
                 overwrite=not if_absent,
                 **self._put_options,
+                **self._tagging(stamps),
             )
 
     @override
-    def begin_parts(self, name: str, metadata: Mapping[str, str]) -> str:
+    def begin_parts(self, name: str, stamps: ObjectStamps) -> str:
         # Blocks belong to a name, so those of another upload have to have other ids.
         return os.urandom(8).hex()
 
@@ -108,7 +115,7 @@ class AzureClient(ObjectClient):
         name: str,
         upload: str,
         parts: Sequence[str],
-        metadata: Mapping[str, str],
+        stamps: ObjectStamps,
         *,
         if_absent: bool,
     ) -> None:
@@ -117,8 +124,9 @@ class AzureClient(ObjectClient):
         with self._mapped(name):
             self._blob(name).commit_block_list(
                 [BlobBlock(part) for part in parts],
-                metadata=dict(metadata),
+                metadata=dict(stamps.metadata),
                 **self._put_options,
+                **self._tagging(stamps),
                 **condition,
             )
 
@@ -149,6 +157,11 @@ class AzureClient(ObjectClient):
             return
 
     @override
+    def remove_tags(self, name: str) -> None:
+        with self._mapped(name):
+            self._blob(name).set_blob_tags(dict(self._tags))
+
+    @override
     def list(self, prefix: str) -> Sequence[str]:
         with self._mapped(prefix):
             names = self._container.list_blob_names(name_starts_with=f"{self._prefix}{prefix}")
@@ -157,6 +170,9 @@ class AzureClient(ObjectClient):
     @override
     def close(self) -> None:
         self._container.close()
+
+    def _tagging(self, stamps: ObjectStamps) -> Mapping[str, Any]:
+        return _given(tags={**self._tags, **stamps.tags} or None)
 
     def _blob(self, name: str) -> BlobClient:
         return self._container.get_blob_client(f"{self._prefix}{name}")
@@ -194,7 +210,6 @@ def _put_options(settings: AzureSettings) -> Mapping[str, Any]:
     return _given(
         standard_blob_tier=settings.access_tier,
         encryption_scope=settings.encryption_scope,
-        tags=dict(settings.tags) or None,
     )
 
 

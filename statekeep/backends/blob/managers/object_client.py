@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statekeep.backends.base import BlobMetadata
 
@@ -26,6 +26,16 @@ class ObjectRange:
     """Size of the whole object."""
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectStamps:
+    """What an object store keeps beside a blob."""
+
+    metadata: Mapping[str, str]
+    """For people."""
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """On top of those that every object of the client has."""
+
+
 class ObjectClient(ABC):
     """The requests of one object store, below one prefix of one bucket.
 
@@ -44,7 +54,7 @@ class ObjectClient(ABC):
         """Reach the bucket."""
 
     @abstractmethod
-    def put(self, name: str, data: bytes, metadata: Mapping[str, str], *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, stamps: ObjectStamps, *, if_absent: bool) -> None:
         """Store an object whole.
 
         Raises:
@@ -52,7 +62,7 @@ class ObjectClient(ABC):
         """
 
     @abstractmethod
-    def begin_parts(self, name: str, metadata: Mapping[str, str]) -> str:
+    def begin_parts(self, name: str, stamps: ObjectStamps) -> str:
         """Begin an upload in parts, which nobody sees before its end; return its id."""
 
     @abstractmethod
@@ -65,7 +75,7 @@ class ObjectClient(ABC):
         name: str,
         upload: str,
         parts: Sequence[str],
-        metadata: Mapping[str, str],
+        stamps: ObjectStamps,
         *,
         if_absent: bool,
     ) -> None:
@@ -91,6 +101,14 @@ class ObjectClient(ABC):
     @abstractmethod
     def delete(self, name: str) -> None:
         """Delete an object; one that is not there is no error."""
+
+    @abstractmethod
+    def remove_tags(self, name: str) -> None:
+        """Leave an object no tags but those that every object of the client has.
+
+        Raises:
+            BlobNotFoundError: It is not there.
+        """
 
     @abstractmethod
     def list(self, prefix: str) -> Sequence[str]:

@@ -15,6 +15,7 @@ from statekeep.backends.base import BlobMetadata, BlobStoreManager
 from statekeep.backends.blob.managers.object_client import (
     ObjectClient,
     ObjectRange,
+    ObjectStamps,
     object_metadata,
 )
 from statekeep.backends.blob.managers.object_requests import Requests
@@ -58,6 +59,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
         requests: Requests,
         *,
         part_bytes: int,
+        uncommitted_tags: Mapping[str, str],
     ) -> None:
         """Take note of where the blobs are; nothing is reached before `init`.
 
@@ -66,11 +68,13 @@ class ObjectBlobStoreManager(BlobStoreManager):
             place: The root, as messages show it.
             requests: Makes every request.
             part_bytes: Size of a part, where the store takes as many.
+            uncommitted_tags: Of temporary blobs, until `remove_ttl`; empty: none are temporary.
         """
         self._shared_client = client
         self._place = place
         self._requests = requests
         self._part_bytes = part_bytes
+        self._uncommitted_tags = uncommitted_tags
         self._client: ObjectClient | None = None
         client.join()
         self._is_closed = False
@@ -89,7 +93,8 @@ class ObjectBlobStoreManager(BlobStoreManager):
     ) -> str:
         check_blob_name(name)
         client = self._open_client()
-        stamps = object_metadata(metadata)
+        tags = self._uncommitted_tags if metadata.is_temporary else {}
+        stamps = ObjectStamps(object_metadata(metadata), tags)
         if isinstance(content, bytes):
             await self._requests.run(
                 "put", name, len(content), client.put, name, content, stamps, if_absent=if_absent
@@ -159,7 +164,10 @@ class ObjectBlobStoreManager(BlobStoreManager):
 
     @override
     async def remove_ttl(self, blob_id: str) -> None:
-        self._open_client()
+        client = self._open_client()
+        if self._uncommitted_tags:
+            check_blob_name(blob_id)
+            await self._requests.run("remove_ttl", blob_id, 0, client.remove_tags, blob_id)
 
     @override
     async def close(self) -> None:
@@ -196,12 +204,12 @@ class ObjectBlobStoreManager(BlobStoreManager):
         name: str,
         path: Path,
         parts: Sequence[Part],
-        metadata: Mapping[str, str],
+        stamps: ObjectStamps,
         *,
         if_absent: bool,
     ) -> None:
         run = self._requests.run
-        upload = await run("put", name, 0, client.begin_parts, name, metadata)
+        upload = await run("put", name, 0, client.begin_parts, name, stamps)
 
         async def send(part: Part) -> str:
             async with self._requests.shared.buffers.hold(part.size):
@@ -212,7 +220,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
         is_complete = False
         try:
             tags = await run_all([send(part) for part in parts])
-            complete = partial(client.complete_parts, name, upload, tags, metadata)
+            complete = partial(client.complete_parts, name, upload, tags, stamps)
             try:
                 await run("put", name, 0, complete, if_absent=if_absent)
             except BlobNotFoundError as exc:
@@ -267,11 +275,11 @@ def _put_file(
     name: str,
     path: Path,
     part: Part,
-    metadata: Mapping[str, str],
+    stamps: ObjectStamps,
     *,
     if_absent: bool,
 ) -> None:
-    client.put(name, _read_slice(path, part), metadata, if_absent=if_absent)
+    client.put(name, _read_slice(path, part), stamps, if_absent=if_absent)
 
 
 def _put_part(client: ObjectClient, name: str, upload: str, path: Path, part: Part) -> str:

@@ -26,6 +26,7 @@ class TransferSettings:
     part_bytes: int = keys.BLOB_PART_BYTES.default
     buffer_bytes: int = keys.BLOB_BUFFER_BYTES.default
     bandwidth_bytes_per_second: int | None = None
+    uncommitted_tags: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def read(cls, section: Section) -> Self:
@@ -35,6 +36,7 @@ class TransferSettings:
             part_bytes=section.read(keys.BLOB_PART_BYTES),
             buffer_bytes=section.read(keys.BLOB_BUFFER_BYTES),
             bandwidth_bytes_per_second=section.read(keys.BLOB_BANDWIDTH),
+            uncommitted_tags=section.read(keys.BLOB_UNCOMMITTED_TAGS),
         )
 
 

@@ -12,7 +12,12 @@ from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
 from typing_extensions import override
 from urllib3.exceptions import HTTPError
 
-from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectRange, PartLimits
+from statekeep.backends.blob.managers.object_client import (
+    ObjectClient,
+    ObjectRange,
+    ObjectStamps,
+    PartLimits,
+)
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
 from statekeep.errors import (
     BlobExistsError,
@@ -70,6 +75,7 @@ class S3Client(ObjectClient):
         self._bucket = bucket
         self._prefix = prefix
         self._put_options = _put_options(settings)
+        self._tags = settings.tags
         self._checksum = {"ChecksumAlgorithm": "CRC32"} if settings.checksum == "crc32" else {}
         with self._mapped(""):
             session = boto3.Session(profile_name=settings.profile)
@@ -88,22 +94,27 @@ class S3Client(ObjectClient):
             self._s3.head_bucket(Bucket=self._bucket)
 
     @override
-    def put(self, name: str, data: bytes, metadata: Mapping[str, str], *, if_absent: bool) -> None:
+    def put(self, name: str, data: bytes, stamps: ObjectStamps, *, if_absent: bool) -> None:
         with self._mapped(name):
             self._s3.put_object(
                 **self._key(name),
                 Body=data,
-                Metadata=metadata,
+                Metadata=stamps.metadata,
                 **self._put_options,
+                **self._tagging(stamps),
                 **self._checksum,
                 **_condition(if_absent),
             )
 
     @override
-    def begin_parts(self, name: str, metadata: Mapping[str, str]) -> str:
+    def begin_parts(self, name: str, stamps: ObjectStamps) -> str:
         with self._mapped(name):
             answer = self._s3.create_multipart_upload(
-                **self._key(name), Metadata=metadata, **self._put_options, **self._checksum
+                **self._key(name),
+                Metadata=stamps.metadata,
+                **self._put_options,
+                **self._tagging(stamps),
+                **self._checksum,
             )
         return str(answer["UploadId"])
 
@@ -125,7 +136,7 @@ class S3Client(ObjectClient):
         name: str,
         upload: str,
         parts: Sequence[str],
-        metadata: Mapping[str, str],
+        stamps: ObjectStamps,
         *,
         if_absent: bool,
     ) -> None:
@@ -166,6 +177,15 @@ class S3Client(ObjectClient):
             self._s3.delete_object(**self._key(name))
 
     @override
+    def remove_tags(self, name: str) -> None:
+        with self._mapped(name):
+            if self._tags:
+                tags = [{"Key": key, "Value": value} for key, value in self._tags.items()]
+                self._s3.put_object_tagging(**self._key(name), Tagging={"TagSet": tags})
+            else:
+                self._s3.delete_object_tagging(**self._key(name))
+
+    @override
     def list(self, prefix: str) -> Sequence[str]:
         pages = self._s3.get_paginator("list_objects_v2")
         with self._mapped(prefix):
@@ -181,6 +201,10 @@ class S3Client(ObjectClient):
 
     def _key(self, name: str) -> Mapping[str, str]:
         return {"Bucket": self._bucket, "Key": f"{self._prefix}{name}"}
+
+    def _tagging(self, stamps: ObjectStamps) -> Mapping[str, str]:
+        tags = urlencode({**self._tags, **stamps.tags})
+        return {"Tagging": tags} if tags else {}
 
     def _size(self, name: str) -> int:
         return int(self._s3.head_object(**self._key(name))["ContentLength"])
@@ -238,7 +262,6 @@ def _put_options(settings: S3Settings) -> Mapping[str, str]:
         "ServerSideEncryption": settings.server_side_encryption,
         "SSEKMSKeyId": settings.kms_key_id,
         "StorageClass": settings.storage_class,
-        "Tagging": urlencode(settings.tags) or None,
     }
     return {key: value for key, value in options.items() if value is not None}
 
