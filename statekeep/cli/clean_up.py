@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -17,6 +17,8 @@ from statekeep.cli.options import (
 )
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table
 from statekeep.clock import SystemClock
+from statekeep.config.values import milliseconds
+from statekeep.errors import ConfigError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
 from statekeep.inspection.job import open_job, open_log_place
 from statekeep.inspection.removal import find_what_a_reset_deletes, reset_job
@@ -25,10 +27,20 @@ IsDryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
 ]
 
+Grace = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Leave alone what was begun less than this ago, such as 24h: a margin, not the proof.",
+    ),
+]
+_DURATION: Final = milliseconds(0)
+
 
 def collect_garbage(
     *,
     is_dry_run: IsDryRun = False,
+    grace: Grace = "0",
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogsOfTasks = None,
@@ -39,13 +51,15 @@ def collect_garbage(
     The job does so itself after each commit: this is for one that was stopped, or was in trouble.
     """
     settings = read_config(config, setting)
+    grace_ms = _milliseconds(grace)
 
     async def run() -> list[Leftovers]:
         found: list[Leftovers] = []
         for log in task or (None,):
             async with open_job(settings, SystemClock(), task=log) as job:
                 _, commit = job.find_commit()
-                sweep = Sweep.of(job.view, commit.identity)
+                time_ms = job.clock.time_ns() // 1_000_000 - grace_ms
+                sweep = Sweep.of(job.view, commit.identity).begun_before(job.records, time_ms)
                 look = find_leftovers if is_dry_run else delete_leftovers
                 found += await look(job.place, settings, sweep)
         return found
@@ -130,3 +144,10 @@ def _show(found: Sequence[Leftovers], *, is_dry_run: bool, is_json: bool) -> Non
         for part in found:
             for name in part.names or ():
                 print_line(name)
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        return _DURATION.parse(text)
+    except ValueError as exc:
+        raise ConfigError(f"--grace must be {_DURATION.requirement}: value={text}") from exc

@@ -17,7 +17,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import CommitRecord, JobIdentity
+from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, Record
 from statekeep.commit.retention import closed_attempts
 from statekeep.config.model import Config
 from statekeep.inspection.job import LogPlace
@@ -61,6 +61,23 @@ class Sweep:
     def of_everything(cls, identity: JobIdentity, tasks: Iterable[str], epoch: int) -> "Sweep":
         """Return the sweep of all that was made before an epoch, which has ended the job."""
         return cls(identity, {TaskName(task): () for task in sorted(tasks)}, [(epoch, 0)])
+
+    def begun_before(self, records: Iterable[tuple[int, Record]], time_ms: int) -> "Sweep":
+        """Return the sweep of attempts up to the newest that is closed and was begun before a time.
+
+        A margin against a mistake: what may go is proven by the log alone, whatever the clocks say.
+
+        Args:
+            records: Of the log; one whose record is below its floor was begun before all others.
+            time_ms: Wall-clock milliseconds.
+        """
+        begun_ms = {
+            (record.epoch, record.attempt): CheckpointId.parse(record.checkpoint_id).millis
+            for _, record in records
+            if isinstance(record, AttemptRecord)
+        }
+        closed = [attempt for attempt in self.closed if begun_ms.get(attempt, time_ms) <= time_ms]
+        return Sweep(self.identity, self.retained, closed)
 
     def scope_of(self, backend: BackendName) -> GarbageScope:
         """Return what a backend's garbage collector takes; only where something is closed."""

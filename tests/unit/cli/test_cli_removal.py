@@ -71,6 +71,65 @@ def test_nothing_is_left_to_collect_after_the_jobs_own_clean_up(statekeep: Comma
     assert names(statekeep(f"gc --dry-run {LOG} --json").json) == set()
 
 
+def test_what_was_begun_within_the_grace_time_is_left_alone(
+    statekeep: CommandLine, job: Path
+) -> None:
+    (made,) = (job / "near").rglob("state-*/near/main/Partition_0/counts/1-1")
+    (made / "late.sst").write_bytes(b"late")
+    old = positions(statekeep)
+    statekeep(f"checkpoints remove {old[1]} {LOG} --yes")
+    (made / "later.sst").write_bytes(b"late")
+    assert file_names(names(statekeep(f"gc --grace 1h {LOG} --json").json)) == set()
+    assert file_names(names(statekeep(f"gc --grace 0 {LOG} --json").json)) == {"later.sst"}
+    wrong = statekeep(f"gc --grace soon {LOG}")
+    assert (wrong.status, "--grace must be" in wrong.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "main/Partition_0/dropped/1-1",
+        "main/Partition_7/counts/1-1",
+        "gone/Partition_0/counts/1-1",
+    ],
+    ids=["store", "task", "operator"],
+)
+def test_what_is_left_of_something_that_the_job_no_longer_has_is_collected(
+    statekeep: CommandLine, job: Path, place: str
+) -> None:
+    (backend,) = (job / "near").rglob("state-*/near")
+    statekeep(f"checkpoints remove {positions(statekeep)[1]} {LOG} --yes")
+    before = blobs(job)
+    (backend / place).mkdir(parents=True, exist_ok=True)
+    (backend / place / "0123456789abcdef-0-000012.sst").write_bytes(b"left behind")
+    assert len(names(statekeep(f"gc {LOG} --json").json)) == 1
+    assert blobs(job) == before
+    assert statekeep(f"verify {LOG}").status == 0
+
+
+@pytest.mark.parametrize("attempt", ["1-999", "9-1"])
+def test_what_an_attempt_made_that_may_be_open_is_left_alone(
+    statekeep: CommandLine, job: Path, attempt: str
+) -> None:
+    (store,) = (job / "near").rglob("state-*/near/main/Partition_0/counts")
+    statekeep(f"checkpoints remove {positions(statekeep)[1]} {LOG} --yes")
+    (store / attempt).mkdir()
+    (store / attempt / "0123456789abcdef-0-000012.sst").write_bytes(b"on its way")
+    assert names(statekeep(f"gc {LOG} --json").json) == set()
+
+
+def test_a_lost_index_stops_the_collection_before_anything_is_deleted(
+    statekeep: CommandLine, job: Path
+) -> None:
+    (made,) = (job / "near").rglob("state-*/near/main/Partition_0/counts/1-1")
+    statekeep(f"checkpoints remove {positions(statekeep)[1]} {LOG} --yes")
+    (made / "late.sst").write_bytes(b"late")
+    next((job / "near").rglob("*snapshot-index*")).unlink()
+    before = blobs(job)
+    assert statekeep(f"gc {LOG}").status == 3
+    assert blobs(job) == before
+
+
 def test_a_dry_run_names_exactly_what_the_run_deletes(statekeep: CommandLine, job: Path) -> None:
     """Blobs of an attempt that never completed turn up after the job's own clean-up."""
     (made,) = (job / "near").rglob("state-*/near/main/Partition_0/counts/1-1")
