@@ -68,8 +68,8 @@ def test_storage_options_are_refused_where_nobody_would_read_them() -> None:
         )
 
 
-def manager_of(uri: str) -> BlobStoreManager:
-    factory = BlobBackendFactory(BackendName("b"), {"uri": uri})
+def manager_of(uri: str, **settings: str) -> BlobStoreManager:
+    factory = BlobBackendFactory(BackendName("b"), {"uri": uri, **settings})
     return factory.blob_store_manager(SerialExecutor(), SystemClock())
 
 
@@ -109,5 +109,18 @@ async def test_an_azure_place_without_an_account_is_refused(
         monkeypatch.delenv(name, raising=False)
     manager = manager_of("az://container/a")
     with pytest.raises(ConfigError, match="no storage account"):
+        await manager.init()
+    await manager.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("uri", "key"), [("s3://bucket/a", "s3.ca.bundle"), ("az://container/a", "azure.ca.bundle")]
+)
+async def test_a_file_of_certificates_that_is_not_there_is_told_before_any_request(
+    uri: str, key: str, tmp_path: Path
+) -> None:
+    manager = manager_of(uri, **{key: str(tmp_path / "ca.pem")})
+    with pytest.raises(ConfigError, match=f"no such file of certificates: key={key}"):
         await manager.init()
     await manager.close()

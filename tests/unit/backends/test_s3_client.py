@@ -178,3 +178,29 @@ def test_an_object_without_tags_of_its_own_is_left_none() -> None:
     client, s3 = answering({}, S3Settings(endpoint=ENDPOINT))
     client.remove_tags("a")
     assert s3.requests == [("delete_object_tagging", {"Bucket": "bucket", "Key": "p/a"})]
+
+
+@pytest.mark.parametrize(
+    ("has_path_style", "url"),
+    [
+        (True, "https://s3.example.com/bucket/key"),
+        (False, "https://bucket.s3.example.com/key"),
+    ],
+)
+def test_the_bucket_stands_where_the_path_style_says(*, has_path_style: bool, url: str) -> None:
+    settings = S3Settings(endpoint="https://s3.example.com", has_path_style=has_path_style)
+    client = S3Client("bucket", "", settings, 4)
+    signed = client._s3.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "key"})
+    assert signed.partition("?")[0] == url
+    client.close()
+
+
+def test_region_and_proxy_are_those_of_the_settings() -> None:
+    settings = S3Settings(region="eu-north-1", proxy="http://proxy:3128")
+    client = S3Client("bucket", "", settings, 4)
+    assert client._s3.meta.region_name == "eu-north-1"
+    assert client._s3.meta.config.proxies == {
+        "http": "http://proxy:3128",
+        "https": "http://proxy:3128",
+    }
+    client.close()

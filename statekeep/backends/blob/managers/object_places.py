@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -68,6 +69,7 @@ class ObjectPlace:
 
 
 def _make_s3_client(place: ObjectPlace, settings: S3Settings, connections: int) -> ObjectClient:
+    _check_certificates(settings.ca_bundle, "s3.ca.bundle")
     with missing_package_told("s3"):
         from statekeep.backends.blob.managers.s3_client import (  # noqa: PLC0415  # it needs the SDK
             S3Client,
@@ -79,6 +81,7 @@ def _make_s3_client(place: ObjectPlace, settings: S3Settings, connections: int) 
 def _make_azure_client(
     place: ObjectPlace, settings: AzureSettings, connections: int
 ) -> ObjectClient:
+    _check_certificates(settings.ca_bundle, "azure.ca.bundle")
     with missing_package_told("azure"):
         from statekeep.backends.blob.managers.azure_client import (  # noqa: PLC0415  # as above
             AzureClient,
@@ -86,6 +89,13 @@ def _make_azure_client(
 
     account_url = place.account_url or settings.account_url
     return AzureClient(place.bucket, place.prefix, account_url, settings, connections)
+
+
+def _check_certificates(path: str | None, key: str) -> None:
+    """Refuse a file that is not there: the SDKs would look for it only after a connection."""
+    if path is not None and not Path(path).is_file():
+        msg = f"no such file of certificates: key={key} path={path}"
+        raise ConfigError(msg, hint="it has to be on every machine that talks to the store")
 
 
 @contextmanager

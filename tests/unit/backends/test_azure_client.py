@@ -1,0 +1,120 @@
+"""How answers of Azure become errors of ours, and settings become fields of requests."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from azure.core import exceptions as azure_errors
+
+from statekeep.backends.blob.managers.azure_client import AzureClient
+from statekeep.backends.blob.managers.object_client import ObjectStamps
+from statekeep.backends.blob.managers.object_store_settings import AzureSettings
+from statekeep.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+    ThrottledError,
+)
+
+ACCOUNT = "https://account.blob.core.windows.net"
+STAMPS = ObjectStamps({"store": "s"}, {"statekeep": "uncommitted"})
+
+
+class AnsweringBlob:
+    """Stands in for the SDK's client of one blob: records a request, raises or answers."""
+
+    def __init__(self, answer: Exception | None = None) -> None:
+        self.answer = answer
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+
+    def __getattr__(self, operation: str) -> Any:
+        def request(*_: Any, **fields: Any) -> Any:
+            self.requests.append((operation, fields))
+            if self.answer is not None:
+                raise self.answer
+
+        return request
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "aGlkZGVu")
+
+
+@pytest.fixture
+def client(key: None) -> Iterator[AzureClient]:
+    client = AzureClient("container", "p/", ACCOUNT, AzureSettings(), 4)
+    yield client
+    client.close()
+
+
+def answered(code: str, status: int) -> azure_errors.HttpResponseError:
+    error = azure_errors.HttpResponseError(f"{code} {status}")
+    error.status_code = status
+    error.error_code = code  # type: ignore[attr-defined]  # the SDK sets it so
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (answered("ServerBusy", 503), ThrottledError),
+        (answered("", 429), ThrottledError),
+        (answered("InternalError", 500), RetriableError),
+        (answered("BlobAlreadyExists", 409), BlobExistsError),
+        (answered("BlobNotFound", 404), BlobNotFoundError),
+        (answered("ContainerNotFound", 404), ConfigError),
+        (answered("AuthorizationFailure", 403), ConfigError),
+        (azure_errors.ClientAuthenticationError("m"), ConfigError),
+        (azure_errors.ServiceRequestError("no route"), RetriableError),
+        (azure_errors.ServiceRequestError("CERTIFICATE_VERIFY_FAILED"), ConfigError),
+        (ConnectionResetError(), RetriableError),
+    ],
+    ids=str,
+)
+def test_each_answer_is_told_by_what_its_receiver_must_do(
+    client: AzureClient, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(client, "_blob", lambda name: AnsweringBlob(error))
+    with pytest.raises(kind) as caught:
+        client.put("a", b"1", STAMPS, if_absent=True)
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is error
+
+
+def test_settings_go_with_every_new_blob(key: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = AzureSettings(
+        access_tier="Cool",
+        encryption_scope="scope",
+        tags={"team": "streams"},
+        proxy="http://proxy:3128",
+    )
+    client = AzureClient("container", "p/", ACCOUNT, settings, 4)
+    blob = AnsweringBlob()
+    monkeypatch.setattr(client, "_blob", lambda name: blob)
+    client.put("a", b"1", STAMPS, if_absent=False)
+    client.complete_parts("a", "1", ["1-000000"], STAMPS, if_absent=False)
+    assert [operation for operation, _ in blob.requests] == ["upload_blob", "commit_block_list"]
+    for _, fields in blob.requests:
+        assert fields["metadata"] == {"store": "s"}
+        assert fields["tags"] == {"team": "streams", "statekeep": "uncommitted"}
+        assert (fields["standard_blob_tier"], fields["encryption_scope"]) == ("Cool", "scope")
+    client.close()
+
+
+def test_a_create_is_conditional_in_one_request_and_in_parts(
+    client: AzureClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = AnsweringBlob()
+    monkeypatch.setattr(client, "_blob", lambda name: blob)
+    client.put("a", b"1", STAMPS, if_absent=True)
+    client.complete_parts("a", "1", ["1-000000"], STAMPS, if_absent=True)
+    (_, whole), (_, parts) = blob.requests
+    assert whole["overwrite"] is False
+    assert parts["etag"] == "*"
+
+
+def test_no_proxy_password_is_shown() -> None:
+    assert "hidden" not in repr(AzureSettings(proxy="http://user:hidden@proxy:3128"))

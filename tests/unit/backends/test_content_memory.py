@@ -1,0 +1,82 @@
+"""Encoded and packed content is moved with bounded memory, in both directions."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from encoded_kit import KEY_LINE
+from typing_extensions import override
+
+from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.testing.backend_harness import STORE, BackendHarness
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+MIB = 1 << 20
+BUFFER_BYTES = 10 * MIB
+SETTINGS = {
+    "part.bytes": "1MiB",
+    "buffer.bytes": str(BUFFER_BYTES),
+    "encryption": "aes-256-gcm",
+    "encryption.keys": "env:STATEKEEP_TEST_KEYS",
+}
+CONTENT = {
+    "large.sst": bytes(range(256)) * (20 * MIB // 256),
+    "larger.sst": bytes(range(255)) * (24 * MIB // 256),
+    **{f"{number}.sst": bytes([number]) * (200 << 10) for number in range(60)},
+}
+
+
+class CountingManager(MemoryBlobStoreManager):
+    """A slow place that counts the bytes on their way; what a caller holds is at least as much."""
+
+    under_way = 0
+    most = 0
+
+    async def _move(self, size: int) -> None:
+        cls = type(self)
+        cls.under_way += size
+        cls.most = max(cls.most, cls.under_way)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        cls.under_way -= size
+
+    @override
+    async def put(
+        self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
+    ) -> str:
+        assert isinstance(content, bytes)
+        await self._move(len(content))
+        return await super().put(name, content, metadata, if_absent=if_absent)
+
+    @override
+    async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
+        await self._move(size)
+        return await super().get_range(blob_id, start, size)
+
+
+@pytest.mark.asyncio
+async def test_what_is_on_its_way_never_exceeds_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATEKEEP_TEST_KEYS", KEY_LINE)
+
+    def make(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
+        return CountingManager(settings["uri"], executor)
+
+    settings = {"uri": str(tmp_path), **SETTINGS}
+    factory = BlobBackendFactory(BackendName("blob"), settings, make_manager=make)
+    task = BackendHarness(factory, SerialExecutor(), FakeClock(), tmp_path)
+    await task.start()
+    commit = await task.commit(task.seal(CONTENT))
+    # Raw and encoded bytes count, so what is stored is half of what is held.
+    assert MIB < CountingManager.most <= BUFFER_BYTES / 2 * 1.02
+    CountingManager.most = 0
+    assert (await task.restore(commit.checkpoint)).content == {STORE: CONTENT}
+    assert MIB < CountingManager.most <= BUFFER_BYTES / 2 * 1.02
+    await task.close()
+    forget_root(str(tmp_path))
