@@ -93,7 +93,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
     ) -> str:
         check_blob_name(name)
         client = self._open_client()
-        tags = self._uncommitted_tags if metadata.is_temporary else {}
+        tags: Mapping[str, str] = self._uncommitted_tags if metadata.is_temporary else {}
         stamps = ObjectStamps(object_metadata(metadata), tags)
         if isinstance(content, bytes):
             await self._requests.run(
