@@ -96,12 +96,17 @@ def change_boundaries(places: Places) -> None:
     path.write_text(path.read_text().replace('"logOffset":2', '"logOffset":3'))
 
 
+def newest_blob(places: Places, backend: str) -> Path:
+    blobs = [path for path in places.backup(backend).glob("*/state-*/**/*") if path.is_file()]
+    return max(blobs, key=lambda path: path.stat().st_mtime_ns)
+
+
 def lose_a_blob(places: Places) -> None:
-    next(places.backup("blob-1").rglob("*.sst")).unlink()
+    newest_blob(places, "blob-1").unlink()
 
 
 def leave_a_blob(places: Places) -> None:
-    path = next(places.backup("blob-2").rglob("*.sst"))
+    path = newest_blob(places, "blob-2")
     shutil.copy(path, path.with_name(f"{path.name}-orphan"))
 
 

@@ -1,0 +1,232 @@
+"""What the crash harness makes of a job that lies, played by a session that follows a script."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from chaos.backends import places as backup_places
+from chaos.spark.level import watch_of
+from chaos.spark.places import Places
+from chaos.spark.plan import Consequence, Drift, Loss, PlannedFault, Schedule
+from chaos.spark.pool import SessionPool
+from chaos.spark.supervisor import Setting, Supervisor
+from statekeep.checkpoint.records import CommitRecord, JobIdentity, encode_record
+from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind, Strike
+
+Event = Mapping[str, Any]
+Answer = Callable[[Mapping[str, Any]], list[Event]]
+
+CRASH = PlannedFault(
+    ArmedFault("crash", "batch_record.after", Action.STOP, kind=ProcessKind.DRIVER),
+    Consequence.GROUP,
+)
+IN_RECOVERY = PlannedFault(
+    ArmedFault("again", "base_record.before", Action.STOP, kind=ProcessKind.DRIVER),
+    Consequence.GROUP,
+    from_run=2,
+)
+SCHEDULE = Schedule(
+    seed=0,
+    source="file",
+    partitions=1,
+    batches=1,
+    rows=1,
+    settings={},
+    is_every_batch=False,
+    clock_offset_s=0,
+    faults=[CRASH],
+)
+
+
+@dataclass
+class PlayedJob:
+    """Stands for pool and session: answers each order with events, and writes what a job would."""
+
+    places: Places
+    answers: Sequence[Answer]
+    pid: int = 0
+    orders: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    told: list[Event] = field(default_factory=list[Event])
+
+    @property
+    def plan(self) -> Path:
+        return self.places.root / "plan.json"
+
+    def take(self) -> "PlayedJob":
+        return self
+
+    def warm_up(self) -> None:
+        """Another one need not start."""
+
+    def is_alive(self) -> bool:
+        return True
+
+    def kill_all(self) -> int:
+        return 0
+
+    def order(self, **order: Any) -> None:
+        self.orders.append(order)
+        self.told += self.answers[len(self.orders) - 1](order)
+
+    def events(self) -> list[Event]:
+        told, self.told = self.told, []
+        return told
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    found = Places(tmp_path)
+    found.prepare()
+    return found
+
+
+def event(kind: str, order: Mapping[str, Any], **facts: object) -> Event:
+    return {"kind": kind, "run": order["run"], **facts}
+
+
+def began(committed: int) -> Answer:
+    return lambda order: [
+        event("runtime", order, what="job-initialised", committed=committed),
+        event("done", order),
+    ]
+
+
+def fails(error: str) -> Answer:
+    return lambda order: [event("failed", order, errors=[error])]
+
+
+def job_of(places: Places, schedule: Schedule, *answers: Answer) -> Supervisor:
+    backup = backup_places(["blob"], places.backups)
+    setting = Setting(
+        schedule=schedule,
+        places=places,
+        settings={},
+        watch=watch_of(schedule, places, backup),
+        pool=cast("SessionPool", PlayedJob(places, answers)),
+        log_scope=backup[0].directory / "tally",
+        at_rest=list,
+        add_input=lambda _: None,
+    )
+    return Supervisor(setting)
+
+
+def commits_and_dies(places: Places, fault: PlannedFault = CRASH) -> Answer:
+    """A job that commits batch 4 and is struck after it."""
+
+    def answer(order: Mapping[str, Any]) -> list[Event]:
+        del order
+        identity = JobIdentity(
+            job_uid="77aa",
+            job_name="tally",
+            partitions=1,
+            router="hash",
+            key_schema="key string",
+            stores={"main": ["state"]},
+        )
+        record = CommitRecord(
+            epoch=1,
+            nonce="a",
+            attempt_epoch=1,
+            attempt=1,
+            batch=4,
+            checkpoint_id="1-1",
+            identity=identity,
+        )
+        log = places.backup("blob-1") / "tally" / "log"
+        log.mkdir(parents=True, exist_ok=True)
+        (log / f"{0:020d}.json").write_bytes(encode_record(record))
+        for name in ("offsets", "commits"):
+            (places.checkpoint / name).mkdir(parents=True, exist_ok=True)
+            (places.checkpoint / name / "4").write_text("{}")
+        strike(places, fault)
+        return []
+
+    return answer
+
+
+def strike(places: Places, fault: PlannedFault) -> None:
+    struck = Strike(fault.fault.name, fault.fault.point, 0, ProcessKind.DRIVER)
+    document = {"name": struck.name, "point": struck.point, "pid": 0, "kind": struck.kind}
+    (places.claims / struck.name).write_text(json.dumps(document))
+
+
+def failures_of(supervisor: Supervisor) -> list[str]:
+    return [failure.split(":")[0] for failure in supervisor.run().failures]
+
+
+def test_a_job_that_goes_on_from_its_commit_is_right(places: Places) -> None:
+    schedule = replace(SCHEDULE, downtime_s=604_800)
+    job = job_of(places, schedule, commits_and_dies(places), began(4))
+    assert failures_of(job) == []
+    assert 23 in job.history.checked
+
+
+def test_a_job_that_goes_on_from_an_older_commit_is_told(places: Places) -> None:
+    job = job_of(places, SCHEDULE, commits_and_dies(places), began(3))
+    assert failures_of(job) == ["23"]
+
+
+@pytest.mark.parametrize("loss", [Loss.LOG, Loss.LOG_RECORD])
+def test_a_job_that_goes_on_without_its_log_is_told(places: Places, loss: Loss) -> None:
+    schedule = replace(SCHEDULE, losses=[loss])
+    job = job_of(places, schedule, commits_and_dies(places), began(4))
+    assert "22" in failures_of(job)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"),
+    [
+        (Loss.LOG, "CheckpointLocationError: the job log has no commit"),
+        (Loss.LOG_RECORD, "CheckpointCorruptError: cannot be read"),
+        (Loss.LOCATION, "CheckpointLocationError: is empty"),
+    ],
+)
+def test_a_clear_error_brings_back_what_was_lost(places: Places, loss: Loss, error: str) -> None:
+    schedule = replace(SCHEDULE, losses=[loss])
+    job = job_of(places, schedule, commits_and_dies(places), fails(error), began(4))
+    assert failures_of(job) == []
+    assert job.history.strikes[loss] == ["lost", "refused"]
+    assert (places.checkpoint / "commits" / "4").exists()
+
+
+def test_a_recovery_that_touched_the_location_is_told(places: Places) -> None:
+    def touches(order: Mapping[str, Any]) -> list[Event]:
+        del order
+        (places.checkpoint / "commits" / "4").write_text("{ }")
+        strike(places, IN_RECOVERY)
+        return []
+
+    schedule = replace(SCHEDULE, faults=[CRASH, IN_RECOVERY])
+    job = job_of(places, schedule, commits_and_dies(places), touches, began(4))
+    assert failures_of(job) == ["08"]
+
+
+def changes_the_log(places: Places) -> Answer:
+    def answer(order: Mapping[str, Any]) -> list[Event]:
+        (places.checkpoint / "metadata").write_text("{}")
+        return fails("ConfigError: the job cannot go on with another partitions")(order)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (lambda _: fails("ConfigError: cannot go on with another partitions: 3 4"), []),
+        (lambda _: began(4), ["21"]),
+        (lambda _: fails("ValueError: something else"), ["21"]),
+        (changes_the_log, ["21"]),
+    ],
+    ids=["refused", "started", "another error", "leaves something"],
+)
+def test_a_changed_job_is_refused_and_leaves_nothing(
+    places: Places, answer: Callable[[Places], Answer], expected: list[str]
+) -> None:
+    (places.checkpoint / "commits").mkdir(parents=True)
+    job = job_of(places, SCHEDULE, answer(places))
+    job.start_changed(Drift.PARTITIONS)
+    assert [failure.split(":")[0] for failure in job.history.failures] == expected
