@@ -25,9 +25,10 @@ from chaos.spark.places import Places
 from chaos.spark.plan import Drift
 from chaos.spark.tally import KEYS, OUTPUT, Tally
 from statekeep.spark.anchor import ROUTER
-from statekeep.spark.driver import job
+from statekeep.spark.driver import job, takeover
 
 MASTER = "local-cluster[2,1,1024]"
+_ROLL_FORWARD_NS = 4_000_000_000
 _POLL_S = 1
 """How often a running query is asked what has happened; its end is noticed at once."""
 
@@ -45,7 +46,9 @@ def start_session(directory: Path) -> SparkSession:
         "spark.local.dir": str(directory / "spark"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.worker.cleanup.enabled": "false",
+        # Compiling costs a young JVM more than such small batches ever give back.
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.streaming.stopTimeout": "20s",
@@ -110,6 +113,11 @@ class Sink:
         self.newest = batch
 
 
+def lose_patience() -> None:
+    """Wait less for uploads of an older driver: where a schedule killed its containers, in vain."""
+    vars(takeover)["_ROLL_FORWARD_NS"] = _ROLL_FORWARD_NS
+
+
 class Server:
     """Takes orders one by one."""
 
@@ -119,6 +127,7 @@ class Server:
 
     def serve(self) -> None:
         """Run until standard input ends."""
+        lose_patience()
         self._tell("ready")
         for line in sys.stdin:
             self._run(json.loads(line))
