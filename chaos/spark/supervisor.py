@@ -22,7 +22,7 @@ from chaos.spark.watch import Watch, history
 from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessPlan, Strike
 
 _POLL_S = 0.03
-_RUN_S = 100.0
+_RUN_S = 240.0
 """A run that takes longer is stuck: nothing in a schedule waits longer than some seconds."""
 _MAX_RUNS = 10
 _BEFORE_QUERY = ("epoch_record", "base_record", "roll_forward")
