@@ -305,4 +305,5 @@ LOCAL_RETAIN_VERSIONS = Key(
     2,
     "Newest local versions of a task that stay, besides those that recovery still needs.",
     "They share files by hard links, so the second one costs little and saves a download.",
+    aliases=("spark.sql.streaming.maxBatchesToRetainInMemory",),
 )

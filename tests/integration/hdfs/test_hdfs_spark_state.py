@@ -1,0 +1,143 @@
+"""From the state files of Spark's own provider to ours and back, by Spark itself."""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from statekeep.backends.base import RestoreContext, TaskIdentity
+from statekeep.backends.hdfs.factory import HdfsBackendFactory
+from statekeep.backends.hdfs.spark_export import export_snapshot
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+)
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.factory import open_store
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+STORE = StoreName("state")
+HDFS = BackendName("hdfs")
+COUNT = struct.Struct("<8xq")
+"""A row of Spark with one number: a word of null bits, and a word for the column."""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    session = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+class CountQuery:
+    """``groupBy("value").count()`` over text files, on Spark's own state store."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self._spark = spark
+        self._input = root / "input"
+        self._input.mkdir()
+        self.location = root / "location"
+        self.counts: dict[str, int] = {}
+
+    @property
+    def state(self) -> Path:
+        return self.location / "state" / "0" / "0"
+
+    def run(self, *words: str) -> None:
+        """Process one more file as one batch."""
+        number = len(list(self._input.iterdir()))
+        staged = self._input.parent / f"{number}.txt"
+        staged.write_text("\n".join(words))
+        staged.rename(self._input / staged.name)
+        counted = self._spark.readStream.text(str(self._input)).groupBy("value").count()
+        query = (
+            counted.writeStream.outputMode("update")
+            .foreachBatch(self._take)
+            .option("checkpointLocation", str(self.location))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    def _take(self, frame: DataFrame, batch: int) -> None:
+        del batch
+        self.counts |= {row["value"]: row["count"] for row in frame.collect()}
+
+
+async def restored(place: Path, version: int, target: Path) -> KeyValueStore:
+    factory = HdfsBackendFactory(HDFS, {"uri": f"file://{place}"})
+    context = RestoreContext(
+        task=TaskIdentity("job", "main", TaskName("Partition 0")),
+        directories={STORE: target},
+        reusable=(),
+        open_store=lambda name, directory: open_store(name, "rocksdb", directory),
+        on_bytes=lambda _: None,
+        on_total=lambda _: None,
+        executor=SerialExecutor(),
+        clock=FakeClock(),
+    )
+    manager = factory.restore_manager(context)
+    marker = Marker(f"state/0/0/{version}")
+    await manager.init(CheckpointV2(CheckpointId(1, 1), {}, {HDFS: {STORE: marker}}))
+    await manager.restore()
+    await manager.close()
+    return open_store(STORE, "rocksdb", target)
+
+
+@pytest.mark.asyncio
+async def test_what_spark_wrote_is_restored_changed_and_read_by_spark_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    query = CountQuery(spark, tmp_path)
+    query.run("a", "b", "a")
+    query.run("b", "c")
+    assert query.counts == {"a": 2, "b": 2, "c": 1}
+
+    store = await restored(query.location, 2, tmp_path / "store" / "db")
+    found = {key: COUNT.unpack(value)[0] for key, value in store.scan()}
+    assert sorted(found.values()) == [1, 2, 2]
+    store.write({key: COUNT.pack(count + 100) for key, count in found.items()})
+
+    for path in query.state.iterdir():
+        if path.is_file():
+            path.unlink()
+    export_snapshot(store, query.state, 2)
+    store.close()
+    query.run("a", "c", "d")
+    assert query.counts == {"a": 103, "b": 2, "c": 102, "d": 1}
+    query.run("b")
+    assert query.counts == {"a": 103, "b": 103, "c": 102, "d": 1}
+
+
+def test_an_export_replaces_a_snapshot_and_the_checksum_that_hadoop_keeps_of_it(
+    tmp_path: Path,
+) -> None:
+    store = open_store(STORE, "memory", tmp_path / "db")
+    store.write({b"k": b"v"})
+    stale = tmp_path / ".3.snapshot.crc"
+    stale.write_bytes(b"old")
+    path = export_snapshot(store, tmp_path, 3)
+    assert path.name == "3.snapshot"
+    assert not stale.exists()
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["3.snapshot"]
+    with pytest.raises(ValueError, match="below 1"):
+        export_snapshot(store, tmp_path, 0)
