@@ -5,8 +5,10 @@ one rename and disappears by one rename, work directories are locked by their ow
 file orders those steps that look before they act.
 """
 
+import os
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -23,6 +25,15 @@ from statekeep.stores.work_directory import LOCK_FILE, Identity, WorkDirectory, 
 __all__ = ["Identity", "TaskDirectory", "WorkDirectory"]
 
 _WORK_PREFIX: Final = "work-"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUsage:
+    """How much of a task's state lies on a disk."""
+
+    versions: int
+    size_bytes: int
+    """Of all versions together; what they share is counted once."""
 
 
 class TaskDirectory:
@@ -120,6 +131,18 @@ class TaskDirectory:
         except FileNotFoundError:
             return []
         return sorted(version for name in names if (version := _parse(name)) is not None)
+
+    def usage(self) -> LocalUsage:
+        """Return how much lies here: for people, so versions that go meanwhile count or not."""
+        versions = self.versions()
+        sizes: dict[int, int] = {}
+        for version in versions:
+            for directory, _, names in os.walk(self.root / str(version)):
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        found = Path(directory, name).lstat()
+                        sizes[found.st_ino] = found.st_size
+        return LocalUsage(len(versions), sum(sizes.values()))
 
     def adopt(
         self,

@@ -1,7 +1,11 @@
-"""The HDFS backend keeps to the contract, on a directory."""
+"""The HDFS backend keeps to the contract, on a directory and on a filesystem of fsspec."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 from hdfs_kit import HdfsKit
 from typing_extensions import override
 
@@ -32,3 +36,38 @@ class TestHdfsBackendOnADirectory(HdfsKit):
             path.unlink()
         else:
             path.write_bytes(data)
+
+
+class TestHdfsBackendOnAFilesystemOfFsspec(HdfsKit):
+    """One that is neither local nor HDFS, and writes a file whole."""
+
+    @pytest.fixture(autouse=True)
+    def clean(self) -> Iterator[None]:
+        yield
+        MemoryFileSystem.store.clear()
+
+    @override
+    def make_factory(self, place: Path) -> StateBackendFactory:
+        settings = {"uri": f"memory:/{place}", "compression": "none"}
+        return HdfsBackendFactory(BackendName("hdfs"), settings)
+
+    def root(self, factory: StateBackendFactory) -> str:
+        return factory.settings["uri"].removeprefix("memory:/")
+
+    @override
+    def stored_files(self, factory: StateBackendFactory) -> dict[str, bytes]:
+        root = self.root(factory)
+        files: dict[str, Any] = MemoryFileSystem.store
+        return {
+            path.removeprefix(f"{root}/"): file.getvalue()
+            for path, file in files.items()
+            if path.startswith(f"{root}/")
+        }
+
+    @override
+    def replace(self, factory: StateBackendFactory, name: str, data: bytes | None) -> None:
+        path = f"{self.root(factory)}/{name}"
+        filesystem = MemoryFileSystem()
+        filesystem.rm_file(path)
+        if data is not None:
+            filesystem.pipe_file(path, data)

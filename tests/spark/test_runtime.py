@@ -62,7 +62,11 @@ def test_progress_and_status_have_the_habits_of_spark(stream: Stream) -> None:
     query = stream.run()
     (operator,) = query.lastProgress["stateOperators"]
     assert operator["numRowsUpdated"] == 40
-    assert operator["customMetrics"]["rowsIn"] == 200
+    metrics = operator["customMetrics"]
+    assert metrics["rowsIn"] == 200
+    assert (metrics["localVersionHitCount"], metrics["localVersionMissCount"]) == (PARTITIONS, 0)
+    assert 0 < metrics["stateOnCurrentVersionSizeBytes"] < metrics["localVersionsSizeBytes"]
+    assert metrics["localVersionCount"] >= PARTITIONS
     assert not query.isActive
     assert query.exception() is None
     assert query.status["isTriggerActive"] is False

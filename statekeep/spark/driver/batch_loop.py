@@ -18,7 +18,7 @@ from statekeep.spark.driver.awaited_commits import AwaitedCommits
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.history import VersionHistory
 from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
-from statekeep.spark.driver.processing import BatchProcessor, BatchResult
+from statekeep.spark.driver.processing import BatchProcessor, BatchResult, LocalState
 from statekeep.spark.driver.recovery import Recovery
 from statekeep.spark.driver.reign import Reign
 from statekeep.spark.driver.replay_checks import REPLAY_MARGIN
@@ -52,6 +52,8 @@ class BatchStatistics:
     rows_out: int = 0
     changed_keys: int = 0
     pauses_ns: list[int] = field(default_factory=list[int])
+    local: LocalState = field(default_factory=LocalState)
+    """Hits and misses are the batch's; sizes are the newest that each task has told of."""
 
 
 class BatchLoop:
@@ -341,6 +343,7 @@ class BatchLoop:
             rows_out=sum(task.rows_out for task in done),
             changed_keys=result.changed_keys,
             pauses_ns=result.pauses_ns,
+            local=LocalState(sizes=self.last_batch.local.sizes) + result.local,
         )
         self._events.add(
             "batch",

@@ -15,6 +15,35 @@ from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, Receipt, ta
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """How the versions on the tasks' hosts served a batch."""
+
+    hits: int = 0
+    """Tasks that had their base."""
+    misses: int = 0
+    """Tasks that had to be recovered first."""
+    sizes: Mapping[int, "LocalSizes"] = field(default_factory=dict[int, "LocalSizes"])
+    """Of each task that has told of them."""
+
+    def __add__(self, other: "LocalState") -> "LocalState":
+        """Return the counts of both, and the newest sizes."""
+        return LocalState(
+            self.hits + other.hits, self.misses + other.misses, {**self.sizes, **other.sizes}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSizes:
+    """What one task has on its host after it sealed a version."""
+
+    state_bytes: int
+    """Of the newest version."""
+    versions: int
+    all_bytes: int
+    """Of all versions; what they share is counted once."""
+
+
 @dataclass(slots=True)
 class BatchResult:
     """What came of processing a batch for some tasks."""
@@ -30,6 +59,7 @@ class BatchResult:
     hand_over_errors: dict[int, str] = field(default_factory=dict[int, str])
     key_ranges: dict[int, str] = field(default_factory=dict[int, str])
     """First and last grouping key of each task's rows, for messages."""
+    local: LocalState = field(default_factory=LocalState)
 
     def merge(self, other: "BatchResult") -> None:
         """Add what came of another run of the same batch, for some of its tasks."""
@@ -40,6 +70,7 @@ class BatchResult:
         self.pauses_ns += other.pauses_ns
         self.hand_over_errors |= other.hand_over_errors
         self.key_ranges |= other.key_ranges
+        self.local += other.local
 
 
 class BatchProcessor:
@@ -84,7 +115,7 @@ class BatchProcessor:
             absent = ",".join(task_name(p) for p in sorted(expected - receipts.keys()))
             msg = f"tasks did not answer: batch={batch} tasks={absent}"
             raise StateBackupError(msg)
-        result = _result(receipts, is_sorted=is_sorted)
+        result = _result(receipts, bases, is_sorted=is_sorted)
         overrun = frozenset(p for p, receipt in receipts.items() if receipt.is_overflow)
         if overrun:
             logger.info("rows sorted by Spark: batch=%d tasks=%d", batch, len(overrun))
@@ -93,9 +124,12 @@ class BatchProcessor:
         return result
 
 
-def _result(receipts: Mapping[int, Receipt], *, is_sorted: bool) -> BatchResult:
+def _result(
+    receipts: Mapping[int, Receipt], bases: Mapping[int, str], *, is_sorted: bool
+) -> BatchResult:
     result = BatchResult()
     for partition, receipt in receipts.items():
+        result.local += _local_state(receipt, has_base=bool(bases[partition]))
         if receipt.hand_over_error:
             result.hand_over_errors[partition] = receipt.hand_over_error
         if receipt.is_missing:
@@ -109,6 +143,16 @@ def _result(receipts: Mapping[int, Receipt], *, is_sorted: bool) -> BatchResult:
             if receipt.pause_ns:
                 result.pauses_ns.append(receipt.pause_ns)
     return result
+
+
+def _local_state(receipt: Receipt, *, has_base: bool) -> LocalState:
+    sizes: dict[int, LocalSizes] = {}
+    if receipt.state_bytes:
+        sizes[receipt.partition] = LocalSizes(
+            receipt.state_bytes, receipt.local_versions, receipt.local_bytes
+        )
+    is_hit = has_base and not receipt.is_missing and not receipt.is_overflow
+    return LocalState(int(is_hit), int(receipt.is_missing), sizes)
 
 
 def _task_batch(receipt: Receipt, *, is_sorted: bool) -> TaskBatch:

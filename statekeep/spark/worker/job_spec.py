@@ -127,6 +127,12 @@ class Receipt:
     """The first and the last grouping key of the rows, for people."""
     pause_ns: int = 0
     """Sync pause: from the end of processing to the sealed version."""
+    state_bytes: int = 0
+    """Of the store's files in the version after the batch; 0 where nothing was sealed."""
+    local_versions: int = 0
+    """Versions of the task on its host; 0 where nothing was sealed."""
+    local_bytes: int = 0
+    """Of those versions; what they share is counted once."""
     executor: str = ""
     hand_over_error: str = ""
 

@@ -10,7 +10,7 @@
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -93,7 +93,10 @@ def _process(
         _drain(batches)
         return Receipt(partition, base_name, is_overflow=True)
     _tidy(directory, plan, partition)
-    return receipt
+    if not receipt.state_bytes:
+        return receipt
+    usage = directory.usage()
+    return replace(receipt, local_versions=usage.versions, local_bytes=usage.size_bytes)
 
 
 class _Attempt:
@@ -144,7 +147,8 @@ class _Attempt:
             version = work.seal(self._plan.batch, uid, self._base, committed=self._committed())
             pause_ns = time.monotonic_ns() - began_ns
             fault_point("seal.after")
-        return self._receipt(str(version.id), outcome, pause_ns)
+        size = sum(file.size for file in version.store_files(STATE_STORE))
+        return replace(self._receipt(str(version.id), outcome, pause_ns), state_bytes=size)
 
     def _committed(self) -> VersionId | None:
         name = self._plan.committed.get(self._partition)

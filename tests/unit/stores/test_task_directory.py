@@ -10,7 +10,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.stores import local_files, version
-from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.task_directory import LocalUsage, TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.store_tests import bytes_below
 from statekeep.testing.versions import STORE, FakeTask, changes_in, content_of, seal_version
@@ -39,6 +39,17 @@ def test_a_sealed_version_is_found_with_its_content(task: TaskDirectory, tmp_pat
 def test_a_version_that_is_not_here_is_none(task: TaskDirectory) -> None:
     assert task.find(VersionId.parse(V0)) is None
     assert task.versions() == []
+
+
+def test_what_versions_share_is_counted_once(task: TaskDirectory) -> None:
+    assert task.usage() == LocalUsage(0, 0)
+    first = seal_version(task, V0, None, MANY)
+    alone = task.usage().size_bytes
+    assert alone >= sum(entry.size for entry in first.store_files(STORE))
+    seal_version(task, V1, first, {b"a": b"1"})
+    both = task.usage()
+    assert both.versions == 2
+    assert alone < both.size_bytes < 1.5 * alone
 
 
 def test_a_sealed_version_verifies(task: TaskDirectory) -> None:

@@ -1,0 +1,63 @@
+"""How the versions on the tasks' hosts served a batch, as progress reports show it."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from statekeep.spark.driver import processing
+from statekeep.spark.driver.batch_loop import BatchStatistics
+from statekeep.spark.driver.processing import BatchResult, LocalSizes, LocalState
+from statekeep.spark.driver.progress import operator_progress
+from statekeep.spark.worker.job_spec import Receipt
+
+BASE = "0_000000000a"
+
+
+def result_of(*receipts: Receipt, bases: Mapping[int, str] | None = None) -> BatchResult:
+    by_partition = {receipt.partition: receipt for receipt in receipts}
+    return processing._result(
+        by_partition, bases or dict.fromkeys(by_partition, BASE), is_sorted=False
+    )
+
+
+def sealed(partition: int, size: int) -> Receipt:
+    return Receipt(
+        partition, "1_0", state_bytes=size, local_versions=2, local_bytes=size + size // 2
+    )
+
+
+def test_a_base_that_is_here_is_a_hit_and_one_that_is_not_a_miss() -> None:
+    result = result_of(sealed(0, 10), Receipt(1, BASE), Receipt(2, BASE, is_missing=True))
+    assert (result.local.hits, result.local.misses) == (2, 1)
+
+
+def test_empty_state_is_neither() -> None:
+    assert result_of(sealed(0, 10), bases={0: ""}).local.hits == 0
+
+
+def test_rows_that_are_to_be_sorted_first_are_counted_once() -> None:
+    result = result_of(Receipt(0, BASE, is_overflow=True))
+    result.merge(result_of(sealed(0, 10)))
+    assert result.local.hits == 1
+
+
+def test_a_task_without_changes_keeps_its_sizes() -> None:
+    before = LocalState(sizes={0: LocalSizes(10, 2, 15), 1: LocalSizes(20, 2, 30)})
+    local = before + result_of(Receipt(0, BASE), sealed(1, 40)).local
+    assert local.sizes == {0: LocalSizes(10, 2, 15), 1: LocalSizes(40, 2, 60)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("localVersionHitCount", 1),
+        ("localVersionMissCount", 1),
+        ("localVersionCount", 4),
+        ("localVersionsSizeBytes", 45),
+        ("stateOnCurrentVersionSizeBytes", 30),
+    ],
+)
+def test_progress_has_the_sum_over_the_tasks(name: str, value: int) -> None:
+    local = LocalState(1, 1, {0: LocalSizes(10, 2, 15), 1: LocalSizes(20, 2, 30)})
+    progress = operator_progress(BatchStatistics(local=local), 2, None)
+    assert progress["customMetrics"][name] == value
