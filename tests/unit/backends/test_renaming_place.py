@@ -1,14 +1,18 @@
 """Blobs that get their name by a rename, on a filesystem that can be made to fail."""
 
 import errno
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
 
+from statekeep.backends.blob.managers import renaming_place
+from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
 from statekeep.errors import RetriableError
+from statekeep.testing.executor import SerialExecutor
 
 RENAME = "mv"
 QUOTA = 'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "The DiskSpace'
@@ -158,3 +162,14 @@ def test_a_file_that_arrived_short_gets_no_name(
     with pytest.raises(RetriableError, match="short write"):
         place.put("a", b"content", if_absent=False)
     assert not fs.store
+
+
+@pytest.mark.asyncio
+async def test_a_web_server_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renaming_place, "_ANSWER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and answers nothing
+        port = silent.getsockname()[1]
+        uri = f"webhdfs://127.0.0.1:{port}/place"
+        manager = FsspecBlobStoreManager(uri, {"use_ssl": False}, SerialExecutor())
+        with pytest.raises(RetriableError, match="did not answer"):
+            await manager.init()

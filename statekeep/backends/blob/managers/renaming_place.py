@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,6 +18,8 @@ from statekeep.errors import RetriableError
 
 _PROTOCOLS: Final = frozenset({"hdfs", "viewfs", "webhdfs"})
 _COPY_BYTES: Final = 1 << 20
+_ANSWER_S: Final = 120.0
+"""How long an HTTP server may be silent: as long as a DataNode may (`hdfs_client`)."""
 
 
 def renames_atomically(filesystem: AbstractFileSystem) -> bool:
@@ -42,6 +45,10 @@ class RenamingPlace(RemotePlace):
     ) -> None:
         super().__init__(filesystem, root)
         self._new_uid = new_uid
+        # Clients over HTTP share a session of requests, which waits for ever where it is not told.
+        session = getattr(self._fs, "session", None)
+        if session is not None:
+            session.request = partial(session.request, timeout=_ANSWER_S)
 
     @override
     def check(self) -> None:
