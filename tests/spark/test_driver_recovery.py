@@ -14,6 +14,7 @@ import pytest
 from conftest import PARTITIONS, Stream, events_of
 from processors import Count
 from pyspark.errors import StreamingQueryException
+from spark_processes import container_processes, wait_until
 
 import statekeep.spark as sk
 from statekeep.checkpoint.records import BatchRecord, decode_record
@@ -25,7 +26,16 @@ from statekeep.errors import (
     StateBackupError,
     TaskFencedError,
 )
+from statekeep.fault_points import HANDLER_VARIABLE
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.testing.faults import (
+    HANDLER,
+    PLAN_VARIABLE,
+    Action,
+    ArmedFault,
+    ProcessKind,
+    ProcessPlan,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -126,6 +136,42 @@ def test_a_commit_is_completed_whose_driver_was_killed_after_the_last_upload(
     assert len(recovery["restored"]) == PARTITIONS
     assert [batch for batch, _ in stream.delivered] == [3]
     assert stream.received() == stream.expected(4)
+
+
+@pytest.mark.long
+def test_a_commit_whose_containers_died_with_the_driver_is_not_waited_for(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream.add_batches(3)
+    kind, point = ProcessKind.CONTAINER, "entry.before_write"
+    fault = ArmedFault("death", point, Action.CRASH, kind=kind, is_once=False)
+    plan = ProcessPlan([fault], stream.root / "claims")
+    plan.write(stream.root / "plan.json")
+    armed = {HANDLER_VARIABLE: HANDLER, PLAN_VARIABLE: str(stream.root / "plan.json")}
+    with (stream.root / "driver.log").open("wb") as log:
+        driver = subprocess.Popen(
+            [sys.executable, dying_driver.__file__, str(stream.root)],
+            cwd=Path(__file__).parent,
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **armed},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            assert wait_until(lambda: len(plan.strikes()) > 0, 120)
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+    assert wait_until(lambda: container_processes(stream.local_dir) == {})
+
+    query = stream.run()
+
+    assert "nobody is left to finish a task's backup" in caplog.text
+    assert all(not commit["was_rolled_forward"] for commit in events_of(query, "commit"))
+    assert stream.delivered == []
+    assert query.lastCommit is not None
+    assert query.lastCommit.batch == 2
 
 
 def test_a_batch_whose_record_is_damaged_is_replayed_from_sparks_own_logs(

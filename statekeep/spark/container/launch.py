@@ -5,10 +5,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
+from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.stores.local_files import remove_tree
+from statekeep.stores.locks import has_living_owner
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,22 @@ def take_lock(
             return lock
         pause(_PAUSE_S)
     return None
+
+
+def has_living_holder(jobs_places: Path, epoch: int, attempt: int, partition: int) -> bool:
+    """Tell whether a container of this host has a hand-over to work on, and lives.
+
+    Args:
+        jobs_places: The directory in which the containers of the job have their places.
+        epoch: Of the driver that handed over.
+        attempt: Its attempt.
+        partition: Of the task.
+    """
+    places = map(ContainerPlace, jobs_places.glob("container-*"))
+    return any(
+        Outbox(place.outbox).holds(epoch, attempt, partition) and has_living_owner(place.lock)
+        for place in places
+    )
 
 
 def sweep_dead_places(own: ContainerPlace, app_id: str, now_ns: int) -> int:

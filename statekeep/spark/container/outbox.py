@@ -41,6 +41,10 @@ class Outbox:
         """Forget a hand-over. Idempotent."""
         self._path(request).unlink(missing_ok=True)
 
+    def holds(self, epoch: int, attempt: int, partition: int) -> bool:
+        """Tell whether a hand-over is here: acknowledged, and without an entry so far."""
+        return (self._directory / _name(epoch, attempt, partition)).exists()
+
     def pending(self) -> list[HandOver]:
         """Return what a container that died left behind of the newest attempt; drop the rest.
 
@@ -70,5 +74,8 @@ class Outbox:
                 path.unlink(missing_ok=True)
 
     def _path(self, request: HandOver) -> Path:
-        name = f"{request.epoch:012d}-{request.attempt:012d}-{request.partition:08d}.json"
-        return self._directory / name
+        return self._directory / _name(request.epoch, request.attempt, request.partition)
+
+
+def _name(epoch: int, attempt: int, partition: int) -> str:
+    return f"{epoch:012d}-{attempt:012d}-{partition:08d}.json"

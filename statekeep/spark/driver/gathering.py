@@ -31,6 +31,10 @@ class GatheredTasks:
     """By all of them, to all backends."""
 
 
+class EntriesLackError(CommitFailedError):
+    """Raised when the deadline is over and a task has no entry: it may still come."""
+
+
 async def gather(
     plan: HandOverPlan,
     checkpoints: CheckpointStore,
@@ -52,8 +56,8 @@ async def gather(
         on_finished: Told of each entry as it is found.
 
     Raises:
-        CommitFailedError: A task reports a failure, its entry does not follow the newest commit, or
-            the deadline is over.
+        CommitFailedError: A task reports a failure, or its entry does not follow the newest commit.
+        EntriesLackError: The deadline is over.
         CheckpointCorruptError: An entry cannot be read.
     """
     found = GatheredTasks()
@@ -74,7 +78,7 @@ async def gather(
         if deadline_ns is not None and clock.monotonic_ns() >= deadline_ns:
             absent = min(plan.versions.keys() - found.checkpoints.keys())
             msg = f"a task's backup is not finished: task={task_name(absent)}"
-            raise CommitFailedError(msg, checkpoint_id=plan.checkpoint_id, step="timeout")
+            raise EntriesLackError(msg, checkpoint_id=plan.checkpoint_id, step="timeout")
         await clock.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 

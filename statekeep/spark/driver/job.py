@@ -134,7 +134,9 @@ class StatefulJob:
         self._identity = self._reign.fence(identity)
         spec = self._job_spec()
         self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign)
-        resumption = self._reign.take_over(spec, self._identity, self._committed)
+        resumption = self._reign.take_over(
+            spec, self._identity, self._committed, self._jobs.abandoned
+        )
         self._jobs.epoch = self._reign.epoch
         sweep_shadows(self._location, self._reign.epoch)
         self._batches = BatchLoop(

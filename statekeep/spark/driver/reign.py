@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -38,7 +38,7 @@ from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.identity import settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
-from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec
+from statekeep.spark.worker.job_spec import STATE_STORE, HandOverPlan, JobSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,15 +167,22 @@ class Reign:
         spec: JobSpec,
         identity: JobIdentity,
         on_commit: Callable[[CommitSummary], None],
+        find_abandoned: Callable[[HandOverPlan], Collection[int]],
     ) -> Resumption | None:
         """Roll finished uploads forward, and fix where this reign begins.
 
         Where the job stands is read now, after the fence: until then an older driver may go on.
 
+        Args:
+            spec: The job.
+            identity: What `fence` returned.
+            on_commit: Told of every commit, on the commit thread's loop.
+            find_abandoned: Asks the hosts; see `roll_forward`. Blocking.
+
         Returns:
             Where the job goes on, with the commit that was rolled forward; None for a new job.
         """
-        return self._thread.run(self._take_over(spec, identity, on_commit))
+        return self._thread.run(self._take_over(spec, identity, on_commit, find_abandoned))
 
     def begin(self, identity: JobIdentity, checkpoint_id: str) -> None:
         """Write the empty commit with which a log begins, in the first batch call (R2)."""
@@ -293,6 +300,7 @@ class Reign:
         spec: JobSpec,
         identity: JobIdentity,
         on_commit: Callable[[CommitSummary], None],
+        find_abandoned: Callable[[HandOverPlan], Collection[int]],
     ) -> Resumption | None:
         assert self._checkpoints is not None  # noqa: S101 - opened before
         resumption = await self._executor.run(find_resumption, self._location, self._log.view)
@@ -300,7 +308,12 @@ class Reign:
         if resumption is None:
             return None
         rolled = await roll_forward(
-            resumption, self._log.view, self._checkpoints, self.committer, self._clock
+            resumption,
+            self._log.view,
+            self._checkpoints,
+            self.committer,
+            clock=self._clock,
+            find_abandoned=lambda plan: self._executor.run(find_abandoned, plan),
         )
         commit = self._log.view.last_commit
         committed_batch = -1 if commit is None else commit.batch

@@ -1,6 +1,8 @@
 """Where a new driver goes on, and what it makes of the attempt that its predecessor left (R5)."""
 
 import logging
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,14 +13,18 @@ from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, CommitFailedError
 from statekeep.spark.driver.commit_records import bases_of, encoded_bases
 from statekeep.spark.driver.committer import CommitSummary, Committer
-from statekeep.spark.driver.gathering import gather
+from statekeep.spark.driver.gathering import EntriesLackError, GatheredTasks, gather
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.worker.job_spec import HandOverPlan, partition_of
+from statekeep.spark.worker.job_spec import HandOverPlan, partition_of, task_name
 
 logger = logging.getLogger(__name__)
 
 _ROLL_FORWARD_NS: Final = 10_000_000_000
 """How long a new driver waits for the uploads of the attempt that its predecessor left open."""
+
+
+FindAbandoned = Callable[[HandOverPlan], Awaitable[Collection[int]]]
+"""Returns the partitions of an attempt whose version nobody backs up any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +99,26 @@ async def roll_forward(
     view: LogView,
     checkpoints: CheckpointStore,
     committer: Committer,
+    *,
     clock: Clock,
+    find_abandoned: FindAbandoned,
 ) -> CommitSummary | None:
     """Complete the attempt that the driver before left open, once all its uploads are there.
 
     On the commit thread's loop, after the epoch record and before the base record, which makes
     void what stays open here.
 
+    Args:
+        resumption: Where the job goes on.
+        view: The job log.
+        checkpoints: Where the containers put their entries.
+        committer: Writes the commit record.
+        clock: For the wait.
+        find_abandoned: Asked once if entries are lacking: for which tasks a wait is in vain.
+
     Returns:
-        The commit; None if there is no such attempt, or if it cannot be completed: a task failed,
-        its entry is damaged, or the uploads take longer than a start should.
+        The commit; None if there is no such attempt, or if it cannot be completed: a task failed or
+        has lost its container, its entry is damaged, or the uploads take longer than a start should.
 
     Raises:
         TaskFencedError: Another driver has taken over.
@@ -114,10 +130,9 @@ async def roll_forward(
     attempt = view.open_attempts[key]
     if not resumption.committed < attempt.batch <= resumption.head:
         return None
-    deadline_ns = clock.monotonic_ns() + _ROLL_FORWARD_NS
     try:
         plan = _plan(key, attempt, view)
-        gathered = await gather(plan, checkpoints, clock, deadline_ns=deadline_ns)
+        gathered = await _gather(plan, checkpoints, clock, find_abandoned)
     except (CommitFailedError, CheckpointCorruptError) as exc:
         logger.error(  # noqa: TRY400 - the text says it all
             "open attempt cannot be completed, it is void: attempt=%d-%d batch=%d error=%s",
@@ -127,6 +142,26 @@ async def roll_forward(
         )
         return None
     return await committer.record_now(key, attempt, gathered)
+
+
+async def _gather(
+    plan: HandOverPlan,
+    checkpoints: CheckpointStore,
+    clock: Clock,
+    find_abandoned: FindAbandoned,
+) -> GatheredTasks:
+    """Wait for the entries that lack, unless one of them will never come."""
+    deadline_ns = clock.monotonic_ns() + _ROLL_FORWARD_NS
+    with suppress(EntriesLackError):
+        return await gather(plan, checkpoints, clock, deadline_ns=clock.monotonic_ns())
+    abandoned = await find_abandoned(plan)
+    # Looked for afterwards: a container writes the entry before it forgets the hand-over.
+    entries = await checkpoints.read(f"{plan.epoch}-{plan.attempt}")
+    in_vain = set(abandoned) - {partition_of(task) for task in entries}
+    if in_vain:
+        msg = f"nobody is left to finish a task's backup: task={task_name(min(in_vain))}"
+        raise CommitFailedError(msg, checkpoint_id=plan.checkpoint_id, step="upload")
+    return await gather(plan, checkpoints, clock, deadline_ns=deadline_ns)
 
 
 def _plan(key: tuple[int, int], attempt: AttemptRecord, view: LogView) -> HandOverPlan:

@@ -113,6 +113,17 @@ class TaskJobs:
         )
         return {int(a["partition"]): str(a["error"]) for a in answers if a["error"]}
 
+    def abandoned(self, plan: HandOverPlan) -> frozenset[int]:
+        """Return the tasks of an older driver's attempt whose version nobody backs up any more.
+
+        One that has its entry already may be among them; one whose host cannot be asked is not.
+        """
+        spec = self._spec
+        answers = self.anchor.run_everywhere(
+            lambda partition: errands.is_abandoned(partition, spec, plan)
+        )
+        return frozenset(int(a["partition"]) for a in answers if a["is_abandoned"])
+
     def output(self, plan: OutputPlan) -> DataFrame:
         """Return the output rows of a batch: no row of another attempt can be in it."""
         spec = self._spec

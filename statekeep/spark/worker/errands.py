@@ -24,6 +24,7 @@ from statekeep.errors import RetriableError, StateBackupError, VersionDamagedErr
 from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import ANSWER_COLUMN
 from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
+from statekeep.spark.container.launch import has_living_holder
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec, container_place
 from statekeep.spark.container.protocol import NOTHING, Candidate, HandOver, Restore
 from statekeep.spark.worker.executor_identity import executor_identity
@@ -171,6 +172,20 @@ def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
         return _described(exc)
     fault_point("hand_over.after")
     return ""
+
+
+def is_abandoned(partition: int, spec: JobSpec, plan: HandOverPlan) -> Iterator[pa.RecordBatch]:
+    """Answer whether nobody is left to back up this task's version, as far as one can tell here.
+
+    A version is handed over on the host where it was sealed. Where it is, and no container that
+    lives has the hand-over, there was none or its container has died with it.
+    """
+    version = plan.versions.get(partition)
+    is_here = version is not None and find_version(spec.directory(partition), version) is not None
+    place, _ = _container(spec)
+    places = place.directory.parent
+    is_held = has_living_holder(places, plan.epoch, plan.attempt, partition)
+    yield answer({"partition": partition, "is_abandoned": is_here and not is_held})
 
 
 def read_output(partition: int, spec: JobSpec, plan: OutputPlan) -> Iterator[pa.RecordBatch]:

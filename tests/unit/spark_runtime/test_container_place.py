@@ -13,7 +13,7 @@ from container_process_kit import hand_over, spec_in
 
 from statekeep.errors import ConfigError
 from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
-from statekeep.spark.container.launch import sweep_dead_places, take_lock
+from statekeep.spark.container.launch import has_living_holder, sweep_dead_places, take_lock
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.spark.container.protocol import Restore
@@ -70,6 +70,28 @@ def test_the_place_of_a_killed_container_is_swept_and_that_of_a_living_one_is_no
         holder.send_signal(signal.SIGKILL)
     assert sweep_dead_places(own, "new", NOW_NS) == 1
     assert leftovers(other) == {"container.log"}
+
+
+def test_a_hand_over_is_held_while_its_container_lives_and_is_not_done(tmp_path: Path) -> None:
+    place = place_of(tmp_path, "container-old-1")
+    place_of(tmp_path, "container-new-1")
+    Outbox(place.outbox).replace(hand_over(attempt=3, partition=2))
+
+    def is_held(partition: int = 2, attempt: int = 3) -> bool:
+        return has_living_holder(place.directory.parent, 1, attempt, partition)
+
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD_LOCK, str(place.directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert is_held()
+        assert not is_held(partition=1)
+        assert not is_held(attempt=2)
+        holder.send_signal(signal.SIGKILL)
+    assert not is_held()
 
 
 def test_places_of_the_own_application_are_left_alone(tmp_path: Path) -> None:

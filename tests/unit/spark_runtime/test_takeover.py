@@ -1,5 +1,6 @@
 """What a new driver makes of the checkpoint location and of the attempt left open by the old one."""
 
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 import msgspec
@@ -27,7 +28,7 @@ from statekeep.errors import CheckpointLocationError
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
-from statekeep.spark.worker.job_spec import STATE_STORE, task_name
+from statekeep.spark.worker.job_spec import STATE_STORE, HandOverPlan, task_name
 from statekeep.testing.clock import FakeClock
 
 VERSION = "2_0123456789abcdef"
@@ -123,6 +124,9 @@ class Reigns:
         self._successor = successor
         self.checkpoints = BlobCheckpointStore(blobs, "job")
         self.clock = FakeClock()
+        self.abandoned: set[int] = set()
+        self.on_asked: Callable[[], Awaitable[None]] | None = None
+        self.asked: list[HandOverPlan] = []
 
     async def enter(self, partition: int, entry: AttemptEntry | bytes) -> None:
         data = entry if isinstance(entry, bytes) else encode_attempt_entry(entry)
@@ -140,8 +144,19 @@ class Reigns:
         )
         resumption = Resumption("q", -1, head)
         return await roll_forward(
-            resumption, self._successor.view, self.checkpoints, committer, self.clock
+            resumption,
+            self._successor.view,
+            self.checkpoints,
+            committer,
+            clock=self.clock,
+            find_abandoned=self._find_abandoned,
         )
+
+    async def _find_abandoned(self, plan: HandOverPlan) -> set[int]:
+        self.asked.append(plan)
+        if self.on_asked is not None:
+            await self.on_asked()
+        return self.abandoned
 
 
 async def query_state(batch: int) -> QueryState:
@@ -179,15 +194,39 @@ async def test_an_attempt_whose_uploads_are_all_there_is_committed() -> None:
     summary = await reigns.roll_forward()
     assert summary is not None
     assert (summary.batch, summary.was_rolled_forward) == (2, True)
-    assert reigns.clock.slept == []
+    assert (reigns.clock.slept, reigns.asked) == ([], [])
 
 
 @pytest.mark.asyncio
 async def test_an_attempt_is_waited_for_until_a_deadline() -> None:
     reigns = await new_reigns()
     await reigns.enter(0, finished())
+    reigns.abandoned = {0}  # done, and forgotten by its container
     assert await reigns.roll_forward() is None
     assert 10 <= sum(reigns.clock.slept) <= 11
+    assert [(plan.epoch, plan.attempt) for plan in reigns.asked] == [(1, 1)]
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_that_nobody_can_finish_is_given_up_at_once_and_loudly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reigns = await new_reigns()
+    await reigns.enter(0, finished())
+    reigns.abandoned = {1}
+    assert await reigns.roll_forward() is None
+    assert reigns.clock.slept == []
+    assert "nobody is left to finish a task's backup: task=Partition 1" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_an_entry_that_was_written_while_the_hosts_were_asked_counts() -> None:
+    reigns = await new_reigns()
+    await reigns.enter(0, finished())
+    reigns.abandoned = {1}
+    reigns.on_asked = lambda: reigns.enter(1, finished())
+    assert await reigns.roll_forward() is not None
+    assert reigns.clock.slept == []
 
 
 @pytest.mark.asyncio
