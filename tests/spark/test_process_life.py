@@ -153,6 +153,51 @@ def test_executors_may_be_taken_away_and_given(
     assert wait_until(lambda: container_processes(stream.local_dir) == {})
     assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
 
+    def look(batch: int) -> None:
+        hosts[batch] = _executors(open_jobs[1])
+
+    stream.on_batch = look
+    stream.add_batches(1)
+    stream.run()
+    (given,) = set(hosts[5].values()) - set(hosts[3].values())
+    assert set(hosts[3].values()) | {given} == set(hosts[5].values())
+    assert stream.received() == stream.expected(6)
+
+
+@pytest.mark.long
+def test_the_tasks_of_an_executor_that_is_decommissioned_move_with_their_state(
+    stream: Stream, open_jobs: list[StatefulJob]
+) -> None:
+    stream.add_batches(6)
+    jvm: Any = stream.spark.sparkContext._jvm
+    context = stream.spark.sparkContext._jsc.sc()
+    hosts: dict[int, dict[int, str]] = {}
+
+    def change(batch: int) -> None:
+        if batch == 1 and batch not in hosts:
+            hosts[1] = _executors(open_jobs[0])
+            reason = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(
+                "the host goes down", jvm.scala.Option.empty()
+            )
+            keep_target, by_driver = False, False
+            assert context.schedulerBackend().decommissionExecutor(
+                min(hosts[1].values()), reason, keep_target, by_driver
+            )
+        if batch in {2, 5}:
+            hosts[batch] = _executors(open_jobs[0])
+
+    stream.on_batch = change
+    query = stream.run(task__commit__ms=200)
+    leaving = min(hosts[1].values())
+    assert leaving not in {*hosts[2].values(), *hosts[5].values()}
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3, 4, 5]
+    assert stream.received() == stream.expected(6)
+    assert query.lastCommit is not None
+    assert query.lastCommit.batch == 5
+    # The cluster manager was told to keep their number.
+    assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
+    assert wait_until(lambda: container_processes(stream.local_dir) == {})
+
 
 def test_a_driver_that_is_told_to_end_commits_first(stream: Stream) -> None:
     stream.add_batches(3)

@@ -57,6 +57,11 @@ class StallGuard:
             logger.warning("executors lost: %s", ",".join(sorted(self._executors - alive)))
             self._is_suspicious = True
             self._idle_polls.clear()
+        if alive - self._executors:
+            logger.info(
+                "executors added, they get tasks when another one goes or the query starts again: %s",
+                ",".join(sorted(alive - self._executors)),
+            )
         self._executors = alive
         if not self._is_suspicious:
             return
