@@ -16,6 +16,7 @@ from statekeep.cli.options import (
     read_config,
 )
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table
+from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.values import milliseconds
 from statekeep.errors import ConfigError
@@ -55,8 +56,12 @@ def collect_garbage(
 
     async def run() -> list[Leftovers]:
         found: list[Leftovers] = []
+        clock = SystemClock()
         for log in task or (None,):
-            async with open_job(settings, SystemClock(), task=log) as job:
+            async with (
+                waiting("looking for what nothing reaches", clock),
+                open_job(settings, clock, task=log) as job,
+            ):
                 _, commit = job.find_commit()
                 time_ms = job.clock.time_ns() // 1_000_000 - grace_ms
                 sweep = Sweep.of(job.view, commit.identity).begun_before(job.records, time_ms)
@@ -85,13 +90,16 @@ def reset(
     well. Changelogs in Kafka stay; the next commit overwrites them.
     """
     settings = read_config(config, setting)
-    logs = task or (None,)
+    logs, clock = task or (None,), SystemClock()
 
     async def look() -> tuple[list[Leftovers], int, list[str]]:
         found: list[Leftovers] = []
         commits, pins = 0, list[str]()
         for log in logs:
-            async with open_log_place(settings, SystemClock(), task=log) as place:
+            async with (
+                waiting("looking at the backups", clock),
+                open_log_place(settings, clock, task=log) as place,
+            ):
                 remains, leftovers = await find_what_a_reset_deletes(place, settings)
             found += leftovers
             commits += remains.commits
@@ -100,7 +108,10 @@ def reset(
 
     async def run() -> None:
         for log in logs:
-            async with open_log_place(settings, SystemClock(), task=log) as place:
+            async with (
+                waiting("deleting", clock),
+                open_log_place(settings, clock, task=log) as place,
+            ):
                 await reset_job(
                     place,
                     settings,

@@ -17,6 +17,7 @@ from statekeep.cli.options import (
     read_config,
 )
 from statekeep.cli.output import print_line
+from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import open_job
@@ -44,7 +45,10 @@ def migrate_log(
     async def run() -> int:
         factory, clock, count = BackendRegistry(settings).factory(target), SystemClock(), 0
         for name in task or (None,):
-            async with open_job(settings, clock, task=name) as job:
+            async with (
+                waiting("copying the job log", clock),
+                open_job(settings, clock, task=name) as job,
+            ):
                 if job.place.log_backend == target:
                     raise ConfigError(f"the log is there already: backend={target}")
                 log = factory.job_log(job.place.scope, job.executor, clock)
