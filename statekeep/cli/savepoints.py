@@ -20,7 +20,7 @@ from statekeep.cli.output import JsonValue, print_json, print_line, print_table
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import open_job
+from statekeep.inspection.job import InspectedJob, open_job
 
 app = typer.Typer(
     name="savepoint", help="Whole commits that are kept under a name.", no_args_is_help=True
@@ -75,16 +75,7 @@ def list_savepoints(
         rows: list[dict[str, JsonValue]] = []
         for name in task or (None,):
             async with open_job(read_config(config, setting), SystemClock(), task=name) as job:
-                rows += [
-                    {
-                        "savepoint": pin,
-                        "log": name or job.config.job.name,
-                        "commit": position,
-                        "batch": job.view.commits[position].batch,
-                    }
-                    for pin, position in sorted(job.view.pins.items())
-                    if position in job.view.commits
-                ]
+                rows.extend(_row(job, name, pin) for pin in sorted(job.view.pins))
         return rows
 
     rows = asyncio.run(run())
@@ -111,6 +102,16 @@ def drop(
 
     asyncio.run(run())
     print_line(f"savepoint {name} is dropped")
+
+
+def _row(job: InspectedJob, log: str | None, pin: str) -> dict[str, JsonValue]:
+    position = job.view.pins[pin]
+    return {
+        "savepoint": pin,
+        "log": log or job.config.job.name,
+        "commit": position,
+        "batch": job.view.commits[position].batch,
+    }
 
 
 def _lasting_backends(config: Config) -> list[str]:

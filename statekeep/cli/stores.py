@@ -59,7 +59,7 @@ async def _task(
     job: InspectedJob, commit: CommitRecord, task: TaskName, only: str | None
 ) -> SnapshotNode:
     checkpoint = job.checkpoint(commit, task)
-    markers = {} if checkpoint is None else checkpoint.state_markers
+    found = [] if checkpoint is None else sorted(checkpoint.state_markers.items())
     identity = TaskIdentity(
         commit.identity.job_name, MAIN_OPERATOR, task, job_uid=commit.identity.job_uid
     )
@@ -67,7 +67,7 @@ async def _task(
         SnapshotNode(
             store, None, backend, tuple(await _parts(job, identity, backend, store, marker))
         )
-        for backend, stores in sorted(markers.items())
+        for backend, stores in found
         for store, marker in sorted(stores.items())
         if only in (None, store)
     ]

@@ -1,5 +1,9 @@
 """A copy of a Spark query's checkpoint location, cut off at a commit and under a query id of its own."""
 
+# fsspec has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
+
 import json
 import re
 from typing import Any, Final

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from typing_extensions import override
 
@@ -139,7 +139,7 @@ def splitter_for(
         loaded = load_object(router, key="--router")
         if not callable(loaded):
             raise ConfigError(f"not a function: router={router}")
-        route: Router = loaded
+        route = cast("Router", loaded)
         return lambda: RoutedSplitter(partitions, route)
     if not identity.router:
         raise ConfigError(
