@@ -18,6 +18,7 @@ from statekeep.cli.options import (
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
+from statekeep.config.model import Config
 from statekeep.config.values import milliseconds
 from statekeep.errors import ConfigError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
@@ -90,36 +91,8 @@ def reset(
     well. Changelogs in Kafka stay; the next commit overwrites them.
     """
     settings = read_config(config, setting)
-    logs, clock = task or (None,), SystemClock()
-
-    async def look() -> tuple[list[Leftovers], int, list[str]]:
-        found: list[Leftovers] = []
-        commits, pins = 0, list[str]()
-        for log in logs:
-            async with (
-                waiting("looking at the backups", clock),
-                open_log_place(settings, clock, task=log) as place,
-            ):
-                remains, leftovers = await find_what_a_reset_deletes(place, settings)
-            found += leftovers
-            commits += remains.commits
-            pins += sorted(remains.pins)
-        return found, commits, pins
-
-    async def run() -> None:
-        for log in logs:
-            async with (
-                waiting("deleting", clock),
-                open_log_place(settings, clock, task=log) as place,
-            ):
-                await reset_job(
-                    place,
-                    settings,
-                    owner=owner_name(),
-                    is_dropping_savepoints=is_dropping_savepoints,
-                )
-
-    found, commits, pins = asyncio.run(look())
+    logs = task or (None,)
+    found, commits, pins = asyncio.run(_look(settings, logs))
     if not as_json:
         kept = f" ({', '.join(dict.fromkeys(pins))})" if pins else ""
         print_line(f"job {settings.job.name}: {commits} commits, {len(pins)} savepoints{kept}")
@@ -127,8 +100,43 @@ def reset(
         if not is_sure:
             count = sum(len(part.names or ()) for part in found)
             typer.confirm(f"Delete them, with {count} files of backups?", abort=True)
-        asyncio.run(run())
+        asyncio.run(_reset(settings, logs, is_dropping_savepoints=is_dropping_savepoints))
     _show(found, is_dry_run=is_dry_run, is_json=as_json)
+
+
+async def _look(
+    settings: Config, logs: Sequence[str | None]
+) -> tuple[list[Leftovers], int, list[str]]:
+    """Return what a reset deletes, how many commits it drops, and their names."""
+    found: list[Leftovers] = []
+    commits, pins, clock = 0, list[str](), SystemClock()
+    for log in logs:
+        async with (
+            waiting("looking at the backups", clock),
+            open_log_place(settings, clock, task=log) as place,
+        ):
+            remains, leftovers = await find_what_a_reset_deletes(place, settings)
+        found += leftovers
+        commits += remains.commits
+        pins += sorted(remains.pins)
+    return found, commits, pins
+
+
+async def _reset(
+    settings: Config, logs: Sequence[str | None], *, is_dropping_savepoints: bool
+) -> None:
+    clock = SystemClock()
+    for log in logs:
+        async with (
+            waiting("deleting", clock),
+            open_log_place(settings, clock, task=log) as place,
+        ):
+            await reset_job(
+                place,
+                settings,
+                owner=owner_name(),
+                is_dropping_savepoints=is_dropping_savepoints,
+            )
 
 
 def _show(found: Sequence[Leftovers], *, is_dry_run: bool, is_json: bool) -> None:

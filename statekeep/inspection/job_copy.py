@@ -22,10 +22,11 @@ from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, Progress
-from statekeep.inspection.new_job import begin_job
+from statekeep.inspection.job import InspectedJob, Progress, open_log_place
+from statekeep.inspection.new_job import begin_job, require_no_commit
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.splitting import StateSplitter
+from statekeep.restore.settled import settled
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.local_files import remove_tree
 from statekeep.stores.rocksdb import RocksDbOptions
@@ -173,33 +174,49 @@ async def rescale(
     offsets = _union_of_offsets(tasks)
     commit = _newest(tasks)
     names = [TaskName(f"Partition {number}") for number in range(partitions)]
+    logs = [(None, names)] if is_one_log else [(name, [name]) for name in names]
+    for log, _ in logs:
+        async with open_log_place(making.config, making.clock, task=log) as place:
+            await require_no_commit(making.config, place)
     run = tasks[0].job.executor.run
     new_tasks = _NewTasks(making, names, tasks[0].stores)
     splitters = {store: new_splitter() for store in tasks[0].stores}
     try:
-        await run(new_tasks.open)
-        for task in tasks:
-            version = await making.fetch(task)
-            if version is not None:
-                await run(new_tasks.take, task, version, splitters)
-            await making.forget(task)
-        versions = await run(new_tasks.seal, commit.batch, splitters)
-        logs = [names] if is_one_log else [[name] for name in names]
-        for log in logs:
+        versions = await _distribute(making, tasks, new_tasks, splitters, commit.batch)
+        for log, members in logs:
             async with begin_job(
                 making.config,
                 commit,
                 making.clock,
                 owner=making.owner,
-                partitions=partitions if is_one_log else 1,
-                task=None if is_one_log else log[0],
+                partitions=len(members),
+                task=log,
                 on_uploaded=making.on_uploaded,
             ) as new:
-                await run_all(new.add(name, versions[name], offsets) for name in log)
+                await run_all(new.add(name, versions[name], offsets) for name in members)
                 await new.finish(query)
     finally:
         await run(new_tasks.close)
     return [sum(counts) for counts in zip(*(s.counts for s in splitters.values()), strict=True)]
+
+
+async def _distribute(
+    making: Making,
+    tasks: Sequence[OldTask],
+    new_tasks: "_NewTasks",
+    splitters: Mapping[StoreName, StateSplitter],
+    batch: int,
+) -> Mapping[TaskName, SealedVersion | None]:
+    """Give each entry of the old tasks to its new task; return what the new tasks have."""
+    run = tasks[0].job.executor.run
+    # A thread that fills the stores goes on when its waiter is cancelled: they are closed after it.
+    await settled(run(new_tasks.open))
+    for task in tasks:
+        version = await making.fetch(task)
+        if version is not None:
+            await settled(run(new_tasks.take, task, version, splitters))
+        await making.forget(task)
+    return await settled(run(new_tasks.seal, batch, splitters))
 
 
 class _NewTasks:
