@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -93,7 +94,7 @@ def restore_savepoint(
             async with open_job(settings, making.clock, task=log) as job:
                 position, commit = job.find_commit(name)
                 async with job.held(position):
-                    query = await _query(job, commit, locations)
+                    query = partial(_query, job, commit, locations)
                     made = await copy_log(making, job, commit, task=log, query=query)
             rows.append({"log": log or new_name, "commit": made, "batch": commit.batch})
         return rows
@@ -135,7 +136,7 @@ def rescale_job(
         async with _old_tasks(settings, task) as old:
             identity = old[0].commit.identity
             new_splitter = splitter_for(identity, partitions, router)
-            query = await _query(old[0].job, old[0].commit, locations)
+            query = partial(_query, old[0].job, old[0].commit, locations)
             return await rescale(
                 making, old, partitions, new_splitter, is_one_log=task is None, query=query
             )

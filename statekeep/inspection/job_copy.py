@@ -1,7 +1,7 @@
 """A new job with the state of another one's commit: as it was, or on another number of tasks."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,10 @@ from statekeep.stores.work_directory import WorkDirectory
 
 _WRITE_BUFFER_BYTES: Final = 4 << 20
 """Of each store that is being filled: as many are open as there are new tasks."""
+
+
+MakeQuery = Callable[[], Awaitable[QueryState | None]]
+"""Gives what the new commit record says of the Spark query; None in plain Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ async def copy_log(
     commit: CommitRecord,
     *,
     task: str | None,
-    query: QueryState | None,
+    query: MakeQuery,
 ) -> int:
     """Make a new job's log from one commit of another's, task by task; return the new commit.
 
@@ -114,7 +118,7 @@ async def copy_log(
         job: The log that the commit stands in.
         commit: What the new job begins with.
         task: In plain Python, the task whose log it is.
-        query: As of `NewJob.finish`.
+        query: Gives what `NewJob.finish` takes; awaited once all else is done.
 
     Raises:
         ConfigError: There is a job of the new name already.
@@ -140,7 +144,7 @@ async def copy_log(
                 await making.forget(old)
 
         await run_all(copy(name) for name in names)
-        return await new.finish(query)
+        return await new.finish(await query())
 
 
 async def rescale(
@@ -150,7 +154,7 @@ async def rescale(
     new_splitter: Callable[[], StateSplitter],
     *,
     is_one_log: bool,
-    query: QueryState | None,
+    query: MakeQuery,
 ) -> list[int]:
     """Make a new job whose tasks are so many, each with the keys that belong to it.
 
@@ -160,7 +164,7 @@ async def rescale(
         partitions: M.
         new_splitter: Makes the splitter of one store.
         is_one_log: Whether the new job has one log for all tasks, as on Spark.
-        query: As of `NewJob.finish`.
+        query: Gives what `NewJob.finish` takes; awaited once all else is done.
 
     Returns:
         The entries that each new task got.
@@ -194,7 +198,7 @@ async def rescale(
                 on_uploaded=making.on_uploaded,
             ) as new:
                 await run_all(new.add(name, versions[name], offsets) for name in members)
-                await new.finish(query)
+                await new.finish(await query())
     finally:
         await run(new_tasks.close)
     return [sum(counts) for counts in zip(*(s.counts for s in splitters.values()), strict=True)]

@@ -1,0 +1,107 @@
+"""A checkpoint location is copied as it was at a commit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
+from statekeep.errors import CheckpointLocationError
+from statekeep.inspection.locations import copy_location
+
+FILES = {
+    "metadata": '{"id":"query-1"}',
+    ".metadata.crc": "crc",
+    "offsets/6": "v1\n{}\n6",
+    "offsets/7": "v1\n{}\n7",
+    "offsets/.7.crc": "crc",
+    "offsets/8": "v1\n{}\n8",
+    "offsets/.8.crc": "crc",
+    "commits/6": "v1\n{}",
+    "commits/7": "v1\n{}",
+    "commits/8": "v1\n{}",
+    "sources/0/7": "v1\n7",
+    "sources/0/8": "v1\n8",
+    "sources/0/.8.crc": "crc",
+}
+
+
+def commit(query_id: str = "query-1", *, commit_text: str | None = "v1\n{}") -> CommitRecord:
+    return CommitRecord(
+        epoch=1,
+        nonce="n",
+        attempt_epoch=1,
+        attempt=1,
+        batch=7,
+        checkpoint_id="1-1",
+        identity=JobIdentity(job_uid="77aa", job_name="job", partitions=4),
+        query=QueryState(query_id=query_id, metadata="", offsets="v1\n{}\n7", commit=commit_text),
+    )
+
+
+def write(directory: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return directory.as_uri()
+
+
+def read(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): path.read_text(encoding="utf-8")
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_copy_ends_at_the_commit_and_has_an_id_of_its_own(tmp_path: Path) -> None:
+    old = write(tmp_path / "old", FILES)
+    query = copy_location(old, (tmp_path / "new").as_uri(), commit())
+    found = read(tmp_path / "new")
+    metadata = found.pop("metadata")
+    assert json.loads(metadata)["id"] == query.query_id != "query-1"
+    assert query.metadata == metadata
+    left_out = {"metadata", ".metadata.crc", "offsets/8", "offsets/.8.crc", "commits/8"}
+    assert found == {name: text for name, text in FILES.items() if name not in left_out}
+    assert read(tmp_path / "old") == FILES
+
+
+def test_what_spark_has_purged_comes_from_the_commit_record(tmp_path: Path) -> None:
+    kept = {name: text for name, text in FILES.items() if not name.endswith(("/6", "/7"))}
+    old = write(tmp_path / "old", kept)
+    copy_location(old, (tmp_path / "new").as_uri(), commit())
+    found = read(tmp_path / "new")
+    assert (found["offsets/7"], found["commits/7"]) == ("v1\n{}\n7", "v1\n{}")
+
+
+def test_a_location_that_lacks_what_no_record_has_is_refused(tmp_path: Path) -> None:
+    kept = {name: text for name, text in FILES.items() if name != "commits/7"}
+    old = write(tmp_path / "old", kept)
+    with pytest.raises(CheckpointLocationError, match=r"file is missing.*commits/7"):
+        copy_location(old, (tmp_path / "new").as_uri(), commit(commit_text=None))
+
+
+@pytest.mark.parametrize(
+    ("files", "query_id", "complaint"),
+    [
+        (FILES, "query-2", "is of another query: .*query_id=query-1 expected=query-2"),
+        ({"offsets/7": "v1"}, "query-1", "not the checkpoint location of a query"),
+        ({"metadata": "?"}, "query-1", "not the checkpoint location of a query"),
+    ],
+    ids=["another query", "no query", "damaged"],
+)
+def test_a_location_that_is_not_the_jobs_is_refused(
+    tmp_path: Path, files: dict[str, str], query_id: str, complaint: str
+) -> None:
+    old = write(tmp_path / "old", files)
+    with pytest.raises(CheckpointLocationError, match=complaint):
+        copy_location(old, (tmp_path / "new").as_uri(), commit(query_id))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_place_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
+    old, new = write(tmp_path / "old", FILES), write(tmp_path / "new", {"metadata": "mine"})
+    with pytest.raises(CheckpointLocationError, match="is in use"):
+        copy_location(old, new, commit())
+    assert read(tmp_path / "new") == {"metadata": "mine"}
