@@ -187,6 +187,8 @@ def test_a_job_that_starts_from_a_savepoint_repeats_what_came_after_it(job: Stre
     assert state_of({"job.name": "copy", **job.settings}) == job.expected(6)
     job.delivered.clear()
     go_on(job, "copy", new)
-    assert [batch for batch, _ in job.delivered] == [6, 7, 8]
+    # Spark has listed the files of batches 6 to 8 already: it may take them in fewer batches.
+    assert job.delivered[0][0] == 6
+    assert job.received() == job.expected(9)
     assert state_of({"job.name": "copy", **job.settings}) == job.expected(9)
     assert state_of({"job.name": "counts", **job.settings}) == job.expected(9)
