@@ -70,7 +70,7 @@ class Verifier:
                 continue
             reached = frozenset[str]()
             if place.has_blobs:
-                reached = frozenset().union(*(_reached_by(place, c) for c in commits))
+                reached = frozenset[str]().union(*(_reached_by(place, c) for c in commits))
             for name, attempt in sorted(list_blobs(place.files(), self._job).items()):
                 is_needed = name in reached
                 if not place.has_blobs:

@@ -25,10 +25,9 @@ from chaos.spark.places import Places
 from chaos.spark.plan import Drift
 from chaos.spark.tally import KEYS, OUTPUT, Tally
 from statekeep.spark.anchor import ROUTER
-from statekeep.spark.driver import job, takeover
+from statekeep.spark.driver import job
 
 MASTER = "local-cluster[2,1,1024]"
-_ROLL_FORWARD_NS = 4_000_000_000
 _POLL_S = 1
 """How often a running query is asked what has happened; its end is noticed at once."""
 
@@ -83,7 +82,7 @@ def changed(
         case Drift.KEY_TYPE:
             return rows.withColumn("key", F.crc32(F.col("key").cast("binary"))), settings
         case Drift.ROUTER:
-            vars(job)["ROUTER"] = "another"  # as if another release were installed
+            job.__dict__["ROUTER"] = "another"  # as if another release were installed
             return rows, settings
 
 
@@ -113,11 +112,6 @@ class Sink:
         self.newest = batch
 
 
-def lose_patience() -> None:
-    """Wait less for uploads of an older driver: where a schedule killed its containers, in vain."""
-    vars(takeover)["_ROLL_FORWARD_NS"] = _ROLL_FORWARD_NS
-
-
 class Server:
     """Takes orders one by one."""
 
@@ -127,7 +121,6 @@ class Server:
 
     def serve(self) -> None:
         """Run until standard input ends."""
-        lose_patience()
         self._tell("ready")
         for line in sys.stdin:
             self._run(json.loads(line))
@@ -153,7 +146,7 @@ class Server:
         places = Places(Path(order["directory"]))
         sink = Sink(places)
         rows, settings = frame(self._spark, order, places), order["settings"]
-        vars(job)["ROUTER"] = ROUTER  # see `changed`
+        job.__dict__["ROUTER"] = ROUTER  # see `changed`
         if order["drift"] is not None:
             rows, settings = changed(rows, settings, order["drift"])
         grouped = sk.grouped(rows.groupBy("key"), settings)

@@ -297,7 +297,7 @@ class Verifier:
                         reached |= read_snapshot(files, marker).blobs
                     except ValueError:
                         continue  # told as 14
-            there = list_blobs(files, self._settings["job.name"]).keys()
+            there = set(list_blobs(files, self._settings["job.name"]))
             if there != reached:
                 surplus = sorted(there - reached)[:3]
                 self.failures.append(f"16: {len(there - reached)} blobs too many: {surplus}")
