@@ -110,6 +110,7 @@ class Job:
                 "offset": _offset_of(task),
                 "content": content,
                 "sources": dict(task.restored.sources),
+                "restore_from": self.life.restore_from,
                 "damaged_sources": sorted(
                     {f.backend for f in task.restored.failures if f.is_marker_bad}
                 ),

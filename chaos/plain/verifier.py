@@ -139,8 +139,8 @@ class Verifier:
     def _check_start(self, history: TaskHistory, event: Event) -> None:
         """The state of a start is the fold of its offsets, and they are the newest commit's.
 
-        An older commit is right only if what every place holds of the newest one is missing or
-        damaged, and was said to be.
+        An older commit is right only if what every place that may be read holds of the newest one
+        is missing or damaged, and was said to be.
         """
         task, offset = event["task"], event["offset"]
         if event["content"] != self.expected_content(task, offset):
@@ -151,7 +151,8 @@ class Verifier:
             if not history.floor:
                 self._fail(9, f"{task} started in epoch {event['epoch']}, which has no base")
             return
-        is_told = set(base.markers) <= set(event["damaged_sources"])
+        readable = {event["restore_from"]} if event["restore_from"] else set(base.markers)
+        is_told = readable <= set(event["damaged_sources"])
         if offset != base.offset and (not is_told or offset > base.offset):
             self._fail(9, f"{task} started at {offset}, the newest commit was at {base.offset}")
         self.checked |= {8, 9}
