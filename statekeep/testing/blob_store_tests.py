@@ -90,6 +90,24 @@ class BlobStoreManagerTests:
         assert sum(sizes) == len(content)
 
     @pytest.mark.asyncio
+    @pytest.mark.parametrize(
+        ("start", "size", "expected"),
+        [(0, 3, b"012"), (4, 3, b"456"), (7, 100, b"789"), (0, 10, b"0123456789")],
+    )
+    async def test_a_range_of_a_blob_is_what_stands_there(
+        self, manager: BlobStoreManager, start: int, size: int, expected: bytes
+    ) -> None:
+        blob_id = await manager.put("a/pack", b"0123456789", METADATA)
+        assert await manager.get_range(blob_id, start, size) == expected
+
+    @pytest.mark.asyncio
+    async def test_a_range_of_a_blob_that_is_not_there_is_told(
+        self, manager: BlobStoreManager
+    ) -> None:
+        with pytest.raises(BlobNotFoundError):
+            await manager.get_range("a/nothing", 0, 10)
+
+    @pytest.mark.asyncio
     async def test_an_id_ends_with_the_name(self, manager: BlobStoreManager) -> None:
         assert (await manager.put("a/b/c", b"1", METADATA)).endswith("a/b/c")
 
