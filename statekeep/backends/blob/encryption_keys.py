@@ -44,7 +44,9 @@ class KeyProvider(ABC):
     A class of the user's is built with one argument, the mapping of ``encryption.options.*`` of the
     backend, in every process that reads or writes blobs: the driver, each container, the command
     line. Building it does no I/O. Both methods may block: they are called on executor threads, by
-    several at once, once for each store that is uploaded and for each blob that is read.
+    several at once, `current` for each store that is uploaded and `find` for each stream that is
+    read, so keys are to be remembered. A provider repeats its own requests: an error of it ends the
+    commit or the restore.
     """
 
     @abstractmethod
