@@ -310,7 +310,7 @@ class BlobBackupManager(TaskBackupManager):
         else:
             path = PurePosixPath(delta.content)
             file = LocalFile(path, digests.size, digests.crc32)
-            written = await plan.writer.write_file(delta.content, file, _DELTA_NAME)
+            written = await plan.writer.write_file(delta.content, file, _DELTA_NAME, known=digests)
             blobs = written.blobs
         is_plain = plan.upload.encoding.is_plain
         return DeltaBlob(

@@ -113,8 +113,16 @@ class ContentWriter:
         blob_id = await self._put(blob_name, stored, name, digest)
         return (FileBlob(blob_id=blob_id, offset=0, range=_whole(stored, digest)),)
 
-    async def write_file(self, path: Path, file: LocalFile, name: str) -> Written:
+    async def write_file(
+        self, path: Path, file: LocalFile, name: str, *, known: FileDigests | None = None
+    ) -> Written:
         """Store one file, as one blob or piece by piece.
+
+        Args:
+            path: Where it is.
+            file: What was sealed.
+            name: Kept for people.
+            known: Its digests, if it was compared with them just now.
 
         Raises:
             VersionDamagedError: It is gone or not what was sealed.
@@ -124,7 +132,7 @@ class ContentWriter:
                 data, digests = await self._run(read_sealed_file, path, file)
                 return Written(await self.write_bytes(data, name, digests.sha256), digests)
         if self._upload.encoding.is_plain:
-            return await self._write_plain(path, file, name)
+            return await self._write_plain(path, file, name, known)
         return await self._write_pieces(path, file, name)
 
     async def _write_batch(self, root: Path, files: Sequence[LocalFile]) -> Sequence[Written]:
@@ -161,8 +169,13 @@ class ContentWriter:
             pack += stored
         return bytes(pack), parts
 
-    async def _write_plain(self, path: Path, file: LocalFile, name: str) -> Written:
+    async def _write_plain(
+        self, path: Path, file: LocalFile, name: str, known: FileDigests | None
+    ) -> Written:
         """Store a large file as it is; it is hashed while it is on its way."""
+        if known is not None:
+            blob_id = await self._put(self._name(name), path, name, known.sha256)
+            return Written((FileBlob(blob_id=blob_id, offset=0),), known)
         found: list[FileDigests] = []
 
         async def digest() -> str:
