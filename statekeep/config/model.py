@@ -24,7 +24,6 @@ from statekeep.config.store_keys import (
     Compression,
     StoreFactoryName,
 )
-from statekeep.config.values import BlobCompression, BlobEncryption
 from statekeep.errors import ConfigError
 
 T = TypeVar("T")
@@ -208,10 +207,6 @@ class StoreSettings:
     """Bits per key of the filter for absent keys, 0: none; one false alarm in a hundred."""
     compression: Compression = _setting(store_keys.COMPRESSION)  # noqa: RUF009 - declares a field
     """Of files and so of uploads: cheap enough never to be waited for."""
-    blob_compression: BlobCompression | None = _setting(store_keys.BLOB_STORE_COMPRESSION)  # noqa: RUF009 - declares a field
-    """Of what blob backends upload; None: as the backend has it."""
-    blob_encryption: BlobEncryption | None = _setting(store_keys.BLOB_STORE_ENCRYPTION)  # noqa: RUF009 - declares a field
-    """Of what blob backends upload; None: as the backend has it."""
 
     @property
     def is_durable(self) -> bool:
