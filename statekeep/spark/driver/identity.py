@@ -1,12 +1,22 @@
 """What a job is, and must stay from one driver to the next."""
 
 import uuid
+from typing import Final
 
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.worker.job_spec import STATE_STORE
+
+_HINT: Final = (
+    "go back to the former value, or start anew under another job.name with another checkpoint"
+    " location"
+)
+_HINTS: Final = {
+    "partitions": "go back to the former value, or give the state to a job with other tasks:"
+    " `statekeep rescale --partitions M --as JOB`"
+}
 
 
 def new_identity(config: Config, partitions: int, router: str, key_schema: str) -> JobIdentity:
@@ -40,7 +50,6 @@ def settled_identity(commit: CommitRecord | None, expected: JobIdentity) -> JobI
         if before != now:
             raise ConfigError(
                 f"the job cannot go on with another {name}: before={before!r} now={now!r}",
-                hint="go back to the former value, or start anew under another job.name with"
-                " another checkpoint location",
+                hint=_HINTS.get(name, _HINT),
             )
     return found
