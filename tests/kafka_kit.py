@@ -4,11 +4,27 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+from typing_extensions import override
 
 from statekeep.backends.base import (
     BackupContext,
@@ -18,11 +34,15 @@ from statekeep.backends.base import (
     TaskBackupManager,
     TaskIdentity,
 )
+from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.factory import KafkaBackendFactory
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import SystemClock
+from statekeep.commit.executor import BoundedExecutor
 from statekeep.stores.factory import open_store, open_to_load
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -31,6 +51,8 @@ from statekeep.testing.versions import STORE, seal_version
 
 KAFKA: Final = BackendName("kafka")
 Changes = Mapping[bytes, bytes | None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,7 @@ class ChangelogJob:
     Attributes:
         content: What the head version holds.
         base: The newest recorded commit.
+        sent: Bytes that uploads have told of.
     """
 
     def __init__(
@@ -71,6 +94,7 @@ class ChangelogJob:
         self.content: dict[bytes, bytes] = {}
         self.base: Committed | None = None
         self.head: SealedVersion | None = None
+        self.sent: list[int] = []
         self.factory = KafkaBackendFactory(
             KAFKA,
             {
@@ -116,6 +140,12 @@ class ChangelogJob:
         """Go back to a committed version, as a recovery does."""
         self.head, self.content = to.version, dict(to.content)
 
+    def continue_after(self, commit: Committed) -> None:
+        """Go on from a commit of another `ChangelogJob` of the same task."""
+        self._numbers = itertools.count(commit.version.id.batch + 10)
+        self.base = commit
+        self.rewind(commit)
+
     def open_attempt(self, version: SealedVersion, *, epoch: int = 1) -> CheckpointId:
         """Begin a commit."""
         number = next(self._numbers)
@@ -127,6 +157,7 @@ class ChangelogJob:
             version,
             self.base.checkpoint if self.base else None,
             self.base.version.id if self.base else None,
+            self.sent.append,
         )
         return checkpoint_id
 
@@ -208,11 +239,89 @@ class ChangelogJob:
         if end is not None:
             end(producer)
 
+    def end_offset(self) -> int:
+        """Return where the committed records of the task's partition end."""
+        cluster = Cluster(KafkaSettings.parse(KAFKA, self.factory.settings))
+        place = ChangelogPartition(self.topic, 2)
+        return cluster.end_offsets([place], is_committed_only=True)[place]
+
     def delete_topic(self) -> None:
         """Delete the changelog."""
-        admin = AdminClient({"bootstrap.servers": self.servers})
-        for future in admin.delete_topics([self.topic]).values():
+        for future in self._admin.delete_topics([self.topic]).values():
             future.result()
+
+    def delete_records_before(self, offset: int) -> None:
+        """Let the oldest records of the task's partition go, as a limit of age does."""
+        self.configure_topic(cleanup_policy="delete")
+        before = [TopicPartition(self.topic, 2, offset)]
+        for future in self._admin.delete_records(before).values():
+            future.result()
+        self.configure_topic(cleanup_policy="compact")
+
+    def recreate_topic(self) -> None:
+        """Delete the changelog and create another one of its name."""
+        self.delete_topic()
+        topic = NewTopic(self.topic, 3, -1, config={"cleanup.policy": "compact"})
+        while True:
+            try:
+                self._admin.create_topics([topic])[self.topic].result()
+            except KafkaException as exc:  # the old one is still on its way out
+                if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+            else:
+                return
+
+    def configure_topic(self, **wanted: str) -> None:
+        """Change settings of the changelog; ``_`` stands for a dot."""
+        resource = ConfigResource(
+            ResourceType.TOPIC,
+            self.topic,
+            incremental_configs=[
+                ConfigEntry(
+                    name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET
+                )
+                for name, value in wanted.items()
+            ],
+        )
+        for future in self._admin.incremental_alter_configs([resource]).values():
+            future.result()
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+
+
+class Interrupting(BoundedExecutor):
+    """Calls ``interrupt`` once, on the loop, before the n-th blocking call of some name."""
+
+    def __init__(self) -> None:
+        super().__init__(4, "outage")
+        self._step = ""
+        self._left = 0
+        self._interrupt: Callable[[], object] = lambda: None
+
+    def arm(self, step: str, interrupt: Callable[[], object], *, nth: int = 1) -> None:
+        """Set what happens before which call, counted from now on.
+
+        Args:
+            step: Name of the function or method that is called.
+            interrupt: What happens.
+            nth: Before the how manieth.
+        """
+        self._step, self._left, self._interrupt = step, nth, interrupt
+
+    @property
+    def has_struck(self) -> bool:
+        """Whether it has happened: without it a test proves nothing."""
+        return self._left == 0
+
+    @override
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._left and getattr(call, "__name__", "") == self._step:
+            self._left -= 1
+            if not self._left:
+                self._interrupt()
+        return await super().run(call, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from statekeep.config.key import Key
-from statekeep.config.values import TEXT, byte_count, milliseconds, optional, whole_number
+from statekeep.config.values import BOOLEAN, TEXT, byte_count, milliseconds, optional, whole_number
 
 BOOTSTRAP_SERVERS: Key[str | None] = Key(
     "kafka.bootstrap.servers",
@@ -36,6 +36,15 @@ MAX_MESSAGE_BYTES = Key(
     "Largest record, key and value together; also set on topics that are created.",
     "Values of several MB fit; the cluster's own default is 1 MB.",
 )
+IS_TRANSACTIONAL = Key(
+    "kafka.transactional",
+    BOOLEAN,
+    True,  # noqa: FBT003 - the default of a boolean setting, beside its name
+    "Writes changelogs in transactions. Without them a commit is proven by its offsets: it is "
+    "written again if anybody else wrote meanwhile.",
+    "A writer that was replaced is fenced by the cluster itself.",
+    aliases=("task.transactional.state.checkpoint.enabled",),
+)
 TRANSACTION_TIMEOUT_MS = Key(
     "kafka.transaction.timeout.ms",
     milliseconds(1_000),
@@ -63,6 +72,7 @@ ALL: Final[tuple[Key[object], ...]] = (
     TOPIC_PREFIX,
     REPLICATION_FACTOR,
     MAX_MESSAGE_BYTES,
+    IS_TRANSACTIONAL,
     TRANSACTION_TIMEOUT_MS,
     TIMEOUT_MS,
     MAX_RETRY_MS,

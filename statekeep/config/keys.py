@@ -146,10 +146,10 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "task.checkpoint.system": "checkpoints are kept by the backend of job.log.backend",
         "task.class": "the program names its processor",
         "task.inputs": "the program names its inputs",
-        "task.transactional.state.checkpoint.enabled": "state is always transactional",
-        "task.transactional.state.restore.enabled": "state is always transactional",
-        "task.transactional.state.retain.existing.state": "state is always transactional; a job "
-        "log without a commit never starts on state that exists",
+        "task.transactional.state.restore.enabled": "a restore always ends at the commit, so that "
+        "state and input agree",
+        "task.transactional.state.retain.existing.state": "a job log without a commit never starts "
+        "on state that exists",
     }
 )
 """Samza's settings that are refused, and why; the same holes as in `Key`."""

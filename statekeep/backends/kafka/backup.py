@@ -13,9 +13,9 @@ from statekeep.backends.kafka.epochs import EpochStamp
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition, transactional_id
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.topics import ChangelogTopics
+from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
 from statekeep.backends.kafka.upload import StorePlace, StoreUpload
-from statekeep.backends.kafka.writer import TransactionWriter
+from statekeep.backends.kafka.writer import ChangelogWriter, PlainWriter, TransactionWriter
 from statekeep.backends.retry import Retrier
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -64,7 +64,7 @@ class KafkaBackupManager(TaskBackupManager):
         self._places = {store: self._topics.place(store) for store in context.stores}
         self._retrier = Retrier(settings.retry, context.clock)
         self._cluster: Cluster | None = None
-        self._writer: TransactionWriter | None = None
+        self._writer: ChangelogWriter | None = None
         self._is_closed = False
 
     @override
@@ -160,6 +160,7 @@ class KafkaBackupManager(TaskBackupManager):
             ]
             markers = {upload.store: await upload.run() for upload in uploads}
             await writer.commit()
+            await self._check_same_topics(uploads)
         except BaseException:
             await self._drop_writer()
             raise
@@ -178,9 +179,22 @@ class KafkaBackupManager(TaskBackupManager):
             )
         return {upload.store: upload.finished(markers[upload.store]).encode() for upload in uploads}
 
-    async def _open_writer(self) -> TransactionWriter:
+    async def _check_same_topics(self, uploads: Sequence[StoreUpload]) -> None:
+        """Make sure that the records went to the topics that the uploads began with.
+
+        Raises:
+            RetriableError: Somebody has deleted one, and perhaps made another of its name.
+        """
+        ids = {upload.at.place.topic: upload.at.topic_id for upload in uploads}
+        facts = await run_to_end(self._context.executor, self._reach().describe, ids)
+        for topic, topic_id in ids.items():
+            if topic not in facts or facts[topic].topic_id != topic_id:
+                raise RetriableError(f"topic was deleted during an upload: topic={topic}")
+
+    async def _open_writer(self) -> ChangelogWriter:
         if self._writer is None:
-            self._writer = TransactionWriter(
+            writer_class = TransactionWriter if self._settings.is_transactional else PlainWriter
+            self._writer = writer_class(
                 self._settings,
                 transactional_id(self._settings.topic_prefix, self._context.task),
                 executor=self._context.executor,
@@ -196,11 +210,13 @@ class KafkaBackupManager(TaskBackupManager):
             await writer.discard()
 
     async def _ensure_topics(self) -> None:
-        cluster, run = self._reach(), self._context.executor
-        for store in self._context.stores:
-            topic, form = self._places[store].topic, self._topics.form(store)
-            await run_to_end(run, cluster.ensure, topic, form)
-            await run_to_end(run, cluster.check, topic, form)
+        await prepare_topics(
+            self._reach(),
+            {self._places[store].topic: self._topics.form(store) for store in self._context.stores},
+            settings=self._settings,
+            executor=self._context.executor,
+            clock=self._context.clock,
+        )
 
     async def _look_up_places(self) -> Mapping[StoreName, StorePlace]:
         """Ask where each changelog begins and ends; a topic that was deleted is made anew."""

@@ -18,6 +18,9 @@ _GROUP: Final = "statekeep"
 _LINGER_MS: Final = 20
 _QUEUE_KBYTES: Final = 128 << 10
 """More than `TransactionWriter` ever leaves in the queue, so that it is never full."""
+_REFRESH_MS: Final = 5_000
+"""How soon a client for topics learns which node is the controller now: until then it waits for one
+that may be dead. The library's own default is five minutes."""
 _FETCH_BYTES: Final = 8 << 20
 _FETCH_WAIT_MS: Final = 20
 """How long the cluster holds back an answer without records: the end of a log is known so soon."""
@@ -73,7 +76,11 @@ def build_consumer(settings: KafkaSettings, *, is_committed_only: bool) -> Consu
 
 def build_admin(settings: KafkaSettings) -> AdminClient:
     """Build a client for topics and offsets. No I/O."""
-    config: dict[str, Any] = {**_common(settings), "error_cb": _log_error}
+    config: dict[str, Any] = {
+        "topic.metadata.refresh.interval.ms": _REFRESH_MS,
+        **_common(settings),
+        "error_cb": _log_error,
+    }
     with _refused_settings(settings):
         return AdminClient(config, logger=logger)
 

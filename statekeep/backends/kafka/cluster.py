@@ -30,6 +30,8 @@ from statekeep.errors import ConfigError, RetriableError
 T = TypeVar("T")
 
 _FOREVER: Final = "-1"
+_REQUEST_S: Final = 10
+"""Longest wait for one answer: one that went to a node that has just died never comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class TopicFacts:
     topic_id: str
     """Another one each time that a topic of the name is created."""
     partitions: int
+    replicas: int
+    """Of its first partition."""
 
 
 class Cluster:
@@ -94,7 +98,10 @@ class Cluster:
                     if exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                         continue
                     raise
-                found[topic] = TopicFacts(str(described.topic_id), len(described.partitions))
+                partitions = described.partitions
+                found[topic] = TopicFacts(
+                    str(described.topic_id), len(partitions), len(partitions[0].replicas)
+                )
         return found
 
     def ensure(self, topic: str, form: TopicForm) -> None:
@@ -133,13 +140,19 @@ class Cluster:
                 name: str(entry.value)
                 for name, entry in self._wait(futures[resource], what).items()
             }
-        problem = settings_problem(found, form.config)
+        problem = settings_problem(found, form.config) or self._replica_problem(topic)
         if problem is not None:
             raise ConfigError(
                 f"topic does not keep what a restore needs: topic={topic} {problem}",
                 key="kafka.bootstrap.servers",
                 hint="change the topic with kafka-configs, or name another one",
             )
+
+    def _replica_problem(self, topic: str) -> str | None:
+        needed, facts = self._settings.replication_factor, self.describe([topic]).get(topic)
+        if facts is None or facts.replicas >= needed:
+            return None
+        return f"replicas={facts.replicas} needed={needed}"
 
     def end_offsets(
         self, places: Iterable[ChangelogPartition], *, is_committed_only: bool = False
@@ -187,7 +200,10 @@ class Cluster:
             )
             with expected_topic(), explained_errors(what):
                 place = ChangelogPartition(partition.topic, partition.partition)
-                found[place] = int(self._wait(future, what).offset)
+                offset = int(self._wait(future, what).offset)
+                if offset < 0:  # the library's way to say that a node did not answer in time
+                    raise RetriableError(what)
+                found[place] = offset
         return found
 
     def _tolerating(self, code: int, futures: Mapping[str, "Future[Any]"], what: str) -> None:
@@ -208,7 +224,7 @@ class Cluster:
 
     @property
     def _timeout_s(self) -> float:
-        return min(self._settings.timeout_ms / 1000, 30)
+        return min(self._settings.timeout_ms / 1000, _REQUEST_S)
 
 
 def settings_problem(found: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:

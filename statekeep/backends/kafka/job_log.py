@@ -12,6 +12,7 @@ from statekeep.backends.kafka.cluster import Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.topics import patient, prepare_topics
 from statekeep.backends.kafka.writer import TransactionWriter
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
@@ -64,10 +65,14 @@ class KafkaJobLog(JobLog):
 
     @override
     async def probe(self) -> None:
-        form = self._form()
         try:
-            await run_to_end(self._executor, self._reach().ensure, self._place.topic, form)
-            await run_to_end(self._executor, self._reach().check, self._place.topic, form)
+            await prepare_topics(
+                self._reach(),
+                {self._place.topic: self._form()},
+                settings=self._settings,
+                executor=self._executor,
+                clock=self._clock,
+            )
         except RetriableError as exc:
             msg = f"the place for the job log is unreachable: topic={self._place.topic}"
             raise ConfigError(msg, key="kafka.bootstrap.servers") from exc
@@ -150,7 +155,12 @@ class KafkaJobLog(JobLog):
             self._next_offset = offset + 2  # the record that ends the transaction takes one
 
     async def _catch_up(self) -> None:
-        """Read what was committed since the last call."""
+        """Read what was committed since the last call; a node that dies meanwhile is waited out."""
+        await patient(self._settings, self._clock).run(
+            self._read_new, operation="read the job log", subject=self._place.topic
+        )
+
+    async def _read_new(self) -> None:
         run, cluster = self._executor, self._reach()
         end = (await run_to_end(run, cluster.end_offsets, [self._place], is_committed_only=True))[
             self._place

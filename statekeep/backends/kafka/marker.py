@@ -31,6 +31,7 @@ class _MarkerJson(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     live_keys: int = 0
     live_bytes: int = 0
     content_digest: str = ""
+    is_transactional: bool = True
 
 
 _decoder = msgspec.json.Decoder(_MarkerJson)
@@ -53,6 +54,8 @@ class ChangelogMarker:
     """The `VersionId` that the state is of; empty: Samza's."""
     content: ContentSummary | None = None
     """None: Samza's, the restore cannot be verified."""
+    is_transactional: bool = True
+    """Whether a record that ends a transaction stands behind the offset."""
 
     def encode(self) -> Marker:
         """Return the marker as the checkpoint holds it."""
@@ -68,6 +71,7 @@ class ChangelogMarker:
             live_keys=content.live_keys,
             live_bytes=content.live_bytes,
             content_digest="" if self.content is None else content.hexdigest,
+            is_transactional=self.is_transactional,
         )
         return Marker(msgspec.json.encode(data).decode())
 
@@ -93,4 +97,12 @@ class ChangelogMarker:
         content = (
             None if digest is None else ContentSummary(read.live_keys, read.live_bytes, digest)
         )
-        return cls(ssp.stream, ssp.partition, offset, read.topic_id, read.state_version, content)
+        return cls(
+            topic=ssp.stream,
+            partition=ssp.partition,
+            offset=offset,
+            topic_id=read.topic_id,
+            version=read.state_version,
+            content=content,
+            is_transactional=read.is_transactional,
+        )

@@ -18,6 +18,7 @@ DEFAULTS_PREFIX: Final = "kafka"
 """What stands before these names in the settings of all Kafka backends."""
 CLIENT_PREFIX: Final = "client."
 _STORES: Final = "stores."
+_CHANGELOG: Final = ".changelog"
 
 _OURS: Final = frozenset(
     {
@@ -50,6 +51,8 @@ class KafkaSettings:
     """Of topics that are created; -1: the cluster's default."""
     max_message_bytes: int = kafka_keys.MAX_MESSAGE_BYTES.default
     """Largest record, key and value together."""
+    is_transactional: bool = kafka_keys.IS_TRANSACTIONAL.default
+    """Whether changes are written in transactions."""
     transaction_timeout_ms: int = kafka_keys.TRANSACTION_TIMEOUT_MS.default
     """After this long the cluster aborts what a dead writer left open."""
     timeout_ms: int = kafka_keys.TIMEOUT_MS.default
@@ -86,6 +89,7 @@ class KafkaSettings:
             topic_prefix=section.read(kafka_keys.TOPIC_PREFIX) or backend,
             replication_factor=section.read(kafka_keys.REPLICATION_FACTOR),
             max_message_bytes=section.read(kafka_keys.MAX_MESSAGE_BYTES),
+            is_transactional=section.read(kafka_keys.IS_TRANSACTIONAL),
             transaction_timeout_ms=section.read(kafka_keys.TRANSACTION_TIMEOUT_MS),
             timeout_ms=section.read(kafka_keys.TIMEOUT_MS),
             retry=RetryPolicy(max_duration_ms=section.read(kafka_keys.MAX_RETRY_MS)),
@@ -98,7 +102,7 @@ class KafkaSettings:
 
         Samza writes ``<system>.<topic>``: a system of this backend's name is left out.
         """
-        topic = self.stores.get(f"{store}.changelog")
+        topic = self.stores.get(f"{store}{_CHANGELOG}")
         return None if topic is None else topic.removeprefix(f"{backend}.")
 
     def min_compaction_lag_ms(self, store: StoreName) -> int:

@@ -1,14 +1,24 @@
-"""Which topics a task's changelogs are, and what they must be like."""
+"""Which topics a task's changelogs are, what they must be like, and how they come to be."""
 
-from statekeep.backends.base import TaskIdentity
-from statekeep.backends.kafka.cluster import TopicForm
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from statekeep.backends.base import BlockingExecutor, TaskIdentity
+from statekeep.backends.kafka.cluster import Cluster, TopicForm
 from statekeep.backends.kafka.names import (
     ChangelogPartition,
     changelog_partition,
     changelog_topic,
 )
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.retry import Retrier
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.clock import Clock
+
+_ASKED_AGAIN_MS: Final = 100
+_LONGEST_PAUSE_MS: Final = 1_000
 
 
 class ChangelogTopics:
@@ -48,3 +58,49 @@ class ChangelogTopics:
                 "max.message.bytes": str(settings.max_message_bytes),
             },
         )
+
+
+async def prepare_topics(
+    cluster: Cluster,
+    forms: Mapping[str, TopicForm],
+    *,
+    settings: KafkaSettings,
+    executor: BlockingExecutor,
+    clock: Clock,
+) -> None:
+    """Create the topics that are missing and check all of them.
+
+    Returns once the cluster answers for their last partitions: nodes learn of a topic one after
+    the other, and a partition has no leader at first.
+
+    Args:
+        cluster: Where.
+        forms: ``{topic: what it must be like}``.
+        settings: How long to insist.
+        executor: For blocking calls.
+        clock: For pauses.
+
+    Raises:
+        ConfigError: The cluster refuses a topic, or one that is there loses what we need.
+        RetriableError: No answer within the time-out.
+    """
+
+    async def prepare() -> None:
+        for topic, form in forms.items():
+            await run_to_end(executor, cluster.ensure, topic, form)
+            await run_to_end(executor, cluster.check, topic, form)
+        last = [ChangelogPartition(topic, form.partitions - 1) for topic, form in forms.items()]
+        await run_to_end(executor, cluster.end_offsets, last)
+
+    await patient(settings, clock).run(prepare, operation="prepare topics", subject=",".join(forms))
+
+
+def patient(settings: KafkaSettings, clock: Clock) -> Retrier:
+    """Return what repeats a question to the cluster until ``kafka.timeout.ms`` is over."""
+    policy = replace(
+        settings.retry,
+        max_duration_ms=settings.timeout_ms,
+        backoff_delay_ms=_ASKED_AGAIN_MS,
+        backoff_max_delay_ms=_LONGEST_PAUSE_MS,
+    )
+    return Retrier(policy, clock)

@@ -22,7 +22,7 @@ from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.writer import TransactionWriter
+from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.clock import Clock
@@ -57,7 +57,7 @@ class StoreUpload:
     base: ChangelogMarker | None
     """Marker of the committed base, if an increment may build on it."""
     stamp: EpochStamp
-    writer: TransactionWriter
+    writer: ChangelogWriter
     executor: BlockingExecutor
     clock: Clock
     uid: str
@@ -79,20 +79,28 @@ class StoreUpload:
                 await self._mend(image, self._after(self.base), is_full=False)
             for chunk in _chunks(changes.items()):
                 await self._write(chunk)
-        return self._marker(content, self.base.offset)
+        return replace(
+            self._marker(content, self.base.offset), is_transactional=self.base.is_transactional
+        )
 
     def finished(self, marker: ChangelogMarker) -> ChangelogMarker:
-        """Return what `run` gave with its offset, after the transaction was committed.
+        """Return what `run` gave with its offset, after the writer has committed.
 
         Raises:
-            RetriableError: The cluster did not say where the records are.
+            RetriableError: The cluster did not say where the records are, or somebody else's are
+                among them.
         """
         if not self.record_count:
             return marker
         offset = self.writer.offsets.get(self.at.place)
         if offset is None:
             raise RetriableError(f"offset of the records is unknown: place={self.at.place}")
-        return replace(marker, offset=offset)
+        if not self.writer.is_transactional and offset + 1 - self.at.end != self.record_count:
+            raise RetriableError(
+                f"somebody else has written to the changelog meanwhile: place={self.at.place} "
+                f"records={self.record_count} offsets={offset + 1 - self.at.end}"
+            )
+        return replace(marker, offset=offset, is_transactional=self.writer.is_transactional)
 
     @property
     def is_full(self) -> bool:
@@ -202,7 +210,7 @@ class StoreUpload:
             return self.at.end > self.at.start
         # The record that ends the base's last transaction takes one offset; while it is there,
         # nobody else can have written between it and the marker.
-        return self.at.end != base.offset + 2
+        return self.at.end != base.offset + (2 if base.is_transactional else 1)
 
     def _after(self, base: ChangelogMarker) -> int:
         return self.at.start if base.offset is None else max(base.offset + 1, self.at.start)

@@ -1,11 +1,13 @@
-"""Writing changes of one task in transactions."""
+"""Writing changes of one task: in transactions, or without them."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, ParamSpec
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.kafka.client_errors import expected_topic, explained
@@ -30,58 +32,60 @@ _QUEUED_BYTES: Final = 32 << 20
 """Bytes that wait to be sent; bounds the memory of an upload."""
 
 
-class TransactionWriter:
-    """The one producer of a task, over all its stores; whoever opens one fences the one before.
+class ChangelogWriter(ABC):
+    """The one producer of a task, over all its stores.
 
-    After any error but `RetriableError` from `open` it must be discarded: the next one aborts what
-    this one left open. Coroutines of one event loop, one at a time; no call is left running when
-    its caller is cancelled.
+    After any error but `RetriableError` from `open` it must be discarded. Coroutines of one event
+    loop, one at a time; no call is left running when its caller is cancelled.
 
     Attributes:
         offsets: Of the last record delivered to each partition by this writer.
         sent_bytes: Keys and values that were given to the producer so far.
     """
 
+    is_transactional: bool
+    """Whether readers see all records of a commit or none."""
+
     def __init__(
         self,
         settings: KafkaSettings,
-        transactional_id: str,
+        name: str,
         *,
+        transactional_id: str | None,
         executor: BlockingExecutor,
         clock: Clock,
     ) -> None:
         """Build the producer; no I/O."""
-        self.transactional_id = transactional_id
         self.offsets: dict[ChangelogPartition, int] = {}
         self.sent_bytes = 0
+        self._name = name
         self._settings = settings
         self._executor = executor
         self._clock = clock
         self._fatal: KafkaError | None = None
         self._held = [build_producer(settings, transactional_id, self._on_error)]
         self._headed: set[ChangelogPartition] = set()
-        self._is_in_transaction = False
-        self._transaction_bytes = 0
+        self._uncommitted_bytes = 0
         self._average_bytes = 1.0
 
+    @abstractmethod
     async def open(self) -> None:
-        """Take the transactional id: older writers are fenced, their open transaction aborted.
+        """Get ready, before anything else.
 
         Raises:
             ConfigError: The cluster refuses us.
             RetriableError: It does not answer in time.
         """
-        await self._insist(self._producer.init_transactions, "transactional id cannot be taken")
 
     async def write(
         self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
     ) -> None:
-        """Add records to the transaction; a value of None is a tombstone.
+        """Add records to the commit; a value of None is a tombstone.
 
         Args:
             place: Where to.
             entries: At most some megabytes.
-            headers: Go with the first record of each transaction and partition.
+            headers: Go with the first record of each commit or transaction, per partition.
 
         Raises:
             ProducerFencedError: A newer writer has taken the transactional id.
@@ -90,32 +94,30 @@ class TransactionWriter:
         """
         if not entries:
             return
-        if self._transaction_bytes > _TRANSACTION_BYTES:
-            await self.commit()
-        if not self._is_in_transaction:
-            with self._explained("transaction cannot begin"):
-                self._producer.begin_transaction()
-            self._is_in_transaction = True
+        await self._begin()
         await self._run(self._enqueue, place, entries, headers)
-        await self._drain()
+        await self._drain(max(1, int(_QUEUED_BYTES / self._average_bytes)))
 
+    @abstractmethod
     async def commit(self) -> None:
-        """Commit what was written since the last commit; nothing where nothing was.
+        """Make durable what was written since the last commit; nothing where nothing was.
 
         Raises:
             ProducerFencedError: A newer writer has taken the transactional id.
-            RetriableError: Unknown whether it is committed.
+            RetriableError: Unknown whether it is durable.
         """
-        if not self._is_in_transaction:
-            return
-        await self._insist(self._producer.commit_transaction, "transaction cannot be committed")
-        self._is_in_transaction = False
-        self._transaction_bytes = 0
+
+    def _committed(self) -> None:
+        self._uncommitted_bytes = 0
         self._headed.clear()
 
     async def discard(self) -> None:
         """Release the producer with what was not committed. Idempotent."""
         await self._run(_release, self._held)
+
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Get ready for some records."""
 
     def _enqueue(
         self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
@@ -144,10 +146,10 @@ class TransactionWriter:
             if taken < len(messages):
                 raise self._refused(messages)
         size = sum(len(key) + len(value or b"") for key, value in entries)
-        self._transaction_bytes += size
         self.sent_bytes += size
+        self._uncommitted_bytes += size
         self._average_bytes = max(1.0, size / len(entries))
-        self._producer.poll(0)
+        self._poll(0)
 
     def _refused(self, messages: Sequence[Mapping[str, Any]]) -> Exception:
         for message in messages:
@@ -172,32 +174,21 @@ class TransactionWriter:
 
         return on_delivery
 
-    async def _drain(self) -> None:
-        """Wait until little enough is queued, as long as it gets less."""
-        limit = max(1, int(_QUEUED_BYTES / self._average_bytes))
+    def _poll(self, timeout_s: float) -> None:
+        """Let the library report deliveries; it raises here what is fatal."""
+        with self._explained("producer has failed"):
+            self._producer.poll(timeout_s)
+
+    async def _drain(self, limit: int) -> None:
+        """Wait until no more than ``limit`` records are queued, as long as they get fewer."""
         queued, since_ns = len(self._producer), self._clock.monotonic_ns()
         while queued > limit:
-            await self._run(self._producer.poll, 0.05)
+            await self._run(self._poll, 0.05)
             now = len(self._producer)
             if now < queued:
                 queued, since_ns = now, self._clock.monotonic_ns()
             elif self._is_over(since_ns):
                 raise RetriableError(self._what("records are not taken in time"))
-
-    async def _insist(self, call: Callable[[float], None], what: str) -> None:
-        """Repeat a call of the transaction protocol as the library asks for."""
-        since_ns = self._clock.monotonic_ns()
-        while True:
-            try:
-                await self._run(call, _CALL_S)
-            except KafkaException as exc:
-                error: KafkaError = exc.args[0]
-                if self._fatal or not error.retriable() or self._is_over(since_ns):
-                    with self._explained(what):
-                        raise
-                await self._clock.sleep(0.05)
-            else:
-                return
 
     def _is_over(self, since_ns: int) -> bool:
         return (self._clock.monotonic_ns() - since_ns) / 1e6 > self._settings.timeout_ms
@@ -225,7 +216,100 @@ class TransactionWriter:
         await run_to_end(self._executor, call, *args, **kwargs)
 
     def _what(self, text: str) -> str:
-        return f"{text}: transactional_id={self.transactional_id}"
+        return f"{text}: writer={self._name}"
+
+
+class TransactionWriter(ChangelogWriter):
+    """Writes in transactions; whoever opens one fences the one before.
+
+    One that was discarded leaves its transaction open: the next one aborts it.
+    """
+
+    is_transactional = True
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        transactional_id: str,
+        *,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> None:
+        """Build the producer; no I/O."""
+        super().__init__(
+            settings,
+            transactional_id,
+            transactional_id=transactional_id,
+            executor=executor,
+            clock=clock,
+        )
+        self._is_in_transaction = False
+
+    @override
+    async def open(self) -> None:
+        """Take the transactional id: older writers are fenced, their open transaction aborted."""
+        await self._insist(self._producer.init_transactions, "transactional id cannot be taken")
+
+    @override
+    async def commit(self) -> None:
+        if not self._is_in_transaction:
+            return
+        await self._insist(self._producer.commit_transaction, "transaction cannot be committed")
+        self._is_in_transaction = False
+        self._committed()
+
+    @override
+    async def _begin(self) -> None:
+        if self._uncommitted_bytes > _TRANSACTION_BYTES:
+            await self.commit()
+        if not self._is_in_transaction:
+            with self._explained("transaction cannot begin"):
+                self._producer.begin_transaction()
+            self._is_in_transaction = True
+
+    async def _insist(self, call: Callable[[float], None], what: str) -> None:
+        """Repeat a call of the transaction protocol as the library asks for."""
+        since_ns = self._clock.monotonic_ns()
+        while True:
+            try:
+                await self._run(call, _CALL_S)
+            except KafkaException as exc:
+                error: KafkaError = exc.args[0]
+                if self._fatal or not error.retriable() or self._is_over(since_ns):
+                    with self._explained(what):
+                        raise
+                await self._clock.sleep(0.05)
+            else:
+                return
+
+
+class PlainWriter(ChangelogWriter):
+    """Writes without transactions: what was written before a failure stays, behind every marker.
+
+    Records keep their order and none is written twice, but one may be missing and others may come
+    in between: whoever uses it compares offsets with the number of records.
+    """
+
+    is_transactional = False
+
+    def __init__(
+        self, settings: KafkaSettings, name: str, *, executor: BlockingExecutor, clock: Clock
+    ) -> None:
+        """Build the producer; no I/O."""
+        super().__init__(settings, name, transactional_id=None, executor=executor, clock=clock)
+
+    @override
+    async def open(self) -> None:
+        pass
+
+    @override
+    async def commit(self) -> None:
+        await self._drain(0)
+        self._committed()
+
+    @override
+    async def _begin(self) -> None:
+        pass
 
 
 def _release(held: list[Producer]) -> None:

@@ -1,4 +1,4 @@
-"""One real broker for all tests of this folder."""
+"""Real brokers for the tests of this folder: one that nobody kills, and three that may be."""
 
 import logging
 import uuid
@@ -7,17 +7,43 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from kafka_kit import ChangelogJob
-from servers.kafka import KafkaBroker, kafka_broker
+from kafka_kit import ChangelogJob, Interrupting
+from servers.kafka import KafkaBroker, KafkaCluster, kafka_broker, kafka_cluster
 from servers.process import required
+
+CLIENT_LOG = "statekeep.backends.kafka.clients"
 
 
 @pytest.fixture(scope="session")
 def broker() -> Generator[KafkaBroker]:
     """A broker that nobody kills."""
-    logging.getLogger("statekeep.backends.kafka.clients").setLevel(logging.ERROR)
+    logging.getLogger(CLIENT_LOG).setLevel(logging.ERROR)
     with required(kafka_broker()) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def three_nodes() -> Generator[KafkaCluster]:
+    """A cluster whose nodes tests kill."""
+    logging.getLogger(CLIENT_LOG).setLevel(logging.CRITICAL + 1)
+    with required(kafka_cluster()) as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(three_nodes: KafkaCluster) -> Generator[KafkaCluster]:
+    """The cluster, whole before and after a test."""
+    three_nodes.start_missing()
+    yield three_nodes
+    three_nodes.start_missing()
+
+
+@pytest_asyncio.fixture
+async def interrupting() -> AsyncGenerator[Interrupting]:
+    """An executor that a test interrupts at a blocking call of its choice."""
+    made = Interrupting()
+    yield made
+    await made.close()
 
 
 @pytest_asyncio.fixture

@@ -149,6 +149,26 @@ async def test_what_a_zombie_writes_is_put_right_by_the_next_commit(
 
 
 @pytest.mark.asyncio
+async def test_a_manager_that_only_cleans_up_fences_nobody(job: ChangelogJob) -> None:
+    await job.commit(await job.manager(), {b"a": b"1"})
+    writer = job.zombie()
+    job.write(writer, [(b"a", b"2")], end=None)
+    cleaning = await job.manager()
+    await cleaning.clean_up([], [])
+    await cleaning.close()
+    writer.commit_transaction(30)
+
+
+@pytest.mark.asyncio
+async def test_an_upload_tells_how_many_bytes_it_has_sent(job: ChangelogJob) -> None:
+    manager = await job.manager()
+    await job.commit(manager, {b"a": b"12345", b"bc": b"1"})
+    assert sum(job.sent) == 9
+    await job.commit(manager, {b"a": None})
+    assert sum(job.sent) == 10
+
+
+@pytest.mark.asyncio
 async def test_a_newer_epoch_in_the_tail_ends_the_older_writer(job: ChangelogJob) -> None:
     manager = await job.manager()
     await job.commit(manager, {b"a": b"1"})

@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 class TestKafkaBackend(StateBackendTests):
     """What occupies storage is a partition: within it the next commit overwrites, by key."""
 
+    is_transactional = "true"
+
     @pytest.fixture(autouse=True)
     def _on_broker(self, broker: KafkaBroker) -> None:
         self.broker = broker
@@ -36,6 +38,7 @@ class TestKafkaBackend(StateBackendTests):
         settings = {
             "bootstrap.servers": self.broker.servers,
             "topic.prefix": f"kit-{self.uid}-{place.name}",
+            "transactional": self.is_transactional,
         }
         return KafkaBackendFactory(BackendName("kafka"), settings)
 
@@ -125,3 +128,9 @@ class TestKafkaBackend(StateBackendTests):
         restored = await task.restore(commit.checkpoint)
         size = sum(len(key) + len(value) for key, value in FIRST.items())
         assert restored.total_bytes == restored.fetched_bytes == size
+
+
+class TestKafkaBackendWithoutTransactions(TestKafkaBackend):
+    """The same, with records that readers see at once."""
+
+    is_transactional = "false"

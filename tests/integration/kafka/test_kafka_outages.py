@@ -5,48 +5,16 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import pytest
 import pytest_asyncio
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
-from kafka_kit import ChangelogJob
+from kafka_kit import ChangelogJob, Interrupting
 from servers.kafka import KafkaBroker, kafka_broker
 from servers.process import required
-from typing_extensions import override
 
-from statekeep.commit.executor import BoundedExecutor
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, RetriableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class Interrupting(BoundedExecutor):
-    """Calls ``interrupt`` once, before the n-th blocking call."""
-
-    def __init__(self) -> None:
-        super().__init__(4, "outage")
-        self.left = -1
-        self.interrupt: Callable[[], None] = lambda: None
-
-    def arm(self, calls: int, interrupt: Callable[[], None]) -> None:
-        self.left, self.interrupt = calls, interrupt
-
-    @override
-    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        self.left -= 1
-        if self.left == 0:
-            self.interrupt()
-        return await super().run(call, *args, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +25,10 @@ def mortal() -> Generator[KafkaBroker]:
 
 
 @pytest_asyncio.fixture
-async def executor() -> AsyncGenerator[Interrupting]:
-    made = Interrupting()
-    yield made
-    await made.close()
-
-
-@pytest_asyncio.fixture
 async def job(
-    mortal: KafkaBroker, executor: Interrupting, tmp_path: Path
+    mortal: KafkaBroker, interrupting: Interrupting, tmp_path: Path
 ) -> AsyncGenerator[ChangelogJob]:
-    made = ChangelogJob(mortal.servers, tmp_path, uuid.uuid4().hex, executor=executor)
+    made = ChangelogJob(mortal.servers, tmp_path, uuid.uuid4().hex, executor=interrupting)
     yield made
     await made.close()
 
@@ -81,28 +42,74 @@ def restart(broker: KafkaBroker) -> Callable[[], None]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("calls", [1, 5, 6], ids=["start", "records", "commit"])
+@pytest.mark.parametrize("step", ["describe", "_enqueue", "commit_transaction"])
 async def test_a_broker_that_restarts_in_the_middle_of_a_commit_is_waited_for(
-    job: ChangelogJob, executor: Interrupting, mortal: KafkaBroker, calls: int
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker, step: str
 ) -> None:
     manager = await job.manager()
     base = await job.commit(manager, {b"%d" % n: b"1" for n in range(5_000)})
-    executor.arm(calls, restart(mortal))
+    interrupting.arm(step, restart(mortal))
     commit = await job.commit(manager, {b"%d" % n: b"2" for n in range(0, 5_000, 2)})
-    assert executor.left <= 0
+    assert interrupting.has_struck
     assert await job.restore(base.checkpoint) == base.content
     assert await job.restore(commit.checkpoint) == commit.content
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("calls", [2, 8], ids=["start", "records"])
+@pytest.mark.parametrize(("step", "nth"), [("_find", 1), ("_step", 4)], ids=["start", "records"])
 async def test_a_broker_that_restarts_in_the_middle_of_a_restore_is_waited_for(
-    job: ChangelogJob, executor: Interrupting, mortal: KafkaBroker, calls: int
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker, step: str, nth: int
 ) -> None:
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
-    executor.arm(calls, restart(mortal))
+    interrupting.arm(step, restart(mortal), nth=nth)
     assert await job.restore(commit.checkpoint) == commit.content
-    assert executor.left <= 0
+    assert interrupting.has_struck
+
+
+@pytest.mark.asyncio
+async def test_a_broker_that_stalls_in_the_middle_of_a_restore_is_waited_for(
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
+) -> None:
+    commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
+
+    def stall() -> None:
+        mortal.pause()
+        interrupting.arm("_step", mortal.resume, nth=40)
+
+    interrupting.arm("_step", stall, nth=4)
+    assert await job.restore(commit.checkpoint) == commit.content
+    assert interrupting.has_struck
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("step", ["_step", "_enqueue"], ids=["restore", "commit"])
+async def test_a_broker_that_stalls_for_good_ends_the_call_in_time(
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker, step: str
+) -> None:
+    manager = await job.manager()
+    base = await job.commit(manager, {b"%d" % n: b"x" * 500 for n in range(100_000)})
+    hasty = ChangelogJob(
+        job.servers,
+        job.versions.root,
+        job.task.job_name,
+        executor=interrupting,
+        timeout_ms="3000",
+        retry_max_duration_ms="0",
+    )
+    hasty.continue_after(base)
+    manager = await hasty.manager()
+    interrupting.arm(step, mortal.pause)
+    try:
+        with pytest.raises(RetriableError):
+            await (
+                hasty.restore(base.checkpoint)
+                if step == "_step"
+                else hasty.commit(manager, {b"a": b"1"})
+            )
+    finally:
+        mortal.resume()
+    await hasty.close()
+    assert await job.restore(base.checkpoint) == base.content
 
 
 @pytest.mark.asyncio
@@ -112,7 +119,12 @@ async def test_compaction_beyond_the_marker_is_found_out(
     manager = await job.manager()
     first = await job.commit(manager, {b"a": b"1", b"b": b"1"})
     second = await job.commit(manager, {b"a": b"2", b"c": b"1"})
-    set_up_for_quick_compaction(job)
+    job.configure_topic(
+        min_compaction_lag_ms="0",
+        min_cleanable_dirty_ratio="0.001",
+        segment_ms="100",
+        delete_retention_ms="0",
+    )
     # A segment that is closed and below the newest one can be compacted.
     third = await job.commit(manager, {b"d": b"1"})
     await job.commit(manager, {b"e": b"1"})
@@ -122,23 +134,3 @@ async def test_compaction_beyond_the_marker_is_found_out(
         await job.restore(first.checkpoint)
     for commit in (second, third):
         assert await job.restore(commit.checkpoint) == commit.content
-
-
-def set_up_for_quick_compaction(job: ChangelogJob) -> None:
-    wanted = {
-        "min.compaction.lag.ms": "0",
-        "min.cleanable.dirty.ratio": "0.001",
-        "segment.ms": "100",
-        "delete.retention.ms": "0",
-    }
-    resource = ConfigResource(
-        ResourceType.TOPIC,
-        job.topic,
-        incremental_configs=[
-            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-            for name, value in wanted.items()
-        ],
-    )
-    admin = AdminClient({"bootstrap.servers": job.servers})
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()

@@ -1,0 +1,174 @@
+"""A compacted topic of one partition, followed and written: the newest record of a key counts."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.client_errors import explained, explained_errors
+from statekeep.backends.kafka.clients import build_producer
+from statekeep.backends.kafka.cluster import Cluster, TopicForm
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.reader import PartitionReader
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.topics import patient, prepare_topics
+from statekeep.backends.run_to_end import run_to_end
+from statekeep.clock import Clock
+from statekeep.errors import RetriableError, StateBackupError
+from statekeep.stores.delta import Change
+
+_FLUSH_S: Final = 5.0
+
+
+class CompactedTopic:
+    """Reads what is new and writes records durably; created at first use.
+
+    Coroutines of one event loop, one at a time.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, topic: str, *, executor: BlockingExecutor, clock: Clock
+    ) -> None:
+        """Build it; nothing is reached yet.
+
+        Args:
+            settings: Of the cluster.
+            topic: Its name.
+            executor: For blocking calls.
+            clock: For time-outs.
+        """
+        self.name = topic
+        self._settings = settings
+        self._place = ChangelogPartition(topic, 0)
+        self._executor = executor
+        self._clock = clock
+        self._cluster: Cluster | None = None
+        self._producers: list[Producer] = []
+        self._next_offset = 0
+
+    async def read_new(self) -> Sequence[Message]:
+        """Return the committed records since the last call, in order; at first all of them.
+
+        Raises:
+            ConfigError: The cluster refuses us.
+            RetriableError: It does not answer in time.
+        """
+        await self._reach()
+        return await patient(self._settings, self._clock).run(
+            self._read_new, operation="read", subject=self.name
+        )
+
+    async def _read_new(self) -> Sequence[Message]:
+        run, cluster = self._executor, await self._reach()
+        end = (await run_to_end(run, cluster.end_offsets, [self._place]))[self._place]
+        if end <= self._next_offset:
+            return []
+        start = (await run_to_end(run, cluster.start_offsets, [self._place]))[self._place]
+        reader = PartitionReader(
+            self._settings,
+            self._place,
+            max(start, self._next_offset),
+            end,
+            is_committed_only=True,
+            executor=run,
+            clock=self._clock,
+        )
+        found: list[Message] = []
+        try:
+            await reader.open()
+            while not reader.is_done:
+                await reader.next(found.extend)
+        finally:
+            await reader.close()
+        self._next_offset = end
+        return found
+
+    async def send(self, entries: Sequence[Change]) -> None:
+        """Write records and wait until they are durable; a value of None is a tombstone.
+
+        Raises:
+            ConfigError: The cluster refuses us, or a record is too large.
+            RetriableError: Unknown whether all of them are durable; the next call begins with a
+                client of its own.
+        """
+        if not entries:
+            return
+        await self._reach()
+        if not self._producers:
+            self._producers.append(build_producer(self._settings, None, _ignore))
+        try:
+            await self._send(entries)
+        except BaseException:
+            await run_to_end(self._executor, self._producers.clear)
+            raise
+
+    async def close(self) -> None:
+        """Release clients. Idempotent."""
+        await run_to_end(self._executor, self._producers.clear)
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            await run_to_end(self._executor, cluster.close)
+
+    async def _send(self, entries: Sequence[Change]) -> None:
+        failures: list[StateBackupError] = []
+        missing = [len(entries)]
+        what = f"records cannot be written: topic={self.name}"
+
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            del message
+            missing[0] -= 1
+            if error is not None:
+                found = explained(error, what)
+                failures.append(
+                    found if isinstance(found, StateBackupError) else RetriableError(what)
+                )
+
+        def send() -> None:
+            with explained_errors(what):
+                for key, data in entries:
+                    self._producers[0].produce(self.name, data, key, 0, on_delivery=on_delivery)
+
+        def flush() -> None:
+            with explained_errors(what):
+                self._producers[0].flush(_FLUSH_S)
+
+        await run_to_end(self._executor, send)
+        since_ns = self._clock.monotonic_ns()
+        while missing[0]:
+            await run_to_end(self._executor, flush)
+            elapsed_ms = (self._clock.monotonic_ns() - since_ns) / 1e6
+            if missing[0] and elapsed_ms > 2 * self._settings.timeout_ms:
+                raise RetriableError(what)
+        if failures:
+            raise failures[0]
+
+    async def _reach(self) -> Cluster:
+        """Return the cluster, with the topic in it."""
+        if self._cluster is None:
+            cluster = Cluster(self._settings)
+            form = TopicForm(
+                partitions=1,
+                config={
+                    "cleanup.policy": "compact",
+                    "max.message.bytes": str(self._settings.max_message_bytes),
+                },
+            )
+            try:
+                await prepare_topics(
+                    cluster,
+                    {self.name: form},
+                    settings=self._settings,
+                    executor=self._executor,
+                    clock=self._clock,
+                )
+            except BaseException:
+                await run_to_end(self._executor, cluster.close)
+                raise
+            self._cluster = cluster
+        return self._cluster
+
+
+def _ignore(error: KafkaError) -> None:
+    """Deliveries tell what went wrong with each record."""
+    del error
