@@ -71,6 +71,18 @@ class TaskIdentity:
     """Drawn when the job log was created: keeps apart the blobs of two logs of one name."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobTasks:
+    """The tasks that a job starts with: an admin may make room for all of them at once."""
+
+    job_name: str
+    operator: str
+    stores: tuple[StoreName, ...]
+    """The stores that list the backend in ``stores.<name>.backup.factories``."""
+    count: int
+    """The tasks are ``Partition 0`` to ``Partition <count - 1>``."""
+
+
 def _uncounted(_size: int) -> None:
     """Count nothing: nobody asks."""
 
@@ -331,8 +343,10 @@ class StateBackendFactory(ABC):
         """Build the restore manager of one task."""
 
     @abstractmethod
-    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
-        """Build the admin."""
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
+        """Build the admin; ``tasks`` is None where they are not known yet, as in plain Python."""
 
     def garbage_collector(
         self, executor: BlockingExecutor, clock: Clock

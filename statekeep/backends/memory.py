@@ -16,6 +16,7 @@ from statekeep.backends.base import (
     BackendProperties,
     BackupContext,
     BlockingExecutor,
+    JobTasks,
     RestoreContext,
     StateBackendAdmin,
     StateBackendFactory,
@@ -121,7 +122,9 @@ class MemoryBackendFactory(StateBackendFactory):
         return MemoryRestoreManager(context, self.name, self._place)
 
     @override
-    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
         return _MemoryAdmin()
 
     @override

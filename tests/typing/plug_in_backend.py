@@ -9,6 +9,7 @@ from statekeep.backends.base import (
     BackendProperties,
     BackupContext,
     BlockingExecutor,
+    JobTasks,
     RestoreContext,
     StateBackendAdmin,
     StateBackendFactory,
@@ -112,7 +113,9 @@ class TapeBackendFactory(StateBackendFactory):
         return TapeRestoreManager()
 
     @override
-    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
         return TapeAdmin()
 
 

@@ -11,6 +11,7 @@ from statekeep.backends.base import (
     BackendProperties,
     BackupContext,
     BlockingExecutor,
+    JobTasks,
     RestoreContext,
     StateBackendAdmin,
     StateBackendFactory,
@@ -106,7 +107,9 @@ class HeldBackendFactory(StateBackendFactory):
         return _HeldRestore(self._memory.restore_manager(context), self._controls)
 
     @override
-    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
         return self._memory.admin(executor, clock)
 
 

@@ -13,6 +13,7 @@ from statekeep.backends.base import (
     BlobStoreManager,
     BlockingExecutor,
     GarbageCollector,
+    JobTasks,
     RestoreContext,
     StateBackendAdmin,
     StateBackendFactory,
@@ -139,7 +140,9 @@ class BlobBackendFactory(StateBackendFactory):
         )
 
     @override
-    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
         manager = self._manager(executor, clock, self._blob_settings.start_retry)
         check_codec = partial(self._codec.check, executor)
         return BlobAdmin(self.name, manager, new_uid=self._new_uid, check_codec=check_codec)

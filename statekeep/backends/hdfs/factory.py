@@ -9,6 +9,7 @@ from statekeep.backends.base import (
     BackendProperties,
     BackupContext,
     BlockingExecutor,
+    JobTasks,
     RestoreContext,
     StateBackendAdmin,
     StateBackendFactory,
@@ -81,7 +82,9 @@ class HdfsBackendFactory(StateBackendFactory):
         )
 
     @override
-    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
         return self._blobs.admin(executor, clock)
 
     @override

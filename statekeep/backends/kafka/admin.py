@@ -1,45 +1,79 @@
-"""Checking the cluster of a Kafka backend at the start of a job."""
+"""Setting up and checking the cluster of a Kafka backend at the start of a job."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlockingExecutor, StateBackendAdmin
+from statekeep.backends.base import BlockingExecutor, JobTasks, StateBackendAdmin, TaskIdentity
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
 from statekeep.backends.run_to_end import run_to_end
-from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.clock import Clock
 from statekeep.errors import ConfigError, RetriableError
 
 
 class KafkaAdmin(StateBackendAdmin):
-    """Makes sure that the cluster answers and can hold as many replicas as asked for.
+    """Makes sure that the cluster answers, and that the changelogs are there and keep their records.
 
-    Topics are created and checked by the backup manager of each task, which knows its stores.
+    Where the tasks are not known beforehand, the backup manager of each sees to its topics.
     """
 
     def __init__(
-        self, backend: BackendName, settings: KafkaSettings, executor: BlockingExecutor
+        self,
+        backend: BackendName,
+        settings: KafkaSettings,
+        tasks: JobTasks | None,
+        executor: BlockingExecutor,
+        clock: Clock,
     ) -> None:
+        """Take what is needed; no I/O."""
         self._backend = backend
         self._settings = settings
+        self._tasks = tasks
         self._executor = executor
+        self._clock = clock
+        self._cluster: Cluster | None = None
 
     @override
     async def create_resources(self) -> None:
-        pass
+        """Create the changelogs, or give them the partitions that they lack.
+
+        Raises:
+            ConfigError: The cluster is unreachable or refuses them.
+        """
+        tasks = self._tasks
+        if tasks is None or not tasks.count:
+            return
+        await self._check_nodes()
+        last = TaskIdentity(
+            tasks.job_name, tasks.operator, TaskName(f"Partition {tasks.count - 1}")
+        )
+        topics = ChangelogTopics(self._settings, self._backend, last)
+        with self._reachable():
+            await prepare_topics(
+                self._reach(),
+                {topics.place(store).topic: topics.form(store) for store in tasks.stores},
+                settings=self._settings,
+                executor=self._executor,
+                clock=self._clock,
+            )
 
     @override
     async def validate_resources(self) -> None:
-        cluster = Cluster(self._settings)
-        try:
-            nodes = await run_to_end(self._executor, cluster.node_count)
-        except RetriableError as exc:
-            raise ConfigError(
-                f"kafka cluster is unreachable: backend={self._backend} "
-                f"servers={self._settings.servers}",
-                key=f"backends.{self._backend}.bootstrap.servers",
-            ) from exc
-        finally:
+        await self._check_nodes()
+
+    @override
+    async def close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
             await run_to_end(self._executor, cluster.close)
+
+    async def _check_nodes(self) -> None:
+        with self._reachable():
+            nodes = await run_to_end(self._executor, self._reach().node_count)
         if nodes < self._settings.replication_factor:
             raise ConfigError(
                 f"kafka cluster has fewer nodes than replicas are wanted: "
@@ -48,6 +82,18 @@ class KafkaAdmin(StateBackendAdmin):
                 key=f"backends.{self._backend}.replication.factor",
             )
 
-    @override
-    async def close(self) -> None:
-        pass
+    @contextmanager
+    def _reachable(self) -> Generator[None]:
+        try:
+            yield
+        except RetriableError as exc:
+            raise ConfigError(
+                f"kafka cluster is unreachable: backend={self._backend} "
+                f"servers={self._settings.servers}",
+                key=f"backends.{self._backend}.bootstrap.servers",
+            ) from exc
+
+    def _reach(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._settings)
+        return self._cluster

@@ -9,6 +9,7 @@ from statekeep.backends.base import (
     BackendProperties,
     BackupContext,
     BlockingExecutor,
+    JobTasks,
     RestoreContext,
     StateBackendAdmin,
     StateBackendFactory,
@@ -66,8 +67,10 @@ class KafkaBackendFactory(StateBackendFactory):
         return KafkaRestoreManager(context, self._kafka_settings, self.name)
 
     @override
-    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
-        return KafkaAdmin(self.name, self._kafka_settings, executor)
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
+        return KafkaAdmin(self.name, self._kafka_settings, tasks, executor, clock)
 
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:

@@ -117,10 +117,10 @@ class StatefulJob:
         """
         check_retention(self._spark, self._config.task.replay_max_batches)
         check_sources(self._frame, is_replay_needed=not self._config.task.is_commit_every_batch)
-        commit = self._reign.open()
         partitions = self._config.task.count or int(
             self._spark.conf.get("spark.sql.shuffle.partitions") or 200
         )
+        commit = self._reign.open(partitions)
         key_schema = self._operator.key_schema.simpleString()
         expected = new_identity(self._config, partitions, ROUTER, key_schema)
         identity = settled_identity(commit, expected)

@@ -31,6 +31,7 @@ from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
 from statekeep.errors import CheckpointLocationError, ConfigError
 from statekeep.fault_points import fault_point
+from statekeep.spark.driver.backend_setup import check_reach, prepare_backends
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.committer import CommitSummary, Committer
@@ -115,8 +116,11 @@ class Reign:
             raise RuntimeError(msg)
         return self._writer
 
-    def open(self) -> CommitRecord | None:
+    def open(self, partitions: int) -> CommitRecord | None:
         """Set up the backends, read the log; return the current commit, None for a new job.
+
+        Args:
+            partitions: How many tasks the job has.
 
         Raises:
             ConfigError: A backend is unknown, unreachable, or none can hold the job log.
@@ -126,8 +130,8 @@ class Reign:
         self._factories = dict(registry.factories())
         if (name := self._config.job.log_backend) is not None:
             self._factories[BackendName(name)] = registry.factory(name)
-        self._check_reach()
-        self._thread.run(self._open())
+        check_reach(self._factories)
+        self._thread.run(self._open(partitions))
         return self._log.view.last_commit
 
     def check_location(self) -> None:
@@ -187,7 +191,7 @@ class Reign:
     def begin(self, identity: JobIdentity, checkpoint_id: str) -> None:
         """Write the empty commit with which a log begins, in the first batch call (R2)."""
         metadata = self._location.require("metadata")
-        query_id = self._location.query_id() or ""
+        query = QueryState(query_id=self._location.query_id() or "", metadata=metadata)
         record = CommitRecord(
             epoch=0,
             nonce="",
@@ -196,7 +200,7 @@ class Reign:
             batch=-1,
             checkpoint_id=checkpoint_id,
             identity=identity,
-            query=QueryState(query_id=query_id, metadata=metadata),
+            query=query,
         )
         fault_point("empty_commit.before")
         self._thread.run(self._log.append(record))
@@ -253,21 +257,10 @@ class Reign:
             self._writer = None
         self._thread.close()
 
-    def _check_reach(self) -> None:
-        for name, factory in self._factories.items():
-            if not factory.properties.is_durable:
-                raise ConfigError(
-                    f"this backend keeps state in one process, and Spark has many: backend={name}",
-                    key=f"backends.{name}.factory",
-                    hint="name a backend that all hosts reach, such as blob",
-                )
-
-    async def _open(self) -> None:
-        for factory in self._factories.values():
-            admin = factory.admin(self._executor, self._clock)
-            await admin.create_resources()
-            await admin.validate_resources()
-            await admin.close()
+    async def _open(self, partitions: int) -> None:
+        await prepare_backends(
+            self._factories, self._config, partitions, self._executor, self._clock
+        )
         name, scope = self._log_backend(), escape_name(self._config.job.name)
         factory = self._factories[name]
         self._checkpoints = factory.checkpoint_store(scope, self._executor, self._clock)

@@ -13,6 +13,7 @@ from statekeep.backends.base import (
     BackupContext,
     BlockingExecutor,
     CommitContext,
+    JobTasks,
     RestoreContext,
     StateBackendAdmin,
     StateBackendFactory,
@@ -120,7 +121,9 @@ class FakeFactory(StateBackendFactory):
         raise NotImplementedError
 
     @override
-    def admin(self, executor: BlockingExecutor, clock: Clock) -> StateBackendAdmin:
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
         raise NotImplementedError
 
 

@@ -59,7 +59,7 @@ class Drivers:
         location = cast("CheckpointLocation", self.location)
         reign = Reign(load_dict(self._settings), location, clock, EventList(clock))
         self.reigns.append(reign)
-        reign.open()
+        reign.open(1)
         return reign
 
     def begin(self, *, batches: int) -> Reign:
