@@ -1,10 +1,11 @@
-"""What a backend may offer beyond its contract, for people who look after a job."""
+"""What a backend may offer beyond its contract: for people, or for a job that comes from elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
+from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.clock import Clock
 
@@ -59,4 +60,20 @@ class DescribesSnapshots(Protocol):
             CheckpointCorruptError: The marker, or what it names, cannot be read.
             RetriableError: The service may answer later.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsCheckpoints(Protocol):
+    """A `StateBackendFactory` that ``task.checkpoint.factory`` may name."""
+
+    def checkpoint_manager(
+        self,
+        job_name: str,
+        job_id: str,
+        forms: CheckpointForms,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> CheckpointManager:
+        """Build what keeps the newest checkpoints of one job in Samza's forms; no I/O."""
         ...

@@ -14,6 +14,7 @@ from statekeep.config.values import (
     decimal,
     milliseconds,
     number_list,
+    one_name,
     one_of,
     optional,
     whole_number,
@@ -191,6 +192,15 @@ SHUTDOWN_MS = Key(
     30_000,
     "How long a stop waits for the commit in flight.",
     "Long enough for a usual upload, short enough for cluster managers, which kill soon after.",
+)
+CHECKPOINT_FACTORY: Key[str | None] = Key(
+    "task.checkpoint.factory",
+    one_name(aliases={"org.apache.samza.checkpoint.kafka.KafkaCheckpointManagerFactory": "kafka"}),
+    None,
+    "Backend that also keeps each task's newest checkpoint in Samza's forms: written after each "
+    "commit, and read by a job whose log is new. Plain Python only.",
+    "The job log decides; only a job that comes from Samza, or its tools, look there.",
+    default_text="none",
 )
 WRITE_VERSIONS = Key(
     "task.checkpoint.write.versions",

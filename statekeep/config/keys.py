@@ -42,6 +42,7 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             job_keys.EXCEPTION_MAX_LIMIT,
             job_keys.TIMEOUT_MAX_LIMIT,
             job_keys.SHUTDOWN_MS,
+            job_keys.CHECKPOINT_FACTORY,
             job_keys.WRITE_VERSIONS,
             job_keys.READ_VERSIONS,
             job_keys.LIVE_CHECKPOINT_MAX_AGE_MS,
@@ -139,11 +140,10 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "in the query",
         "task.async.commit": "it lets messages be in flight during a commit, and there are none: "
         "a commit holds whole batches; its upload is always asynchronous",
-        "task.checkpoint.factory": "checkpoints are kept by the backend of job.log.backend",
-        "task.checkpoint.replication.factor": "checkpoints are kept by the backend of "
-        "job.log.backend",
-        "task.checkpoint.segment.bytes": "checkpoints are kept by the backend of job.log.backend",
-        "task.checkpoint.system": "checkpoints are kept by the backend of job.log.backend",
+        "task.checkpoint.replication.factor": "topics are set up by the kafka backend: "
+        "kafka.replication.factor",
+        "task.checkpoint.segment.bytes": "topics of checkpoints have the cluster's default",
+        "task.checkpoint.system": "the backend is named by task.checkpoint.factory",
         "task.class": "the program names its processor",
         "task.inputs": "the program names its inputs",
         "task.transactional.state.restore.enabled": "a restore always ends at the commit, so that "

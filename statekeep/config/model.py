@@ -109,6 +109,8 @@ class TaskSettings:
     """Consecutive timed-out commits that are tolerated while skipping: each costs half an hour."""
     shutdown_ms: int = _setting(job_keys.SHUTDOWN_MS)
     """Milliseconds that a stop waits for the commit in flight: cluster managers kill soon after."""
+    checkpoint_factory: str | None = _setting(job_keys.CHECKPOINT_FACTORY)
+    """Backend that also keeps checkpoints in Samza's forms; None, as only Samza reads them."""
     checkpoint_write_versions: tuple[int, ...] = _setting(job_keys.WRITE_VERSIONS)
     """Forms in which checkpoints are written; only form 2 has state markers."""
     checkpoint_read_versions: tuple[int, ...] = _setting(job_keys.READ_VERSIONS)

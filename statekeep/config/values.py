@@ -111,6 +111,18 @@ def name_list(aliases: Mapping[str, str] = MappingProxyType({})) -> ValueType[tu
     return ValueType("names", "a comma-separated list of different names", parse)
 
 
+def one_name(aliases: Mapping[str, str] = MappingProxyType({})) -> ValueType[str | None]:
+    """Return the type of one name."""
+
+    def parse(text: str) -> str:
+        name = aliases.get(text, text)
+        if not _is_name(name):
+            raise ValueError("not a name")
+        return name
+
+    return ValueType("name", "a name", parse)
+
+
 def number_list(*allowed: int) -> ValueType[tuple[int, ...]]:
     """Return the type of comma-separated numbers out of ``allowed``: at least one, none twice."""
 

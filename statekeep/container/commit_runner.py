@@ -14,6 +14,7 @@ from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate, Decision
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task_commit import TaskCommit
 from statekeep.container.task_log import TaskLog
@@ -42,6 +43,7 @@ class CommitRunner:
         task: TaskIdentity,
         *,
         log: TaskLog,
+        copies: CheckpointCopies,
         pipeline: TaskCommitPipeline,
         gate: CommitGate,
         housekeeper: Housekeeper,
@@ -53,6 +55,7 @@ class CommitRunner:
         self._task = task
         self._note = note
         self._log = log
+        self._copies = copies
         self._pipeline = pipeline
         self._gate = gate
         self._housekeeper = housekeeper
@@ -204,7 +207,7 @@ class CommitRunner:
         input_offsets: Mapping[SystemStreamPartition, str],
         began_ns: int,
     ) -> None:
-        """The async stage: attempt record, uploads, commit record."""
+        """The async stage: attempt record, uploads, commit record, copy of the checkpoint."""
         async_began_ns = self._clock.monotonic_ns()
         try:
             await self._make_durable(commit, version, input_offsets)
@@ -252,6 +255,7 @@ class CommitRunner:
         fault_point("record.before")
         await self._log.commit(attempt, version_id, checkpoint)
         fault_point("record.after")
+        await self._copies.write(checkpoint)
 
     def _count_bytes(self, size: int) -> None:
         self._bytes_uploaded += size

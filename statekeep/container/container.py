@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
+from statekeep.backends.optional_powers import KeepsCheckpoints
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
@@ -72,6 +73,7 @@ class Container:
         self._factories = _build_factories(config)
         self._log_backend = _find_log_backend(config, self._factories)
         self._limits = _limits(self._factories, self._log_backend)
+        self._copy_backend = _find_copy_backend(config, self._factories)
         self._executor: BoundedExecutor | None = None
         self._restore_executor: BoundedExecutor | None = None
         self._tasks: dict[TaskName, Task | None] = {}
@@ -172,6 +174,7 @@ class Container:
             config=self._config,
             factories=self._factories,
             log_backend=self._log_backend,
+            copy_backend=self._copy_backend,
             executor=executor,
             restore_executor=restore_executor,
             clock=self._clock,
@@ -207,7 +210,7 @@ class Container:
 def _build_factories(config: Config) -> Mapping[BackendName, StateBackendFactory]:
     registry = BackendRegistry(config)
     factories = dict(registry.factories())
-    for name in filter(None, [config.job.log_backend]):
+    for name in filter(None, [config.job.log_backend, config.task.checkpoint_factory]):
         factories[BackendName(name)] = registry.factory(name)
     return factories
 
@@ -250,6 +253,21 @@ def _limits(
         " stores.backup.factories)"
     )
     return (limit,)
+
+
+def _find_copy_backend(
+    config: Config, factories: Mapping[BackendName, StateBackendFactory]
+) -> KeepsCheckpoints | None:
+    """Return the backend that keeps checkpoints in Samza's forms too, if one is named."""
+    if config.task.checkpoint_factory is None:
+        return None
+    named = factories[BackendName(config.task.checkpoint_factory)]
+    if not isinstance(named, KeepsCheckpoints):
+        raise ConfigError(
+            f"this backend keeps no checkpoints in Samza's forms: backend={named.name}",
+            key="task.checkpoint.factory",
+        )
+    return named
 
 
 def _is_closed(task: Task | None) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition, TaskName
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task_commit import TaskCommit
@@ -35,6 +36,7 @@ class Task:
         stores: TaskStores,
         runner: CommitRunner,
         log: TaskLog,
+        copies: CheckpointCopies,
         pipeline: TaskCommitPipeline,
         housekeeper: Housekeeper,
         metrics: CommitMetrics,
@@ -56,6 +58,7 @@ class Task:
         self._stores = stores
         self._runner = runner
         self._log = log
+        self._copies = copies
         self._pipeline = pipeline
         self._housekeeper = housekeeper
         self._events = events
@@ -147,7 +150,8 @@ class Task:
         await self._runner.finish(self._shutdown_ms)
         await self._housekeeper.close()
         errors: list[Exception] = []
-        for close in (self._end_events, self._pipeline.close, self._stores.close, self._log.close):
+        parts = (self._pipeline, self._stores, self._copies, self._log)
+        for close in (self._end_events, *(part.close for part in parts)):
             try:
                 await close()
             except (StateBackupError, OSError, ExceptionGroup) as exc:

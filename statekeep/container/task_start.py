@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
+from statekeep.backends.optional_powers import KeepsCheckpoints
 from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoint_manager import CheckpointForms
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.checkpoint.log_scope import task_scope
 from statekeep.checkpoint.version_id import VersionId
@@ -15,6 +17,7 @@ from statekeep.commit.gate import CommitGate
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.model import Config, StoreSettings
+from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task import Task
@@ -37,6 +40,8 @@ class TaskParts:
     config: Config
     factories: Mapping[BackendName, StateBackendFactory]
     log_backend: StateBackendFactory
+    copy_backend: KeepsCheckpoints | None
+    """Keeps checkpoints in Samza's forms too; None: none does."""
     executor: BlockingExecutor
     restore_executor: BlockingExecutor
     """A restore is not kept waiting by the uploads of other tasks."""
@@ -68,6 +73,9 @@ async def start_task(parts: TaskParts) -> Task:
         events.begin(log.epoch)
         _note_start(parts, log, events)
 
+        copies = _copies(parts)
+        undo.push_async_callback(copies.close)
+        await copies.adopt(log, parts.new_uid)
         parts = replace(parts, task=replace(parts.task, job_uid=log.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
         # Before the restore, which may need the room that restores before it have left full.
@@ -101,6 +109,7 @@ async def start_task(parts: TaskParts) -> Task:
     return _assemble(
         parts,
         log=log,
+        copies=copies,
         pipeline=pipeline,
         stores=stores,
         directory=directory,
@@ -154,6 +163,21 @@ def _note_restore(restored: RestoreOutcome, events: TaskEvents) -> None:
     )
 
 
+def _copies(parts: TaskParts) -> CheckpointCopies:
+    if parts.copy_backend is None:
+        return CheckpointCopies(None, parts.task)
+    job, task = parts.config.job, parts.config.task
+    forms = CheckpointForms(
+        task.checkpoint_write_versions,
+        task.checkpoint_read_versions,
+        task.live_checkpoint_max_age_ms,
+    )
+    manager = parts.copy_backend.checkpoint_manager(
+        job.name, job.id, forms, parts.executor, parts.clock
+    )
+    return CheckpointCopies(manager, parts.task)
+
+
 async def _restore(parts: TaskParts, log: TaskLog, directory: TaskDirectory) -> RestoreOutcome:
     """Restore from the newest commit within reach, and record the markers that were found bad."""
     restorer = TaskRestorer(
@@ -189,6 +213,7 @@ def _assemble(
     parts: TaskParts,
     *,
     log: TaskLog,
+    copies: CheckpointCopies,
     pipeline: TaskCommitPipeline,
     stores: TaskStores,
     directory: TaskDirectory,
@@ -218,6 +243,7 @@ def _assemble(
     runner = CommitRunner(
         parts.task,
         log=log,
+        copies=copies,
         pipeline=pipeline,
         gate=CommitGate(parts.config.task),
         housekeeper=housekeeper,
@@ -233,6 +259,7 @@ def _assemble(
         stores=stores,
         runner=runner,
         log=log,
+        copies=copies,
         pipeline=pipeline,
         housekeeper=housekeeper,
         metrics=metrics,

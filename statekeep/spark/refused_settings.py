@@ -9,6 +9,7 @@ from statekeep.spark.worker.job_spec import STATE_STORE
 
 _FORMS: Final = "on Spark a commit holds all checkpoints in form 2, and is never read in another"
 _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
+    "task.checkpoint.factory": ("", "on Spark the commit record alone holds the checkpoints"),
     "task.checkpoint.write.versions": ("2", _FORMS),
     "task.checkpoint.read.versions": ("2,1", _FORMS),
     "task.live.checkpoint.max.age": ("600000", _FORMS),

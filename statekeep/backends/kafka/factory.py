@@ -20,12 +20,14 @@ from statekeep.backends.base import (
 from statekeep.backends.kafka.admin import KafkaAdmin
 from statekeep.backends.kafka.backup import KafkaBackupManager
 from statekeep.backends.kafka.checkpoint_store import KafkaCheckpointStore
+from statekeep.backends.kafka.checkpoint_topic import KafkaCheckpointManager, checkpoint_topic
 from statekeep.backends.kafka.job_log import KafkaJobLog
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import topic_name
 from statekeep.backends.kafka.restore import KafkaRestoreManager
 from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
 from statekeep.backends.optional_powers import SnapshotNode
+from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_writer import random_nonce
@@ -105,3 +107,21 @@ class KafkaBackendFactory(StateBackendFactory):
                 f"{place} topic_id={found.topic_id} version={found.version}{known}",
             )
         ]
+
+    def checkpoint_manager(
+        self,
+        job_name: str,
+        job_id: str,
+        forms: CheckpointForms,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> CheckpointManager:
+        """Build what keeps a job's checkpoints in Samza's topic: see `KeepsCheckpoints`."""
+        return KafkaCheckpointManager(
+            self._kafka_settings,
+            checkpoint_topic(job_name, job_id),
+            forms,
+            self.name,
+            executor=executor,
+            clock=clock,
+        )

@@ -105,6 +105,19 @@ class KafkaSettings:
         topic = self.stores.get(f"{store}{_CHANGELOG}")
         return None if topic is None else topic.removeprefix(f"{backend}.")
 
+    def stores_by_changelog(self, backend: str) -> Mapping[str, StoreName]:
+        """Return ``{topic: store}`` of the changelogs that the settings name."""
+        stores = {
+            StoreName(name.removesuffix(_CHANGELOG))
+            for name in self.stores
+            if name.endswith(_CHANGELOG)
+        }
+        return {
+            topic: store
+            for store in stores
+            if (topic := self.changelog(backend, store)) is not None
+        }
+
     def min_compaction_lag_ms(self, store: StoreName) -> int:
         """Return how long the cluster leaves records of a store uncompacted."""
         return self._of_store(store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS, store)

@@ -1,0 +1,156 @@
+"""Samza's checkpoint topic: both forms of each task's newest checkpoint, under keys of their own.
+
+Source: Samza 1.8 ``KafkaCheckpointManager``, ``KafkaCheckpointLogKeySerde``. The newest record of a
+key counts, so that compaction keeps one checkpoint of each form for each task.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from confluent_kafka import Message
+from typing_extensions import override
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.compacted_topic import CompactedTopic
+from statekeep.backends.kafka.legacy_checkpoint import from_v1, to_v1
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.retry import Retrier
+from statekeep.checkpoint.checkpoint_manager import (
+    CheckpointForms,
+    CheckpointManager,
+    StoredCheckpoint,
+    choose_checkpoint,
+)
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
+from statekeep.checkpoint.serde import (
+    decode_checkpoint_v1,
+    decode_checkpoint_v2,
+    encode_checkpoint_v1,
+    encode_checkpoint_v2,
+    with_backend_names,
+)
+from statekeep.clock import Clock
+from statekeep.config.store_keys import BACKEND_ALIASES
+from statekeep.errors import CheckpointCorruptError
+
+logger = logging.getLogger(__name__)
+
+_GROUPER: Final = "org.apache.samza.container.grouper.stream.GroupByPartitionFactory"
+"""What Samza's jobs have by default; other readers may look for it, this one does not."""
+_TYPES: Final[Mapping[str, int]] = {"checkpoint": 1, "checkpoint-v2": 2}
+_UNKNOWN: Final = 0
+_ALIASES: Final = {name: BackendName(backend) for name, backend in BACKEND_ALIASES.items()}
+
+
+class _KeyJson(msgspec.Struct, frozen=True, kw_only=True):
+    grouper: str = msgspec.field(name="systemstreampartition-grouper-factory", default=_GROUPER)
+    task_name: str = msgspec.field(name="taskName")
+    type: str
+
+
+_key_decoder = msgspec.json.Decoder(_KeyJson)
+
+
+def checkpoint_topic(job_name: str, job_id: str) -> str:
+    """Return the name that Samza gives the topic."""
+    name, number = job_name.replace("_", "-"), job_id.replace("_", "-")
+    return f"__samza_checkpoint_ver_1_for_{name}_{number}"
+
+
+def checkpoint_key(task: TaskName, version: int) -> bytes:
+    """Return the key of a task's checkpoints of one form, byte for byte as Samza writes it."""
+    (kind,) = (kind for kind, number in _TYPES.items() if number == version)
+    return msgspec.json.encode(_KeyJson(task_name=task, type=kind))
+
+
+class KafkaCheckpointManager(CheckpointManager):
+    """Reads the whole topic at the first call, and then what is new."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        forms: CheckpointForms,
+        backend: BackendName,
+        *,
+        executor: BlockingExecutor,
+        clock: Clock,
+    ) -> None:
+        """Build it; nothing is reached yet.
+
+        Args:
+            settings: Of the cluster; how long writes are repeated, and which topics are changelogs.
+            topic: See `checkpoint_topic`.
+            forms: Which forms are written and read.
+            backend: Name under which markers of changelogs stand.
+            executor: For blocking calls.
+            clock: For pauses.
+        """
+        self._settings = settings
+        self._forms = forms
+        self._backend = backend
+        self._topic = CompactedTopic(settings, topic, executor=executor, clock=clock)
+        self._retrier = Retrier(settings.retry, clock)
+        self._found: dict[str, dict[int, StoredCheckpoint]] = {}
+        self._skipped_kinds: set[str] = set()
+
+    @override
+    async def write(self, task: TaskName, checkpoint: CheckpointV2) -> None:
+        entries = [
+            (checkpoint_key(task, version), self._encode(checkpoint, version))
+            for version in self._forms.write_versions
+        ]
+        await self._retrier.run(
+            lambda: self._topic.send(entries), operation="write checkpoint", subject=task
+        )
+
+    @override
+    async def read_last(self, task: TaskName) -> CheckpointV2 | None:
+        for record in await self._topic.read_new():
+            self._take(record)
+        chosen = choose_checkpoint(self._found.get(task, {}).values(), self._forms)
+        return None if chosen is None else self._decode(task, chosen)
+
+    @override
+    async def close(self) -> None:
+        await self._topic.close()
+
+    def _take(self, record: Message) -> None:
+        """Keep a record that is a checkpoint of a form that is read; a tombstone forgets one."""
+        key = self._key(record)
+        version = _TYPES.get(key.type, _UNKNOWN)
+        if version not in self._forms.read_versions:
+            if key.type not in self._skipped_kinds:
+                self._skipped_kinds.add(key.type)
+                logger.warning(
+                    "checkpoints of a form that is not read are left out: topic=%s type=%s",
+                    self._topic.name,
+                    key.type,
+                )
+            return
+        found, data = self._found.setdefault(key.task_name, {}), record.value()
+        found.pop(version, None)  # so that the newest stands last
+        if data is not None:
+            found[version] = StoredCheckpoint(version, record.timestamp()[1], data)
+
+    def _key(self, record: Message) -> _KeyJson:
+        try:
+            return _key_decoder.decode(record.key() or b"")
+        except msgspec.MsgspecError as exc:
+            raise CheckpointCorruptError(
+                f"not a key of a checkpoint: topic={self._topic.name} offset={record.offset()}"
+            ) from exc
+
+    def _encode(self, checkpoint: CheckpointV2, version: int) -> bytes:
+        if version == 1:
+            return encode_checkpoint_v1(to_v1(checkpoint, self._backend))
+        return encode_checkpoint_v2(checkpoint)
+
+    def _decode(self, task: TaskName, stored: StoredCheckpoint) -> CheckpointV2:
+        where = f"topic={self._topic.name} task={task} version={stored.version}"
+        if stored.version == 1:
+            legacy = decode_checkpoint_v1(stored.data, where)
+            return from_v1(legacy, stored.written_ms, self._settings, self._backend)
+        return with_backend_names(decode_checkpoint_v2(stored.data, where), _ALIASES)

@@ -1,0 +1,99 @@
+"""Samza's checkpoint topic: names, keys, and form 1 with its changelog offsets."""
+
+from pathlib import Path
+
+import pytest
+
+from statekeep.backends.kafka.checkpoint_topic import checkpoint_key, checkpoint_topic
+from statekeep.backends.kafka.legacy_checkpoint import from_v1, to_v1
+from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV1,
+    CheckpointV2,
+    StoreName,
+    SystemStreamPartition,
+    TaskName,
+)
+from statekeep.checkpoint.serde import decode_checkpoint_v2, with_backend_names
+from statekeep.errors import CheckpointCorruptError
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+KAFKA = BackendName("kafka")
+CHANGELOG = SystemStreamPartition("kafka", "job-sessions-changelog", 3)
+CLICKS = SystemStreamPartition("kafka", "page.clicks", 0)
+SETTINGS = KafkaSettings(
+    servers="broker:9092",
+    topic_prefix="kafka",
+    stores={
+        "sessions.changelog": "kafka.job-sessions-changelog",
+        "totals.changelog": "job-totals-changelog",
+        "totals.changelog.min.compaction.lag.ms": "1",
+    },
+)
+
+
+def golden_v2() -> CheckpointV2:
+    read = decode_checkpoint_v2((GOLDEN / "checkpoint-v2.json").read_bytes(), "golden")
+    name = "org.apache.samza.storage.KafkaChangelogStateBackendFactory"
+    return with_backend_names(read, {name: KAFKA})
+
+
+def test_the_topic_is_named_as_samza_names_it() -> None:
+    assert checkpoint_topic("my_job", "1") == "__samza_checkpoint_ver_1_for_my-job_1"
+
+
+@pytest.mark.parametrize(("version", "kind"), [(1, "checkpoint"), (2, "checkpoint-v2")])
+def test_the_key_of_each_form_is_samzas_byte_for_byte(version: int, kind: str) -> None:
+    assert checkpoint_key(TaskName("Partition 3"), version).decode() == (
+        '{"systemstreampartition-grouper-factory":'
+        '"org.apache.samza.container.grouper.stream.GroupByPartitionFactory",'
+        f'"taskName":"Partition 3","type":"{kind}"}}'
+    )
+
+
+def test_form_1_has_the_ends_of_the_changelogs_among_the_inputs() -> None:
+    written = to_v1(golden_v2(), KAFKA).input_offsets
+    golden = (GOLDEN / "kafka-changelog-offset.txt").read_text().strip()
+    assert written[CHANGELOG] == golden
+    totals = SystemStreamPartition("kafka", "job-totals-changelog", 3)
+    assert written[totals] == "1700000000123-456789:null"
+    assert set(golden_v2().input_offsets) < set(written)
+
+
+def test_form_1_comes_back_in_form_2_but_for_markers_of_other_backends() -> None:
+    expected = golden_v2()
+    back = from_v1(to_v1(expected, KAFKA), 5, SETTINGS, KAFKA)
+    assert back.checkpoint_id == expected.checkpoint_id
+    assert back.input_offsets == expected.input_offsets
+    markers = {s: ChangelogMarker.decode(m) for s, m in back.markers_of(KAFKA).items()}
+    golden = {s: ChangelogMarker.decode(m) for s, m in expected.markers_of(KAFKA).items()}
+    assert markers == golden
+
+
+def test_form_1_of_a_job_without_changelogs_has_inputs_alone() -> None:
+    other = SystemStreamPartition("kafka", "other", 1)
+    back = from_v1(CheckpointV1({CLICKS: "7", other: None}), 5, SETTINGS, KAFKA)
+    assert back == CheckpointV2(CheckpointId(5, 0), {CLICKS: "7"}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "offset"), [("88", 88), ("1-2:88", 88), ("1-2:null", None), (None, None)]
+)
+def test_older_forms_of_a_changelogs_offset_are_read(text: str | None, offset: int | None) -> None:
+    back = from_v1(CheckpointV1({CHANGELOG: text}), 5, SETTINGS, KAFKA)
+    marker = ChangelogMarker.decode(back.markers_of(KAFKA)[StoreName("sessions")])
+    assert (marker.topic, marker.partition, marker.offset) == (
+        CHANGELOG.stream,
+        CHANGELOG.partition,
+        offset,
+    )
+    assert marker.content is None
+
+
+@pytest.mark.parametrize("text", ["", "eighty", "1-2:", "one:88"])
+def test_what_is_no_offset_of_a_changelog_is_refused(text: str) -> None:
+    with pytest.raises(CheckpointCorruptError):
+        from_v1(CheckpointV1({CHANGELOG: text}), 5, SETTINGS, KAFKA)
