@@ -154,7 +154,7 @@ def test_a_driver_takes_the_rescaled_job_for_its_own_with_the_new_number_alone(j
     rescale(job, 3)
     reign = open_reign(job, "rescaled")
     try:
-        commit = reign.open()
+        commit = reign.open(3)
         config = load_dict(settings(job, "rescaled"))
         expected = new_identity(config, 3, ROUTER, KEY.simpleString())
         assert settled_identity(commit, expected).partitions == 3
@@ -173,7 +173,7 @@ def test_a_location_that_has_gone_on_meanwhile_is_refused(job: Path) -> None:
     rescale(job, 3)
     reign = open_reign(job, "rescaled", newest=BATCH + 1)
     try:
-        reign.open()
+        reign.open(3)
         with pytest.raises(CheckpointLocationError, match="not of one time"):
             reign.check_location()
     finally:
@@ -183,7 +183,7 @@ def test_a_location_that_has_gone_on_meanwhile_is_refused(job: Path) -> None:
 def test_a_job_whose_number_of_tasks_changed_without_it_is_told_so(job: Path) -> None:
     reign = open_reign(job, "counts")
     try:
-        commit = reign.open()
+        commit = reign.open(3)
         config = load_dict(settings(job))
         with pytest.raises(ConfigError, match="another partitions") as caught:
             settled_identity(commit, new_identity(config, 8, ROUTER, KEY.simpleString()))
