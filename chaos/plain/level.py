@@ -22,6 +22,8 @@ LEVEL: Final = "plain"
 POINTS: Final = FAULT_POINTS
 """What schedules aim at."""
 _TIMEOUT_S: Final = 30.0
+_SERVER_TIMEOUT_S: Final = 180.0
+"""Of a life whose places are on servers: a commit takes them most of a second on a busy machine."""
 
 
 def run_schedule(
@@ -183,7 +185,8 @@ class _Run:
             process.wake()
 
     def _wait(self) -> None:
-        self._problems += wait_until_none_runs(self._processes, _TIMEOUT_S)
+        timeout_s = _SERVER_TIMEOUT_S if self._servers else _TIMEOUT_S
+        self._problems += wait_until_none_runs(self._processes, timeout_s)
 
     def _audit(self) -> None:
         for plan in self._plans:
