@@ -15,8 +15,9 @@ def commits_to_release(view: LogView, settings: CheckpointSettings, now_ms: int)
     """Return the positions of commits that are no longer worth keeping, oldest first.
 
     The newest ``retain_commits`` stay, never fewer than `MIN_RETAINED`, and so does every pinned one
-    and every one that began less than ``retain_ms`` ago. A clock that is wrong keeps more, or no more
-    than these numbers say. The positions go into a release record before anything is deleted.
+    and, if there is an age to go by, every one that began less than ``retain_ms`` ago: there a clock
+    that is wrong keeps more, or no more than the number says. The positions go into a release record
+    before anything is deleted.
 
     Args:
         view: Of the log.
@@ -25,12 +26,14 @@ def commits_to_release(view: LogView, settings: CheckpointSettings, now_ms: int)
     """
     pinned = set(view.pins.values())
     candidates = list(view.commits)[: -max(settings.retain_commits, MIN_RETAINED)]
+    unpinned = [position for position in candidates if position not in pinned]
+    if settings.retain_ms == 0:
+        return unpinned
     youngest_ms = now_ms - settings.retain_ms
     return [
         position
-        for position in candidates
-        if position not in pinned
-        and CheckpointId.parse(view.commits[position].checkpoint_id).millis <= youngest_ms
+        for position in unpinned
+        if CheckpointId.parse(view.commits[position].checkpoint_id).millis <= youngest_ms
     ]
 
 

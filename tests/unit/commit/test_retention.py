@@ -104,3 +104,8 @@ def test_a_wrong_clock_never_releases_what_the_number_keeps(now_ms: int) -> None
     view = view_of(*(aged(number, 100 * number) for number in range(1, 7)))
     released = commits_to_release(view, keeping(3, ms=750), now_ms)
     assert set(released) <= {1, 2, 3}
+
+
+def test_without_an_age_no_clock_keeps_a_commit() -> None:
+    view = view_of(*(aged(number, 10**12 + number) for number in range(1, 5)))  # made days ahead
+    assert commits_to_release(view, keeping(2), NOW_MS) == [1, 2]
