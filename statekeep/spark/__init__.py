@@ -1,9 +1,16 @@
-"""The PySpark runtime: ``grouped(df.groupBy(...), settings)`` is the one changed call."""
+"""The PySpark runtime: ``grouped(df.groupBy(...), settings)`` is the one changed call.
 
-from statekeep.spark.grouped import StatefulGroupedData, grouped
-from statekeep.spark.query import StatefulStreamingQuery
-from statekeep.spark.session import check_session, session_builder
-from statekeep.spark.state_reader import StateEntry, read_state
+Names are loaded when they are asked for: containers live in this package and need no PySpark.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from statekeep.spark.grouped_data import StatefulGroupedData, grouped
+    from statekeep.spark.query import StatefulStreamingQuery
+    from statekeep.spark.session import check_session, session_builder
+    from statekeep.spark.state_reader import StateEntry, read_state
 
 __all__ = [
     "StateEntry",
@@ -14,3 +21,25 @@ __all__ = [
     "read_state",
     "session_builder",
 ]
+
+_HOMES: Final = {
+    "StateEntry": "state_reader",
+    "StatefulGroupedData": "grouped_data",
+    "StatefulStreamingQuery": "query",
+    "check_session": "session",
+    "grouped": "grouped_data",
+    "read_state": "state_reader",
+    "session_builder": "session",
+}
+"""``{public name: its module in this package}``"""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

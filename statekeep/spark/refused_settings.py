@@ -5,7 +5,7 @@ from typing import Final
 
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.spark.worker.job_spec import STATE_STORE
+from statekeep.spark.tasks import STATE_STORE
 
 _FORMS: Final = "on Spark a commit holds all checkpoints in form 2, and is never read in another"
 _REFUSED: Final[Mapping[str, tuple[str, str]]] = {

@@ -20,7 +20,7 @@ from statekeep.inspection.job import open_job
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.registry import RegisteredVariable, stored_variables
-from statekeep.spark.worker.job_spec import STATE_STORE
+from statekeep.spark.tasks import STATE_STORE
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory

@@ -39,7 +39,7 @@ from statekeep.spark.container.protocol import (
     Progress,
     Restore,
 )
-from statekeep.spark.worker.job_spec import local_directory, task_name
+from statekeep.spark.tasks import local_directory, task_name
 from statekeep.stores.task_directory import TaskDirectory
 
 logger = logging.getLogger(__name__)

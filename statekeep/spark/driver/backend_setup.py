@@ -8,7 +8,7 @@ from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.spark.worker.job_spec import STATE_STORE
+from statekeep.spark.tasks import STATE_STORE
 
 Factories = Mapping[BackendName, StateBackendFactory]
 

@@ -25,14 +25,9 @@ from statekeep.spark.driver.replay_checks import REPLAY_MARGIN
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import BatchClock, OperatorSpec
+from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
 from statekeep.spark.worker.errands import MISSING_OUTPUT
-from statekeep.spark.worker.job_spec import (
-    STATE_STORE,
-    HandOverPlan,
-    OutputPlan,
-    partition_of,
-    task_name,
-)
+from statekeep.spark.worker.job_spec import HandOverPlan, OutputPlan
 
 logger = logging.getLogger(__name__)
 

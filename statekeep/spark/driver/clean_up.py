@@ -18,7 +18,8 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release
 from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
-from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec, task_name
+from statekeep.spark.tasks import STATE_STORE, task_name
+from statekeep.spark.worker.job_spec import JobSpec
 
 logger = logging.getLogger(__name__)
 

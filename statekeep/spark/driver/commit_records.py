@@ -17,7 +17,8 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.spark.worker.job_spec import STATE_STORE, HandOverPlan, partition_of, task_name
+from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
+from statekeep.spark.worker.job_spec import HandOverPlan
 
 StateMarkers = Mapping[BackendName, Mapping[StoreName, Marker]]
 

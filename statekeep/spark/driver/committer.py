@@ -27,7 +27,8 @@ from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedErro
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.commit_records import CommitRecords, attempt_record
 from statekeep.spark.driver.gathering import GatheredTasks, gather
-from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan, partition_of, task_name
+from statekeep.spark.tasks import partition_of, task_name
+from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
 
 logger = logging.getLogger(__name__)
 

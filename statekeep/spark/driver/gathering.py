@@ -15,7 +15,8 @@ from statekeep.checkpoint.serde import (
 )
 from statekeep.clock import Clock
 from statekeep.errors import CommitFailedError
-from statekeep.spark.worker.job_spec import HandOverPlan, partition_of, task_name
+from statekeep.spark.tasks import partition_of, task_name
+from statekeep.spark.worker.job_spec import HandOverPlan
 
 _FIRST_POLL_S: Final = 0.05
 _LONGEST_POLL_S: Final = 0.5

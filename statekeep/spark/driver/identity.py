@@ -7,7 +7,7 @@ from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.spark.worker.job_spec import STATE_STORE
+from statekeep.spark.tasks import STATE_STORE
 
 _HINT: Final = (
     "go back to the former value, or start anew under another job.name with another checkpoint"

@@ -39,8 +39,9 @@ from statekeep.spark.driver.stall_guard import StallGuard
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.errands import whereabouts
-from statekeep.spark.worker.job_spec import STATE_STORE, HandOverPlan, JobSpec
+from statekeep.spark.worker.job_spec import HandOverPlan, JobSpec
 
 logger = logging.getLogger(__name__)
 

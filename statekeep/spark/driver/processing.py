@@ -10,7 +10,8 @@ from statekeep.checkpoint.records import TaskBatch
 from statekeep.errors import StateBackupError
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import BatchClock
-from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, Receipt, task_name
+from statekeep.spark.tasks import task_name
+from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, Receipt
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from statekeep.spark.driver.shadow import (
 )
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import BatchClock
-from statekeep.spark.worker.job_spec import partition_of, task_name
+from statekeep.spark.tasks import partition_of, task_name
 
 logger = logging.getLogger(__name__)
 

@@ -39,7 +39,8 @@ from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.identity import settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
-from statekeep.spark.worker.job_spec import STATE_STORE, HandOverPlan, JobSpec
+from statekeep.spark.tasks import STATE_STORE
+from statekeep.spark.worker.job_spec import HandOverPlan, JobSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,7 +15,8 @@ from statekeep.spark.driver.commit_records import bases_of, encoded_bases
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.gathering import EntriesLackError, GatheredTasks, gather
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.worker.job_spec import HandOverPlan, partition_of, task_name
+from statekeep.spark.tasks import partition_of, task_name
+from statekeep.spark.worker.job_spec import HandOverPlan
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeep.errors import RestoreFailedError
 from statekeep.spark.anchor import Anchor
 from statekeep.spark.driver.job_bar import Background, job_bar
+from statekeep.spark.tasks import task_name
 from statekeep.spark.worker import errands
-from statekeep.spark.worker.job_spec import (
-    BatchPlan,
-    HandOverPlan,
-    JobSpec,
-    OutputPlan,
-    Receipt,
-    task_name,
-)
+from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, JobSpec, OutputPlan, Receipt
 from statekeep.spark.worker.process import process_partition
 
 logger = logging.getLogger(__name__)

@@ -27,10 +27,10 @@ from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
 from statekeep.spark.container.launch import has_living_holder
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec, container_place
 from statekeep.spark.container.protocol import NOTHING, Candidate, HandOver, Restore
+from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.spark.worker.job_spec import (
     OUTPUT_FILE,
-    STATE_STORE,
     VERSION_NOT_HERE,
     HandOverPlan,
     JobSpec,

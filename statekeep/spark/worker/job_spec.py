@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.checkpoints import StoreName, TaskName
+from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.config.model import Config
 from statekeep.spark.operator.runner import BatchClock, OperatorSpec
+from statekeep.spark.tasks import local_directory, task_name
 from statekeep.stores.task_directory import TaskDirectory
 
-STATE_STORE = StoreName("state")
-"""The one store of a stateful operator on Spark: it holds all state variables of a task."""
 VERSION_NOT_HERE: Final = "the version is not here"
 """Begins a task's answer to a hand-over whose version is not on its host: no backend failed."""
 OUTPUT_FILE = "output.arrow"
@@ -52,22 +50,6 @@ class JobSpec:
     def directory(self, partition: int) -> TaskDirectory:
         """Return the task's local directory on this host."""
         return local_directory(self.config.job.local_dir, self.local_name, partition)
-
-
-def local_directory(local_dir: Path, local_name: str, partition: int) -> TaskDirectory:
-    """Return the local directory of a task, for tasks and containers."""
-    identity = TaskIdentity(local_name, MAIN_OPERATOR, task_name(partition))
-    return TaskDirectory.of(local_dir, identity)
-
-
-def task_name(partition: int) -> TaskName:
-    """Return the task of a partition, named as Samza names tasks."""
-    return TaskName(f"Partition {partition}")
-
-
-def partition_of(task: str) -> int:
-    """Return the partition of a task's name."""
-    return int(task.removeprefix("Partition "))
 
 
 @dataclass(frozen=True, slots=True)

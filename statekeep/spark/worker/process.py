@@ -24,6 +24,7 @@ from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import DIGEST_COLUMN
 from statekeep.spark.operator.grouping import GroupingOverflow
 from statekeep.spark.operator.runner import OperatorOutcome, run_operator
+from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.errands import (
     answer,
     find_version,
@@ -31,13 +32,7 @@ from statekeep.spark.worker.errands import (
     own_partition,
 )
 from statekeep.spark.worker.executor_identity import executor_identity
-from statekeep.spark.worker.job_spec import (
-    OUTPUT_FILE,
-    STATE_STORE,
-    BatchPlan,
-    JobSpec,
-    Receipt,
-)
+from statekeep.spark.worker.job_spec import OUTPUT_FILE, BatchPlan, JobSpec, Receipt
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion

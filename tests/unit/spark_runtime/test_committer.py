@@ -34,12 +34,8 @@ from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointCorruptError, CommitFailedError, ConfigError
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.gathering import GatheredTasks
-from statekeep.spark.worker.job_spec import (
-    STATE_STORE,
-    VERSION_NOT_HERE,
-    HandOverPlan,
-    task_name,
-)
+from statekeep.spark.tasks import STATE_STORE, task_name
+from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
 from statekeep.testing.clock import FakeClock
 
 V0, V1, V2 = "0_0123456789abcdef", "1_0123456789abcdef", "2_0123456789abcdef"

@@ -19,7 +19,7 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.spark.container.protocol import Candidate, Restore
 from statekeep.spark.container.work import ContainerWork
-from statekeep.spark.worker.job_spec import STATE_STORE, local_directory, task_name
+from statekeep.spark.tasks import STATE_STORE, local_directory, task_name
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.versions import seal_version
 

@@ -21,7 +21,8 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.worker.job_spec import STATE_STORE, JobSpec, task_name
+from statekeep.spark.tasks import STATE_STORE, task_name
+from statekeep.spark.worker.job_spec import JobSpec
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.versions import seal_version

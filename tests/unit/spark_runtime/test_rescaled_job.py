@@ -27,7 +27,7 @@ from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
 from statekeep.spark.operator.registry import REGISTRY_KEY, RegisteredVariable, encode_registry
 from statekeep.spark.state_reader import read_state
-from statekeep.spark.worker.job_spec import STATE_STORE
+from statekeep.spark.tasks import STATE_STORE
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.clock import FakeClock

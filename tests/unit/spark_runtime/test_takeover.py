@@ -28,7 +28,8 @@ from statekeep.errors import CheckpointLocationError
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
-from statekeep.spark.worker.job_spec import STATE_STORE, HandOverPlan, task_name
+from statekeep.spark.tasks import STATE_STORE, task_name
+from statekeep.spark.worker.job_spec import HandOverPlan
 from statekeep.testing.clock import FakeClock
 
 VERSION = "2_0123456789abcdef"

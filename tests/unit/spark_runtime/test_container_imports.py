@@ -1,0 +1,24 @@
+"""A container is one of many small processes: it loads what it needs, and no Spark."""
+
+import json
+import subprocess
+import sys
+
+import statekeep.spark as sk
+
+HEAVY = ["numpy", "pandas", "py4j", "pyarrow", "pyspark"]
+
+
+def test_a_container_loads_neither_spark_nor_what_spark_brings_along() -> None:
+    program = (
+        "import json, sys, statekeep.spark.container.__main__;"
+        f" print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_every_public_name_of_the_runtime_is_there() -> None:
+    assert dir(sk) == sorted(sk.__all__)
+    assert all(callable(getattr(sk, name)) for name in sk.__all__)
+    assert sk.grouped is sk.grouped  # no module takes its place once it is loaded
