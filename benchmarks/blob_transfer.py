@@ -28,8 +28,8 @@ from servers.process import find_program
 from servers.seaweedfs import seaweedfs
 from servers.slow_link import slow_link
 
-from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock

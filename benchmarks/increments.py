@@ -22,8 +22,6 @@ from benchmarks import state
 from benchmarks.figures import Figure, percentile
 from statekeep.backends.base import (
     BackupContext,
-    BlobMetadata,
-    BlobStoreManager,
     BlockingExecutor,
     CommitContext,
     RestoreContext,
@@ -32,6 +30,7 @@ from statekeep.backends.base import (
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.index import SnapshotIndex, decode_index
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.clock import SystemClock

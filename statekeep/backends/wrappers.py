@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.clock import Clock

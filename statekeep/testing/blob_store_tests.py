@@ -10,12 +10,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from statekeep.backends.base import (
-    BlobMetadata,
-    BlobStoreManager,
-    BlockingExecutor,
-    TaskIdentity,
-)
+from statekeep.backends.base import BlockingExecutor, TaskIdentity
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.errors import BlobExistsError, BlobNotFoundError, StateBackupError
 from statekeep.testing.executor import SerialExecutor

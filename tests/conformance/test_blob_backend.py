@@ -9,12 +9,13 @@ import pytest
 from encoded_kit import KEY_LINE, place_of, plain_index, read_stream
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor, StateBackendFactory
+from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import (
     MemoryBlobStoreManager,
     forget_root,
 )
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.testing.backend_tests import StateBackendTests
 from statekeep.testing.sealed_files import StoreContent

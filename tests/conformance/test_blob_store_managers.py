@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import (

@@ -9,7 +9,6 @@ from encoded_kit import plain_index
 
 from statekeep.backends.base import (
     BackupContext,
-    BlobStoreManager,
     CommitContext,
     RestoreContext,
     TaskBackupManager,
@@ -18,6 +17,7 @@ from statekeep.backends.base import (
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.index import SnapshotIndex, decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, TaskName
 from statekeep.config.store_keys import StoreFactoryName

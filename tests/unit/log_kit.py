@@ -9,9 +9,9 @@ from typing import ParamSpec, TypeVar
 import msgspec
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_view import LogView

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager, StateBackendAdmin
+from statekeep.backends.base import StateBackendAdmin
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError, RetriableError
 

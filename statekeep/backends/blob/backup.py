@@ -9,13 +9,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from statekeep.backends.base import (
-    BackupContext,
-    BlobMetadata,
-    BlobStoreManager,
-    CommitContext,
-    TaskBackupManager,
-)
+from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
 from statekeep.backends.blob.clean_up import delete_unreached
 from statekeep.backends.blob.codec import Codec, stored_form
 from statekeep.backends.blob.content_writer import ContentWriter, Upload, WriterLimits, Written
@@ -34,6 +28,7 @@ from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.local_deltas import PackedDelta, changes_since, pack_deltas
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob.snapshot_policy import SnapshotPolicy
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName

@@ -34,9 +34,10 @@ from collections.abc import Iterable, Sequence
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, GarbageCollector, GarbageScope
+from statekeep.backends.base import GarbageCollector, GarbageScope
 from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.names import TaskPrefix, attempt_of, backend_prefix, is_index
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.fault_points import fault_point

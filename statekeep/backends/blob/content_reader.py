@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.image import DigestRun
 from statekeep.backends.blob.index import BlobRange, FileBlob, FileIndex
@@ -19,6 +19,7 @@ from statekeep.backends.blob.restored_file import (
     write_piece,
     write_small_file,
 )
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.pacing import ByteBudget
 from statekeep.checkpoint.checkpoints import StoreName

@@ -10,7 +10,6 @@ from typing_extensions import override
 from statekeep.backends.base import (
     BackendProperties,
     BackupContext,
-    BlobStoreManager,
     BlockingExecutor,
     GarbageCollector,
     JobTasks,
@@ -39,6 +38,7 @@ from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob.object_store import ObjectStore
 from statekeep.backends.blob.restore import BlobRestoreManager
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.dotted_path import load_object
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.backends.pacing import ByteBudget, TokenBucket

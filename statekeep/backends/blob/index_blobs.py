@@ -2,12 +2,7 @@
 
 import hashlib
 
-from statekeep.backends.base import (
-    BlobMetadata,
-    BlobStoreManager,
-    BlockingExecutor,
-    TaskIdentity,
-)
+from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.blob.codec import Codec, is_stream
 from statekeep.backends.blob.encoded_stream import Encoding
 from statekeep.backends.blob.index import SnapshotIndex, decode_index, encode_index
@@ -17,6 +12,7 @@ from statekeep.backends.blob.names import (
     index_digest,
     stream_place,
 )
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import CheckpointCorruptError
 

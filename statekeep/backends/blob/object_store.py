@@ -1,11 +1,12 @@
 """What one container shares for a backend in an object store: a client and the bounds on its use."""
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.object_places import ObjectPlace
 from statekeep.backends.blob.managers.object_requests import Requests, SharedLimits
 from statekeep.backends.blob.managers.shared_client import SharedClient
 from statekeep.backends.blob.settings import BlobSettings
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.wrappers import InFlightLimit

@@ -9,13 +9,14 @@ from pathlib import Path, PurePosixPath
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, RestoreContext, TaskRestoreManager
+from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.blob.apply_deltas import FetchedDelta, apply_deltas, remove_deltas
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_reader import ContentReader, Target
 from statekeep.backends.blob.index import DeltaBlob, DirIndex, SnapshotIndex
 from statekeep.backends.blob.index_blobs import IndexBlobs, check_owner
 from statekeep.backends.blob.local_reuse import LocalCopies, clone_newest, link_equal_file
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.pacing import ByteBudget
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName

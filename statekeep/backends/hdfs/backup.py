@@ -9,13 +9,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from statekeep.backends.base import (
-    BackupContext,
-    BlobStoreManager,
-    CommitContext,
-    TaskBackupManager,
-)
+from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
 from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.hdfs.clean_up import delete_unreached
 from statekeep.backends.hdfs.lineage import LoadPlan

@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.hdfs.local_work import check_file
 from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, parse_marker

@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from statekeep.backends.base import BlobStoreManager, RestoreContext
+from statekeep.backends.base import RestoreContext
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.stores.base import KeyValueStore

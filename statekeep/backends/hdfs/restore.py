@@ -4,7 +4,8 @@ import logging
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, RestoreContext, TaskRestoreManager
+from statekeep.backends.base import RestoreContext, TaskRestoreManager
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.hdfs.filling import empty_store, fetched_file
 from statekeep.backends.hdfs.lineage import LoadPlan

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from statekeep.backends.base import BlobStoreManager, RestoreContext
+from statekeep.backends.base import RestoreContext
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.hdfs.filling import empty_store, fetched_file
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import Marker, StoreName

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager, TaskIdentity
+from statekeep.backends.base import TaskIdentity
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.hdfs.lineage import LoadPlan, plan_load
 from statekeep.backends.hdfs.names import FileKind, FileName
 from statekeep.checkpoint.checkpoints import StoreName

@@ -9,9 +9,10 @@ from typing import Literal, TypeVar
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import RetriableError

@@ -7,10 +7,10 @@ import pytest
 from azure.storage.blob import ContainerClient
 from servers.seaweedfs import S3Server
 
-from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.job_log import BlobJobLog
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import RetryingBlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName, TaskName

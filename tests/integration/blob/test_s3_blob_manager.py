@@ -8,8 +8,9 @@ import pytest
 from servers.seaweedfs import S3Server
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock
 from statekeep.testing.blob_store_tests import BlobStoreManagerTests

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from servers.seaweedfs import S3Server
 
-from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor

@@ -10,10 +10,11 @@ import pytest
 from servers.hdfs import HdfsCluster
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.hdfs_client import HdfsClient
 from statekeep.backends.blob.managers.hdfs_manager import HdfsBlobStoreManager
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.job_log import PositionTakenError
 from statekeep.errors import BlobExistsError, ConfigError, RetriableError
 from statekeep.testing.blob_store_tests import BlobStoreManagerTests

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager
 from statekeep.backends.blob.admin import BlobAdmin
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError
 from statekeep.testing.clock import FakeClock

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from statekeep.backends.base import BlobMetadata, TaskIdentity
+from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.index import SnapshotIndex, decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.errors import CheckpointCorruptError, RetriableError
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit

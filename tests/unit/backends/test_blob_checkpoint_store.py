@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from log_kit import DawdlingBlobs, InlineExecutor, LosingBlobs, RetryingOnce, new_blobs
 
-from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import TaskName
 
 pytestmark = pytest.mark.asyncio

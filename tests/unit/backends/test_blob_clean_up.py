@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.index import decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import BlobNotFoundError
 from statekeep.testing.backend_harness import STORE, BackendHarness, LogSnapshot

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from increments_kit import BLOB, Changes, IncrementJob, Made, folded
 
-from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob import local_deltas
 from statekeep.backends.blob.apply_deltas import FetchedDelta, apply_deltas
 from statekeep.backends.blob.codec import Codec, EncodingSettings
@@ -18,6 +17,7 @@ from statekeep.backends.blob.encoded_stream import Encoding
 from statekeep.backends.blob.index import DeltaBlob, SnapshotIndex, decode_index, encode_index
 from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.managers.memory_manager import forget_root
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, VersionDamagedError

@@ -7,9 +7,9 @@ import pytest
 from log_kit import InlineExecutor, LosingBlobs, RefusingBlobs, RetryingOnce, new_blobs
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.job_log import PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader

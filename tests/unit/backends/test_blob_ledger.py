@@ -19,10 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from increments_kit import IncrementJob, folded
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob import snapshot_policy
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import BlobNotFoundError
 from statekeep.stores.version import SealedVersion

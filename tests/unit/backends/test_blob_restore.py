@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.index import (
     DirIndex,
     FileBlob,
@@ -22,6 +21,7 @@ from statekeep.backends.blob.index import (
     encode_index,
 )
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, RetriableError
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit

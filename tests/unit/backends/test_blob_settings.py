@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointCorruptError, ConfigError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import (

@@ -8,9 +8,10 @@ import pytest
 from encoded_kit import KEY_LINE
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.testing.backend_harness import STORE, BackendHarness
 from statekeep.testing.clock import FakeClock

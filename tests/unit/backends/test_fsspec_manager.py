@@ -15,10 +15,10 @@ from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[impor
 from log_kit import InlineExecutor
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.managers import fsspec_manager, local_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.errors import (
     BackendClosedError,
     BlobExistsError,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers import hdfs_client
 from statekeep.backends.blob.managers.hdfs_client import HdfsClient
 from statekeep.backends.blob.managers.hdfs_manager import HdfsBlobStoreManager
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import (
     BlobExistsError,

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from log_kit import InlineExecutor
 
-from statekeep.backends.base import BlobMetadata
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
 pytestmark = pytest.mark.asyncio

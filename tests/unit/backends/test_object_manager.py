@@ -12,10 +12,11 @@ import pytest_asyncio
 from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from typing_extensions import override
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.object_client import ObjectRange, PartLimits
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.parts import cut, fitting_part_bytes
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.pacing import TokenBucket
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.errors import (

@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.object_places import ObjectPlace
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError

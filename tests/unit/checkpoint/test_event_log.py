@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_kit import LosingBlobs, RefusingBlobs, new_blobs
 
-from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.event_log import (
     EventWriter,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from log_kit import RefusingBlobs, new_blobs
 
-from statekeep.backends.base import BlobStoreManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.event_log import Event, EventWriter, read_events
 from statekeep.checkpoint.event_recorder import EventRecorder
 from statekeep.checkpoint.note import summary_of

@@ -3,7 +3,7 @@ import logging
 import pytest
 from log_kit import batch_record, commit_record, driver_on, log_on, new_blobs
 
-from statekeep.backends.base import BlobMetadata
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.records import ReleaseRecord
 from statekeep.errors import CheckpointCorruptError

@@ -19,7 +19,7 @@ from log_kit import (
     void_record,
 )
 
-from statekeep.backends.base import BlobStoreManager
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import EpochRecord, Record, ReleaseRecord, decode_record
 from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError

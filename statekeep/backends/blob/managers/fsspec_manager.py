@@ -9,13 +9,14 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # as above
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.local_place import LocalPlace
 from statekeep.backends.blob.managers.place import Place, mapped_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
 from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
 from statekeep.backends.blob.names import check_blob_name
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.config.redact import redact
 from statekeep.errors import (
     BackendClosedError,

@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
 from statekeep.backends.blob.managers.hdfs_client import HdfsClient
 from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.place import mapped_errors
 from statekeep.backends.blob.names import TEMPORARY_PREFIX, check_blob_name
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.config.redact import redact
 from statekeep.errors import BackendClosedError, ConfigError, RetriableError, VersionDamagedError

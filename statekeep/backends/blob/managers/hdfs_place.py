@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from statekeep.backends.base import BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.object_places import missing_package_told
+from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.errors import ConfigError
 
 _SCHEMES: Final = frozenset({"hdfs", "viewfs"})

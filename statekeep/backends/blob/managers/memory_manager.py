@@ -8,8 +8,9 @@ from typing import Final
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager, BlockingExecutor
+from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.names import check_blob_name
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
 _roots: Final[dict[str, dict[str, bytes]]] = {}

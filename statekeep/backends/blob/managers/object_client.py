@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from statekeep.backends.base import BlobMetadata
+from statekeep.backends.blob_store import BlobMetadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from statekeep.backends.base import BlobMetadata, BlobStoreManager
 from statekeep.backends.blob.managers.object_client import (
     ObjectClient,
     ObjectRange,
@@ -22,6 +21,7 @@ from statekeep.backends.blob.managers.object_requests import Requests
 from statekeep.backends.blob.managers.parts import Part, cut, fitting_part_bytes
 from statekeep.backends.blob.managers.shared_client import SharedClient
 from statekeep.backends.blob.names import check_blob_name
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.errors import (
     BackendClosedError,
