@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 
 import statekeep.spark as sk
 from chaos.spark import arming
+from chaos.spark.class_archive import java_options
 from chaos.spark.places import Places
 from chaos.spark.plan import Drift
 from chaos.spark.tally import KEYS, OUTPUT, Tally
@@ -32,7 +33,7 @@ _POLL_S = 1
 """How often a running query is asked what has happened; its end is noticed at once."""
 
 
-def start_session(directory: Path) -> SparkSession:
+def start_session(directory: Path, classes: str | None) -> SparkSession:
     """Start Spark as small and as fast as it goes."""
     passed_on = ("PYTHONPATH", "STATEKEEP_FAULT_HANDLER", arming.PLAN_VARIABLE)
     settings = {
@@ -48,8 +49,8 @@ def start_session(directory: Path) -> SparkSession:
         # Compiling costs a young JVM more than such small batches ever give back.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": java_options(classes),
+        "spark.driver.extraJavaOptions": java_options(classes),
         "spark.sql.streaming.stopTimeout": "20s",
         **{f"spark.executorEnv.{name}": os.environ[name] for name in passed_on},
     }
@@ -115,9 +116,9 @@ class Sink:
 class Server:
     """Takes orders one by one."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, classes: str | None) -> None:
         self._events = directory / "events.jsonl"
-        self._spark = start_session(directory)
+        self._spark = start_session(directory, classes)
 
     def serve(self) -> None:
         """Run until standard input ends."""
@@ -177,12 +178,12 @@ class Server:
             file.write(line.encode() + b"\n")
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, classes: str | None = None) -> None:
     """Serve; die with the parent's end of the pipe."""
     directory.mkdir(parents=True, exist_ok=True)
     threading.current_thread().name = "chaos-driver"
-    Server(directory).serve()
+    Server(directory, classes).serve()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -6,6 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from chaos.spark.class_archive import make_archive
 from chaos.spark.session import DriverSession
 
 _START_S = 120.0
@@ -17,6 +18,7 @@ class SessionPool:
 
     def __init__(self) -> None:
         self._root: Path | None = None
+        self._classes: Path | None = None
         self._count = 0
         self._current: DriverSession | None = None
         self._spare: DriverSession | None = None
@@ -56,8 +58,9 @@ class SessionPool:
         if self._root is None:
             self._root = Path(tempfile.mkdtemp(prefix="statekeep-chaos-"))
             atexit.register(self.close)
+            self._classes = make_archive(self._root)
         self._count += 1
-        return DriverSession(self._root / f"session-{self._count}")
+        return DriverSession(self._root / f"session-{self._count}", self._classes)
 
     def _await_ready(self, session: DriverSession) -> None:
         deadline = time.monotonic() + _START_S

@@ -18,8 +18,13 @@ Event = Mapping[str, Any]
 class DriverSession:
     """Started once, told to run queries, killed at will."""
 
-    def __init__(self, directory: Path) -> None:
-        """Start the process; `events` tells when it is ready."""
+    def __init__(self, directory: Path, classes: Path | None) -> None:
+        """Start the process; `events` tells when it is ready.
+
+        Args:
+            directory: Of this session alone; made.
+            classes: See `chaos.spark.class_archive`.
+        """
         directory.mkdir(parents=True)
         self.directory = directory
         self.plan = directory / "plan.json"
@@ -35,9 +40,10 @@ class DriverSession:
             "STATEKEEP_FAULT_HANDLER": arming.HANDLER,
             arming.PLAN_VARIABLE: str(self.plan),
         }
+        archive = [] if classes is None else [classes]
         with (directory / "log").open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own Python, fixed arguments
-                [sys.executable, "-m", "chaos.spark.driver", str(directory)],
+                [sys.executable, "-m", "chaos.spark.driver", str(directory), *map(str, archive)],
                 cwd=directory,
                 env=environment,
                 stdin=subprocess.PIPE,

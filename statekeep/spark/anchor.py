@@ -126,6 +126,9 @@ class Anchor:
             data = data.where(partition.isin(sorted(only)))
         buckets = F.array(*[F.lit(bucket).cast("long") for bucket in self._buckets])
         routed = data.withColumn(BUCKET_COLUMN, F.element_at(buckets, partition + 1))
+        if self.partitions == 1:
+            # By a single partition Spark cannot partition the other side: it would take both apart.
+            routed = routed.repartition(1)
         joined = routed.join(self._frame.hint("shuffle_hash"), BUCKET_COLUMN)
         rows = joined.select(*map(column, row_columns), _row_digest(data.schema, row_columns))
         if is_sorted:

@@ -251,7 +251,9 @@ def test_two_backends_and_the_second_restores_when_the_first_is_damaged(stream: 
     stream.add_batches(2)
     stream.run()
     shutil.rmtree(stream.local_dir)
-    for path in (stream.root / "first").rglob("*.sst"):
+    packs = list((stream.root / "first").rglob("*.pack"))
+    assert packs
+    for path in packs:
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     stream.add_batches(1)
     query = stream.run()

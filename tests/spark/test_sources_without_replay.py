@@ -121,22 +121,6 @@ def test_each_batch_is_committed_and_lost_state_comes_back_without_a_replay(
     assert f"the query runs with a limit: {limit}" in caplog.text
 
 
-def test_a_restart_goes_on_with_the_state(lines: SocketStream, server: LineServer) -> None:
-    query = lines.start_often()
-    server.send({"a": 5})
-    lines.wait_for({"a": (1, 5)})
-    query.stop()
-    second = LineServer()
-    lines.port = second.port
-    try:
-        query = lines.start_often()
-        second.send({"a": 6})
-        lines.wait_for({"a": (2, 11)})
-    finally:
-        query.stop()
-        second.close()
-
-
 def test_replays_that_are_asked_for_are_refused_with_the_setting(lines: SocketStream) -> None:
     with pytest.raises(ConfigError, match=r"cannot give a batch again: .*source=socket") as caught:
         lines.start_often({"task.commit.every.batch": "false"})
