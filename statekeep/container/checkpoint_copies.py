@@ -35,8 +35,13 @@ class CheckpointCopies:
             RetriableError: The place may answer later.
             TaskFencedError: Yet another owner has taken over.
         """
-        current, position = log.view.last_commit, log.view.last_commit_position
-        if self._manager is None or current is None or current.batch >= 0:
+        current = log.view.last_commit
+        if self._manager is None or current is None:
+            return
+        empty = [position for position, commit in log.view.commits.items() if commit.batch < 0]
+        if current.batch >= 0:
+            if empty:
+                await log.release(empty)  # the owner before did not get to it
             return
         found = await self._manager.read_last(self._task.task_name)
         if found is None:
@@ -44,7 +49,7 @@ class CheckpointCopies:
         version = VersionId(current.batch + 1, new_uid())
         attempt = await log.begin_attempt(version, found.checkpoint_id)
         await log.commit(attempt, version, found)
-        await log.release([position])
+        await log.release(empty)
         logger.info(
             "task goes on from a checkpoint of another log: task=%s checkpoint_id=%s",
             self._task.task_name,

@@ -37,6 +37,7 @@ def main(directory: Path) -> None:
         return
     status = 1
     try:
+        place.prepare()
         place.socket.unlink(missing_ok=True)
         spec = msgspec.json.decode(place.spec.read_bytes(), type=ContainerSpec)
         clock = SystemClock()

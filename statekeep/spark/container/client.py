@@ -153,11 +153,12 @@ def _exchange(
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
-    with connection, connection.makefile("rwb") as stream:
+    with connection, connection.makefile("rb") as stream:
         try:
-            stream.write(encode(request))
-            stream.flush()
+            connection.sendall(encode(request))
             for line in stream:
+                if not line.endswith(b"\n"):
+                    break  # it died while it wrote
                 answer = decode_answer(line)
                 if isinstance(answer, Done | Refused):
                     return answer
@@ -188,6 +189,8 @@ def _connect(place: ContainerPlace, spec: ContainerSpec) -> socket.socket:
         connection = _try_connect(place.socket)
         if connection is not None:
             return connection
+        # Again, now that no container that leaves may remove anything.
+        place.prepare()
         process = _spawn(place, spec)
         waited = 0.0
         while waited < _START_TIMEOUT_S:

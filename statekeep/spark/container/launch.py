@@ -4,7 +4,8 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -33,16 +34,34 @@ class PlaceLock:
     def leave(self) -> None:
         """Remove all that a container needs to live, the lock last; its log stays.
 
-        So does an outbox with hand-overs in it, for a container that comes after.
+        So does an outbox with hand-overs in it, for a container that comes after; and everything but
+        the socket where a task is starting that container already.
         """
         place = self._place
         place.socket.unlink(missing_ok=True)
-        place.spec.unlink(missing_ok=True)
-        place.start_lock.unlink(missing_ok=True)
-        if place.outbox.exists() and not any(place.outbox.iterdir()):
-            place.outbox.rmdir()
+        with _start_lock(place) as is_free:
+            if is_free:
+                place.spec.unlink(missing_ok=True)
+                if place.outbox.exists() and not any(place.outbox.iterdir()):
+                    place.outbox.rmdir()
+                place.start_lock.unlink(missing_ok=True)
         place.lock.unlink(missing_ok=True)
         os.close(self._descriptor)
+
+
+@contextmanager
+def _start_lock(place: ContainerPlace) -> Generator[bool]:
+    """Hold the lock of those who start a container; False if one of them holds it."""
+    try:
+        with place.start_lock.open("r") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+    except FileNotFoundError:
+        yield True  # nobody has ever asked for this one
 
 
 def take_lock(

@@ -132,7 +132,7 @@ class StatefulJob:
         self._anchor.place(whereabouts)
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
         # All that may fail or take long comes before: until now an older driver goes on.
-        self._identity = self._reign.fence(identity)
+        self._identity = self._reign.fence(expected)
         spec = self._job_spec()
         self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign)
         resumption = self._reign.take_over(

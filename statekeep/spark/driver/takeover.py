@@ -1,16 +1,25 @@
 """Where a new driver goes on, and what it makes of the attempt that its predecessor left (R5)."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
+
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord
 from statekeep.clock import Clock
-from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, CommitFailedError
+from statekeep.errors import (
+    CheckpointCorruptError,
+    CheckpointLocationError,
+    CommitFailedError,
+    StateBackupError,
+)
 from statekeep.spark.driver.commit_records import bases_of, encoded_bases
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.gathering import EntriesLackError, GatheredTasks, gather
@@ -155,7 +164,7 @@ async def _gather(
     deadline_ns = clock.monotonic_ns() + _ROLL_FORWARD_NS
     with suppress(EntriesLackError):
         return await gather(plan, checkpoints, clock, deadline_ns=clock.monotonic_ns())
-    abandoned = await find_abandoned(plan)
+    abandoned = await _ask_hosts(plan, find_abandoned, _ROLL_FORWARD_NS / 1e9)
     # Looked for afterwards: a container writes the entry before it forgets the hand-over.
     entries = await checkpoints.read(f"{plan.epoch}-{plan.attempt}")
     in_vain = set(abandoned) - {partition_of(task) for task in entries}
@@ -163,6 +172,17 @@ async def _gather(
         msg = f"nobody is left to finish a task's backup: task={task_name(min(in_vain))}"
         raise CommitFailedError(msg, checkpoint_id=plan.checkpoint_id, step="upload")
     return await gather(plan, checkpoints, clock, deadline_ns=deadline_ns)
+
+
+async def _ask_hosts(
+    plan: HandOverPlan, find_abandoned: FindAbandoned, timeout_s: float
+) -> Collection[int]:
+    """Return what the hosts say; nothing where they cannot be asked: it only saves waiting."""
+    try:
+        return await asyncio.wait_for(find_abandoned(plan), timeout_s)
+    except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
+        logger.warning("hosts cannot be asked for uploads under way: error=%r", exc)
+        return ()
 
 
 def _plan(key: tuple[int, int], attempt: AttemptRecord, view: LogView) -> HandOverPlan:

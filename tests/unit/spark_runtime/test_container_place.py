@@ -53,6 +53,17 @@ def test_a_container_that_goes_leaves_its_log_and_nothing_else(tmp_path: Path) -
     assert not place.socket.exists()
 
 
+def test_a_container_that_goes_leaves_what_its_successor_was_just_given(tmp_path: Path) -> None:
+    place = place_of(tmp_path, "container-app-1")
+    lock = take_lock(place)
+    assert lock is not None
+    with place.start_lock.open("w") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        place.spec.write_text("of the successor")
+        lock.leave()
+    assert leftovers(place) == {"container.log", "outbox", "spec.json", "start-lock"}
+
+
 def test_the_place_of_a_killed_container_is_swept_and_that_of_a_living_one_is_not(
     tmp_path: Path,
 ) -> None:

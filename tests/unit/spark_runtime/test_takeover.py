@@ -24,7 +24,7 @@ from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, e
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
-from statekeep.errors import CheckpointLocationError
+from statekeep.errors import CheckpointLocationError, StateBackupError
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
@@ -206,6 +206,21 @@ async def test_an_attempt_is_waited_for_until_a_deadline() -> None:
     assert await reigns.roll_forward() is None
     assert 10 <= sum(reigns.clock.slept) <= 11
     assert [(plan.epoch, plan.attempt) for plan in reigns.asked] == [(1, 1)]
+
+
+@pytest.mark.asyncio
+async def test_where_no_host_can_be_asked_the_uploads_are_waited_for() -> None:
+    reigns = await new_reigns()
+    await reigns.enter(0, finished())
+
+    async def lost_executor() -> None:
+        await reigns.enter(1, finished())
+        raise StateBackupError("tasks did not answer")
+
+    reigns.on_asked = lost_executor
+    summary = await reigns.roll_forward()
+    assert summary is not None
+    assert summary.was_rolled_forward
 
 
 @pytest.mark.asyncio
