@@ -146,7 +146,8 @@ class Supervisor:
                 return
             has_struck = len(self._handled) > struck or self._lost.unanswered is not None
             if end == "stuck" or not (has_struck or had_rival or end == "fenced"):
-                told.failures.append(f"run {told.runs} {end}, though nothing had struck")
+                why = "; ".join(told.errors[known_errors:])
+                told.failures.append(f"run {told.runs} {end}, though nothing had struck: {why}")
                 return
             self._take_refusal(told.errors[known_errors:])
             self._between_runs()
