@@ -94,12 +94,16 @@ class LogWriter:
 
         Args:
             owner: Host and process, for people.
+
+        Raises:
+            ConfigError: The log has moved elsewhere, perhaps since `open`.
         """
         async with self._turn:
             if self._own_epoch:
                 self._raise_if_fenced()
             await self._catch_up()
             while True:
+                self._reader.require_here()
                 epoch = self.view.epoch + 1
                 record = EpochRecord(epoch=epoch, nonce=self._new_nonce(), owner=owner)
                 append = _Append(asked=record, stamped=record)
@@ -117,6 +121,7 @@ class LogWriter:
 
         Raises:
             TaskFencedError: A newer epoch is in the log, or the log was trimmed past the record.
+            ConfigError: The log has moved elsewhere.
             CommitFailedError: A commit record, but its attempt is void.
             ValueError: A release of the current commit, or a pin of a released one.
             RetriableError: Unknown whether the record landed, see the class; or a release of a
@@ -193,6 +198,7 @@ class LogWriter:
     async def _place(self, append: _Append) -> int:
         while append.position is None:
             self._raise_if_fenced()
+            self._reader.require_here()
             _raise_if_contradicted(append.stamped, self.view)
             await self._try_place(append)
         return append.position

@@ -23,12 +23,13 @@ from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
     CommitRecord,
     EpochRecord,
+    MovedRecord,
     PinRecord,
     Record,
     ReleaseRecord,
     decode_record,
 )
-from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
+from statekeep.errors import CommitFailedError, ConfigError, RetriableError, TaskFencedError
 
 pytestmark = pytest.mark.asyncio
 
@@ -372,3 +373,25 @@ async def test_a_writer_that_appends_nothing_can_find_out_that_it_is_fenced() ->
 
     with pytest.raises(TaskFencedError):
         await old.check_fence()
+
+
+async def test_a_log_that_moved_after_it_was_opened_is_not_taken_over() -> None:
+    blobs = new_blobs()
+    late = LogWriter(log_on(blobs))
+    mover = await driver_on(blobs)
+    await late.open()
+    await mover.append(MovedRecord(epoch=0, nonce="", backend="new"))
+
+    with pytest.raises(ConfigError, match="the job log has moved: backend=new"):
+        await late.take_over("late")
+
+    assert [type(record) for record in await records_of(blobs)] == [EpochRecord, MovedRecord]
+
+
+async def test_nothing_is_written_behind_the_record_of_a_move() -> None:
+    blobs = new_blobs()
+    mover = await driver_on(blobs)
+    await mover.append(MovedRecord(epoch=0, nonce="", backend="new"))
+
+    with pytest.raises(ConfigError, match="the job log has moved: backend=new"):
+        await mover.append(attempt_record(1))
