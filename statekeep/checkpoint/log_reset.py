@@ -79,8 +79,9 @@ async def reset_log(
 ) -> tuple[int, LogRemains]:
     """Fence whoever writes to a log, then drop all that it says, whether it can be read or not.
 
-    What is left is one epoch record: whoever was fenced finds a newer epoch at its next append, or
-    that the log was trimmed past it. The next start finds no commit, and begins a new job with a
+    What is left is one epoch record, which says so: whoever was fenced finds a newer epoch at its
+    next append, or that the log was trimmed past it, and whoever has read the log and is about to
+    take it over forgets what it has read. The next start finds no commit, and begins a new job with a
     uid of its own. Safe to repeat after any error.
 
     Args:
@@ -99,7 +100,7 @@ async def reset_log(
     while True:
         remains = await read_remains(log)
         position, epoch = remains.next_position, remains.newest_epoch + 1
-        record = EpochRecord(epoch=epoch, nonce=new_nonce(), owner=owner)
+        record = EpochRecord(epoch=epoch, nonce=new_nonce(), owner=owner, is_reset=True)
         try:
             await log.append(position, encode_record(record))
         except PositionTakenError:

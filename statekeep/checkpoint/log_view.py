@@ -133,7 +133,8 @@ class LogView:
         self.epoch = record.epoch
         match record:
             case EpochRecord():
-                pass
+                if record.is_reset:
+                    self._forget_all()
             case BaseRecord():
                 self._fold_base(record)
             case BatchRecord():
@@ -190,6 +191,10 @@ class LogView:
         """Return whether the log holds the commit record of an attempt."""
         commits = (*self.commits.values(), *self.released.values())
         return any((c.attempt_epoch, c.attempt) == (epoch, attempt) for c in commits)
+
+    def _forget_all(self) -> None:
+        """Become what a reader gets who finds the log trimmed up to the record just read."""
+        vars(self).update(vars(LogView(next_position=self.next_position, epoch=self.epoch)))
 
     def _advance(self, position: int) -> None:
         if position != self.next_position:

@@ -32,6 +32,8 @@ class EpochRecord(_Record, frozen=True, kw_only=True, tag="epoch"):
 
     owner: str
     """Host and process, for people."""
+    is_reset: bool = False
+    """Whether all that stands before it in the log counts for nothing: the job begins anew."""
 
 
 class BaseRecord(_Record, frozen=True, kw_only=True, tag="base"):

@@ -99,7 +99,8 @@ def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind o
     """Return one line for people about a record."""
     match record:
         case EpochRecord():
-            return f"{record.owner} takes over"
+            what = "resets the job" if record.is_reset else "takes over"
+            return f"{record.owner} {what}"
         case BaseRecord():
             return f"starts from commit {record.commit_position}, batch {record.head}"
         case BatchRecord():

@@ -281,3 +281,25 @@ def test_a_batch_above_the_head_of_a_base_may_have_been_delivered() -> None:
     assert view.overtaken_batches == {2}
     assert view.newest_possible_batch == 2
     assert again.overtaken_batches == set()
+
+
+def test_nothing_before_a_reset_counts_any_more() -> None:
+    bad = BadMarkerRecord(
+        epoch=0, nonce="", backend="blob", task="Partition 0", store="s", marker="m", reason="crc"
+    )
+    before: list[Record] = [
+        epoch_record(1),
+        commit_record(1, 0),
+        pin("keep", 1),
+        attempt_record(2, 1),
+        void_record(2),
+        attempt_record(3, 1),
+        batch_record(1),
+        bad,
+        commit_record(3, 1),
+        release(8),
+        attempt_record(4, 2),
+    ]
+    reset = EpochRecord(epoch=2, nonce="", owner="reset", is_reset=True)
+
+    assert folded(*before, reset) == LogView(next_position=len(before) + 1, epoch=2)

@@ -40,6 +40,14 @@ def test_record_comes_back(record: Record) -> None:
     assert encode_record(decode_record(data, where="here")) == data
 
 
+def test_epoch_record_says_that_it_is_a_reset_only_where_it_is_one() -> None:
+    reset = EpochRecord(epoch=4, nonce="n", owner="host:1", is_reset=True)
+
+    assert b'"is-reset":true' in encode_record(reset)
+    assert decode_record(encode_record(reset), where="here") == reset
+    assert b"is-reset" not in encode_record(EpochRecord(epoch=4, nonce="n", owner="host:1"))
+
+
 def test_unknown_fields_are_ignored() -> None:
     payload = b'{"type":"epoch","epoch":3,"nonce":"n","owner":"host","added-later":{"a":[1]}}'
 
