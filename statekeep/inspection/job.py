@@ -21,7 +21,7 @@ from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.config.model import Config
+from statekeep.config.model import Config, StoreSettings
 from statekeep.errors import ConfigError
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
@@ -188,7 +188,8 @@ class InspectedJob:
             on_progress: For a progress bar.
 
         Raises:
-            ConfigError: The commit has no such task.
+            ConfigError: The commit has no such task, or the settings name no backend that has
+                the state of one of its stores: it would begin empty.
             RestoreFailedError: The state is out of reach; each reason is a note of the error.
         """
         checkpoint = self.checkpoint(commit, task)
@@ -196,6 +197,8 @@ class InspectedJob:
         job = commit.identity
         identity = TaskIdentity(job.job_name, operator, task, job_uid=job.job_uid)
         settings = {store: self.config.store(store) for store in stores}
+        if backend is None and checkpoint is not None:
+            _require_sources(checkpoint, settings)
         if backend is not None:
             settings = {
                 store: replace(found, restore_factories=(backend,))
@@ -271,6 +274,27 @@ async def open_job(
 def name_of_job(config: Config, task: str | None) -> str:
     """Return the name under which a job keeps its state: on Spark (no task) and in plain Python."""
     return config.job.name if task is None else config.job.instance_name
+
+
+def _require_sources(checkpoint: CheckpointV2, settings: Mapping[StoreName, StoreSettings]) -> None:
+    """Make sure that each store which is backed up has a backend to come from.
+
+    The plan of a restore takes a store without one for a store that is not kept, as in the job
+    itself. Here it tells that the settings are not those of the job.
+
+    Raises:
+        ConfigError: A store has none.
+    """
+    for store, found in settings.items():
+        holders = [name for name, markers in checkpoint.state_markers.items() if store in markers]
+        if holders and not set(holders).intersection(found.restore_factories):
+            raise ConfigError(
+                "the settings name no backend that has the state of the store: "
+                f"store={store} settings={','.join(found.restore_factories)} "
+                f"backends={','.join(sorted(holders))}",
+                key=f"stores.{store}.restore.factories",
+                hint="give the settings of the job with --config or --set",
+            )
 
 
 def _log_backend(

@@ -170,8 +170,8 @@ async def rescale(
         The entries that each new task got.
 
     Raises:
-        ConfigError: There is a job of the new name, two tasks read one input to different ends, or
-            a key cannot be routed.
+        ConfigError: There is a job of the new name, two tasks read one input to different ends, a
+            key cannot be routed, or a task that has a version has no state.
         RestoreFailedError: A task's state is out of reach.
         CommitFailedError: A backend did not take it.
     """
@@ -251,7 +251,18 @@ class _NewTasks:
         version: SealedVersion,
         splitters: Mapping[StoreName, StateSplitter],
     ) -> None:
-        """Distribute the entries of an old task."""
+        """Distribute the entries of an old task.
+
+        Raises:
+            ConfigError: None of its stores has a file, so that its version cannot be whole.
+        """
+        if not any(version.store_files(store) for store in task.stores):
+            raise ConfigError(
+                f"no store of the task came back: task={task.name} version={version.id} "
+                f"stores={','.join(task.stores)}",
+                key="stores.restore.factories",
+                hint="give the settings of the job with --config or --set",
+            )
         place = TaskDirectory(
             version.directory.parent,
             TaskIdentity(
