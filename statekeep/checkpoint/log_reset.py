@@ -75,7 +75,11 @@ async def read_remains(log: JobLog) -> LogRemains:
 
 
 async def reset_log(
-    log: JobLog, owner: str, *, new_nonce: Callable[[], str] = random_nonce
+    log: JobLog,
+    owner: str,
+    *,
+    check: Callable[[LogRemains], None] = lambda _: None,
+    new_nonce: Callable[[], str] = random_nonce,
 ) -> tuple[int, LogRemains]:
     """Fence whoever writes to a log, then drop all that it says, whether it can be read or not.
 
@@ -87,6 +91,8 @@ async def reset_log(
     Args:
         log: Of a job, or of one task in plain Python.
         owner: Host and process, for people.
+        check: Raises if what the log says must not be dropped. Asked again whenever the log went on
+            meanwhile: nothing is dropped that it has not seen.
         new_nonce: Draws the nonce of the record.
 
     Returns:
@@ -99,6 +105,7 @@ async def reset_log(
     """
     while True:
         remains = await read_remains(log)
+        check(remains)
         position, epoch = remains.next_position, remains.newest_epoch + 1
         record = EpochRecord(epoch=epoch, nonce=new_nonce(), owner=owner, is_reset=True)
         try:

@@ -23,7 +23,11 @@ from statekeep.config.values import milliseconds
 from statekeep.errors import ConfigError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
 from statekeep.inspection.job import open_job, open_log_place
-from statekeep.inspection.removal import find_what_a_reset_deletes, reset_job
+from statekeep.inspection.removal import (
+    find_what_a_reset_deletes,
+    require_resettable,
+    reset_job,
+)
 
 IsDryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
@@ -126,6 +130,10 @@ async def _reset(
     settings: Config, logs: Sequence[str | None], *, is_dropping_savepoints: bool
 ) -> None:
     clock = SystemClock()
+    # No log is reset before all were found to let themselves be.
+    for log in logs:
+        async with open_log_place(settings, clock, task=log) as place:
+            await require_resettable(place, is_dropping_savepoints=is_dropping_savepoints)
     for log in logs:
         async with (
             waiting("deleting", clock),

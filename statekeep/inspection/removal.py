@@ -1,6 +1,7 @@
 """Commits that a person lets go of, and a job that starts anew."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.config.model import Config
@@ -63,11 +64,24 @@ async def find_what_a_reset_deletes(
         ConfigError: There is no log, or it has moved.
         RetriableError: A service may answer later.
     """
-    remains = await _read(place)
+    remains = await read_remains(place.log)
+    _require_here(remains)
+    remains.pins = _savepoints(remains)
     leftovers: list[Leftovers] = []
     for sweep in _sweeps(remains, remains.newest_epoch + 1):
         leftovers += await find_leftovers(place, config, sweep)
     return remains, leftovers
+
+
+async def require_resettable(place: LogPlace, *, is_dropping_savepoints: bool) -> None:
+    """Make sure that `reset_job` would not refuse; for whoever resets several logs or none.
+
+    Raises:
+        ConfigError: There is no log, it has moved, or it has savepoints.
+        RetriableError: A service may answer later.
+    """
+    remains = await read_remains(place.log)
+    _require_resettable(remains, is_dropping_savepoints=is_dropping_savepoints)
 
 
 async def reset_job(
@@ -90,27 +104,33 @@ async def reset_job(
         ConfigError: There is no log, it has moved, or it has savepoints: nothing was changed.
         RetriableError: A service may answer later; the log may be reset already.
     """
-    remains = await _read(place)
-    if remains.pins and not is_dropping_savepoints:
-        raise ConfigError(
-            f"commits are kept under names: names={','.join(sorted(remains.pins))}",
-            hint="drop them first, or give --with-savepoints",
-        )
-    epoch, remains = await reset_log(place.log, owner)
+    check = partial(_require_resettable, is_dropping_savepoints=is_dropping_savepoints)
+    epoch, remains = await reset_log(place.log, owner, check=check)
     for sweep in _sweeps(remains, epoch):
         await delete_leftovers(place, config, sweep)
     return remains
 
 
-async def _read(place: LogPlace) -> LogRemains:
-    remains = await read_remains(place.log)
+def _require_resettable(remains: LogRemains, *, is_dropping_savepoints: bool) -> None:
+    _require_here(remains)
+    names = _savepoints(remains)
+    if names and not is_dropping_savepoints:
+        raise ConfigError(
+            f"commits are kept under names: names={','.join(sorted(names))}",
+            hint="drop them first, or give --with-savepoints",
+        )
+
+
+def _require_here(remains: LogRemains) -> None:
     if remains.moved_to is not None:
         raise ConfigError(
             f"the job log has moved, its backups are in use: backend={remains.moved_to}",
             key="job.log.backend",
         )
-    remains.pins = {name for name in remains.pins if not name.startswith(HOLD_PREFIX)}
-    return remains
+
+
+def _savepoints(remains: LogRemains) -> set[str]:
+    return {name for name in remains.pins if not name.startswith(HOLD_PREFIX)}
 
 
 def _sweeps(remains: LogRemains, epoch: int) -> list[Sweep]:

@@ -33,10 +33,12 @@ def job_settings(directory: Path, retained: int = 20) -> dict[str, str]:
     }
 
 
-async def commit_numbers(directory: Path, numbers: Sequence[int], retained: int = 20) -> None:
-    """Go on with the job: one commit for each number, which is also its input offset."""
+async def commit_numbers(
+    directory: Path, numbers: Sequence[int], retained: int = 20, *, name: str = TASK
+) -> None:
+    """Go on with a task: one commit for each number, which is also its input offset."""
     async with Container(load_dict(job_settings(directory, retained))) as container:
-        task = await container.start_task(TASK, ["counts"])
+        task = await container.start_task(name, ["counts"])
         for number in numbers:
             task.store("counts").put(b"key-%d" % (number % 5), b"%d" % number)
             commit = await task.commit({INPUT: str(number)}, force=True)

@@ -205,6 +205,19 @@ def test_a_job_with_savepoints_is_not_reset_unless_they_are_meant(
     assert blobs(job) == set()
 
 
+def test_no_task_is_reset_before_all_were_found_to_let_themselves_be(
+    statekeep: CommandLine, job: Path
+) -> None:
+    other = "--task 'Partition 1'"
+    asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
+    statekeep(f"savepoint create v1 {other} --yes")
+    history, before = statekeep(f"events {LOG} --json").json, blobs(job)
+    refused = statekeep(f"reset {LOG} {other} --yes")
+    assert (refused.status, "commits are kept under names: names=v1" in refused.err) == (2, True)
+    assert statekeep(f"events {LOG} --json").json == history
+    assert blobs(job) == before
+
+
 def test_without_a_yes_nothing_is_reset(
     statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
