@@ -32,7 +32,8 @@ class LogGuest:
         Pinning it again under the same name changes nothing.
 
         Raises:
-            ConfigError: There is no such commit any more, or the name is another commit's.
+            ConfigError: There is no such commit any more, the name is another commit's, or the log
+                has moved elsewhere.
             RetriableError: Unknown whether the pin landed; the call may be repeated.
         """
         await self._catch_up()
@@ -54,7 +55,7 @@ class LogGuest:
         """Give a pinned commit back to retention.
 
         Raises:
-            ConfigError: No commit has this name.
+            ConfigError: No commit has this name, or the log has moved elsewhere.
             RetriableError: Unknown whether it took effect; the call may be repeated.
         """
         await self._catch_up()
@@ -74,6 +75,7 @@ class LogGuest:
 
     async def _place(self, record: PinRecord | UnpinRecord) -> int:
         while True:
+            self._reader.require_here()
             view = self._reader.view
             position = view.next_position
             stamped = msgspec.structs.replace(record, epoch=view.epoch)

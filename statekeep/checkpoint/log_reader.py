@@ -56,7 +56,8 @@ class LogReader:
             raise ConfigError(
                 f"the job log has moved: backend={self.view.moved_to}",
                 key="job.log.backend",
-                hint=f"set job.log.backend={self.view.moved_to}",
+                hint="once `statekeep migrate-log` is done with every task: set "
+                f"job.log.backend={self.view.moved_to}",
             )
 
     def fold(self, position: int, record: Record) -> None:

@@ -1,11 +1,14 @@
 """``statekeep migrate``: the state of a stopped job, in one more backend."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 import typer
 
 from statekeep.backends.registry import BackendRegistry
+from statekeep.checkpoint.job_log import JobLog
 from statekeep.cli.copying import copy_newest_commits, print_copies
 from statekeep.cli.options import (
     AsJson,
@@ -19,9 +22,10 @@ from statekeep.cli.options import (
 from statekeep.cli.output import print_line
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
-from statekeep.errors import ConfigError
-from statekeep.inspection.job import open_job
-from statekeep.inspection.log_move import move_log
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError, StateBackupError
+from statekeep.inspection.job import open_log_place
+from statekeep.inspection.log_move import check_move, move_log
 
 
 def migrate_log(
@@ -36,29 +40,54 @@ def migrate_log(
 ) -> None:
     """Move the log of a stopped job to another backend: then job.log.backend names that one.
 
-    If the job runs, it is fenced. A start with the old settings is refused from then on.
+    If the job runs, it is fenced. A start with the old settings is refused from then on. May be
+    repeated: a log that has moved there already counts as done.
     """
     settings = read_config(config, setting)
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and move its log?", abort=True)
 
-    async def run() -> int:
-        factory, clock, count = BackendRegistry(settings).factory(target), SystemClock(), 0
-        for name in task or (None,):
-            async with (
-                waiting("copying the job log", clock),
-                open_job(settings, clock, task=name) as job,
-            ):
-                if job.place.log_backend == target:
-                    raise ConfigError(f"the log is there already: backend={target}")
-                log = factory.job_log(job.place.scope, job.executor, clock)
-                try:
-                    count += await move_log(job, log, target, owner=owner_name())
-                finally:
-                    await log.close()
-        return count
+    count = asyncio.run(_move_all(settings, target, task or (None,)))
+    print_line(f"{count} records are copied; set job.log.backend={target} now")
 
-    print_line(f"{asyncio.run(run())} records are copied; set job.log.backend={target} now")
+
+async def _move_all(settings: Config, target: str, logs: Sequence[str | None]) -> int:
+    clock = SystemClock()
+    # No log is moved before all were found to let themselves be.
+    for name in logs:
+        async with _both_places(settings, target, name) as (source, log):
+            await check_move(source, log, target)
+    count = 0
+    for done, name in enumerate(logs):
+        async with waiting("copying the job log", clock):
+            try:
+                async with _both_places(settings, target, name) as (source, log):
+                    count += await move_log(source, log, target, owner=owner_name())
+            except StateBackupError as exc:
+                left = ", ".join(str(other) for other in logs[done:] if other is not None)
+                exc.add_note(
+                    "hint: do not change job.log.backend yet; run the same command again"
+                    + (f", as these logs have not moved: {left}" if left else "")
+                )
+                raise
+    return count
+
+
+@asynccontextmanager
+async def _both_places(
+    settings: Config, target: str, task: str | None
+) -> AsyncGenerator[tuple[JobLog, JobLog]]:
+    """Open the log where it is, and the place where it goes."""
+    clock = SystemClock()
+    async with open_log_place(settings, clock, task=task) as place:
+        if place.log_backend == target:
+            raise ConfigError(f"the log is there already: backend={target}")
+        factory = BackendRegistry(settings).factory(target)
+        log = factory.job_log(place.scope, place.executor, clock)
+        try:
+            yield place.log, log
+        finally:
+            await log.close()
 
 
 def migrate(

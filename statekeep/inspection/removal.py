@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
@@ -77,11 +78,35 @@ async def require_resettable(place: LogPlace, *, is_dropping_savepoints: bool) -
     """Make sure that `reset_job` would not refuse; for whoever resets several logs or none.
 
     Raises:
-        ConfigError: There is no log, it has moved, or it has savepoints.
+        ConfigError: There is no log, it has moved or is the copy of one that has not, or it has
+            savepoints.
         RetriableError: A service may answer later.
     """
     remains = await read_remains(place.log)
     _require_resettable(remains, is_dropping_savepoints=is_dropping_savepoints)
+    for backend, factory in place.factories.items():
+        if backend != place.log_backend and factory.properties.can_hold_job_log:
+            log = factory.job_log(place.scope, place.executor, place.clock)
+            try:
+                await _require_no_original(log, backend, remains)
+            finally:
+                await log.close()
+
+
+async def _require_no_original(log: JobLog, backend: str, remains: LogRemains) -> None:
+    """Make sure that what goes with the reset of a log is not in use by the log it was copied from.
+
+    A move that was cut off leaves such a copy: of the same job, while the other log still counts.
+    """
+    if not await log.read(0):
+        return
+    other = await read_remains(log)
+    if other.moved_to is None and other.identities.keys() & remains.identities.keys():
+        raise ConfigError(
+            f"the log is the copy of one whose backups are in use: backend={backend}",
+            key="job.log.backend",
+            hint="end the move with `statekeep migrate-log`, or reset the job where its log is",
+        )
 
 
 async def reset_job(
@@ -101,9 +126,10 @@ async def reset_job(
         What the log said.
 
     Raises:
-        ConfigError: There is no log, it has moved, or it has savepoints: nothing was changed.
+        ConfigError: As `require_resettable`: nothing was changed.
         RetriableError: A service may answer later; the log may be reset already.
     """
+    await require_resettable(place, is_dropping_savepoints=is_dropping_savepoints)
     check = partial(_require_resettable, is_dropping_savepoints=is_dropping_savepoints)
     epoch, remains = await reset_log(place.log, owner, check=check)
     for sweep in _sweeps(remains, epoch):
