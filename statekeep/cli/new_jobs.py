@@ -27,7 +27,7 @@ from statekeep.config.load import load_dict, merge
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob, open_job
-from statekeep.inspection.job_copy import Making, OldTask, copy_log, rescale
+from statekeep.inspection.job_copy import Making, OldLog, OldTask, copy_logs, rescale
 from statekeep.inspection.locations import copy_location
 from statekeep.inspection.recommit import require_commit_with_state
 from statekeep.inspection.splitting import splitter_for
@@ -89,15 +89,18 @@ def restore_savepoint(
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> list[dict[str, JsonValue]]:
-        rows: list[dict[str, JsonValue]] = []
-        for log in task or (None,):
-            async with open_job(settings, making.clock, task=log) as job:
+        async with AsyncExitStack() as stack:
+            logs: list[OldLog] = []
+            for log in task or (None,):
+                job = await stack.enter_async_context(open_job(settings, making.clock, task=log))
                 position, commit = job.find_commit(name)
-                async with job.held(position):
-                    query = partial(_query, job, commit, locations)
-                    made = await copy_log(making, job, commit, task=log, query=query)
-            rows.append({"log": log or new_name, "commit": made, "batch": commit.batch})
-        return rows
+                await stack.enter_async_context(job.held(position))
+                logs.append(OldLog(job, commit, log, partial(_query, job, commit, locations)))
+            made = await copy_logs(making, logs)
+        return [
+            {"log": log.task or new_name, "commit": position, "batch": log.commit.batch}
+            for log, position in zip(logs, made, strict=True)
+        ]
 
     with _making(settings, new_name) as making:
         rows = asyncio.run(run(making))

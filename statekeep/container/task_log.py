@@ -78,7 +78,8 @@ class TaskLog:
             checkpoint_id: Id of the empty commit, if the log has no commit yet.
 
         Raises:
-            ConfigError: The place cannot hold a log, or holds another job's.
+            ConfigError: The place cannot hold a log, or holds another job's, or one whose making
+                has not ended.
             CheckpointCorruptError: A record cannot be read.
             TaskFencedError: Yet another owner came in between.
         """
@@ -86,9 +87,11 @@ class TaskLog:
         current = self.view.last_commit
         if current is not None:
             self._check_identity(current.identity)
+        self._require_made()
         fault_point("take_over.before_epoch")
         await self._writer.take_over(owner)
         fault_point("take_over.before_base")
+        self._require_made()
         current = self.view.last_commit
         if current is None:
             await self._writer.append(self._empty_commit(checkpoint_id))
@@ -256,6 +259,25 @@ class TaskLog:
 
     def _store_names(self) -> Mapping[str, list[str]]:
         return {self._task.operator: [str(name) for name in self._stores]}
+
+    def _require_made(self) -> None:
+        """Make sure that the log is not that of a job which is being made from another one's state.
+
+        A log of our own begins with the empty commit, before any attempt. One with an attempt alone
+        was begun by a tool that has not come to its end: the state would be lost without a word.
+
+        Raises:
+            ConfigError: It is.
+        """
+        begun = self.view.open_attempts.keys() | self.view.void_attempts
+        if begun and not self.view.commits:
+            raise ConfigError(
+                f"the job was not made to its end: job={self._task.job_name} "
+                f"task={self._task.task_name}",
+                key="job.name",
+                hint="run `statekeep savepoint restore` or `statekeep rescale` again; or `statekeep "
+                "reset` this job, to start it with empty state",
+            )
 
     def _check_identity(self, found: JobIdentity) -> None:
         if (found.job_name, found.partitions) != (self._task.job_name, 1):

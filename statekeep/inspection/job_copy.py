@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob, Progress, open_log_place
-from statekeep.inspection.new_job import begin_job, require_no_commit
+from statekeep.inspection.new_job import NewJob, begin_job, require_no_commit
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.splitting import StateSplitter
 from statekeep.restore.settled import settled
@@ -101,50 +101,70 @@ class Making:
             await task.job.executor.run(remove_tree, place)
 
 
-async def copy_log(
-    making: Making,
-    job: InspectedJob,
-    commit: CommitRecord,
-    *,
-    task: str | None,
-    query: MakeQuery,
-) -> int:
-    """Make a new job's log from one commit of another's, task by task; return the new commit.
+@dataclass(frozen=True, slots=True)
+class OldLog:
+    """One log of the job that the new one is a copy of."""
 
-    The other job is only read, and may go on meanwhile if the caller holds the commit.
+    job: InspectedJob
+    commit: CommitRecord
+    """What the new job begins with."""
+    task: str | None
+    """In plain Python, the task whose log it is."""
+    query: MakeQuery
+    """Gives what `NewJob.finish` takes; awaited once all else is done."""
+
+
+async def copy_logs(making: Making, logs: Sequence[OldLog]) -> list[int]:
+    """Make a new job from one commit of each log of another, task by task; return the new commits.
+
+    The other job is only read, and may go on meanwhile if the caller holds the commits. All logs
+    are begun first and end last: a log that was begun and did not end starts no task.
 
     Args:
         making: Where the new job goes.
-        job: The log that the commit stands in.
-        commit: What the new job begins with.
-        task: In plain Python, the task whose log it is.
-        query: Gives what `NewJob.finish` takes; awaited once all else is done.
+        logs: All of the other job.
 
     Raises:
         ConfigError: There is a job of the new name already.
         RestoreFailedError: A task's state is out of reach.
         CommitFailedError: A backend did not take it.
     """
-    names = [TaskName(name) for name in sorted(commit.versions)]
+    async with AsyncExitStack() as stack:
+        made: list[NewJob] = []
+        for log in logs:
+            partitions = log.commit.identity.partitions
+            begun = _begin(making, log.commit, partitions, log.task)
+            made.append(await stack.enter_async_context(begun))
+        for log, new in zip(logs, made, strict=True):
+            await _copy_tasks(making, log, new)
+        queries = [await log.query() for log in logs]
+        return [await new.finish(query) for new, query in zip(made, queries, strict=True)]
+
+
+async def _copy_tasks(making: Making, log: OldLog, new: NewJob) -> None:
     places = asyncio.Semaphore(TASKS_AT_ONCE)
-    async with begin_job(
+
+    async def copy(name: TaskName) -> None:
+        old = OldTask(log.job, log.commit, name)
+        async with places:
+            await new.add(name, await making.fetch(old), old.input_offsets)
+            await making.forget(old)
+
+    await run_all(copy(TaskName(name)) for name in sorted(log.commit.versions))
+
+
+def _begin(
+    making: Making, commit: CommitRecord, partitions: int, task: str | None
+) -> AbstractAsyncContextManager[NewJob]:
+    return begin_job(
         making.config,
         commit,
         making.clock,
         owner=making.owner,
-        partitions=commit.identity.partitions,
+        partitions=partitions,
         task=task,
         on_uploaded=making.on_uploaded,
-    ) as new:
-
-        async def copy(name: TaskName) -> None:
-            old = OldTask(job, commit, name)
-            async with places:
-                await new.add(name, await making.fetch(old), old.input_offsets)
-                await making.forget(old)
-
-        await run_all(copy(name) for name in names)
-        return await new.finish(await query())
+    )
 
 
 async def rescale(
@@ -187,18 +207,16 @@ async def rescale(
     splitters = {store: new_splitter() for store in tasks[0].stores}
     try:
         versions = await _distribute(making, tasks, new_tasks, splitters, commit.batch)
-        for log, members in logs:
-            async with begin_job(
-                making.config,
-                commit,
-                making.clock,
-                owner=making.owner,
-                partitions=len(members),
-                task=log,
-                on_uploaded=making.on_uploaded,
-            ) as new:
+        async with AsyncExitStack() as stack:
+            made = [
+                await stack.enter_async_context(_begin(making, commit, len(members), log))
+                for log, members in logs
+            ]
+            for (_, members), new in zip(logs, made, strict=True):
                 await run_all(new.add(name, versions[name], offsets) for name in members)
-                await new.finish(await query())
+            state = await query()
+            for new in made:
+                await new.finish(state)
     finally:
         await run(new_tasks.close)
     return [sum(counts) for counts in zip(*(s.counts for s in splitters.values()), strict=True)]

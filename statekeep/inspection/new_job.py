@@ -16,6 +16,7 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
@@ -32,8 +33,8 @@ from statekeep.stores.version import SealedVersion
 class NewJob:
     """A job that is being made: each task's state goes through `add`, then `finish` makes it count.
 
-    Before that the job has no commit: whoever makes it again begins anew, and nothing refers to
-    what was uploaded. Made by `begin_job`; used on its event loop until the end of that block.
+    Before that the job has no commit, and a task of it does not start: whoever makes it again begins
+    anew, and nothing refers to what was uploaded. Made by `begin_job`; used on its event loop until the end of that block.
     """
 
     def __init__(
@@ -134,6 +135,8 @@ async def begin_job(
         await prepare_backends(place.factories, place.executor, clock)
         await require_no_commit(config, place)
         log = await JobOwner.take_over(place.log, owner)
+        # Somebody may have made or started the job meanwhile; from here on nobody can.
+        _require_no_commit(config, place, log.view)
         checkpoint_id = CheckpointId.at(clock.time_ns())
         attempt = await log.begin_attempt(commit.batch, checkpoint_id, {}, [])
         stores = [StoreName(name) for names in commit.identity.stores.values() for name in names]
@@ -167,7 +170,11 @@ async def require_no_commit(config: Config, place: LogPlace) -> None:
     """
     reader = LogReader(place.log)
     await reader.catch_up()
-    if reader.view.commits:
+    _require_no_commit(config, place, reader.view)
+
+
+def _require_no_commit(config: Config, place: LogPlace, view: LogView) -> None:
+    if view.commits:
         raise ConfigError(
             f"there is a job of that name: job={config.job.name} backend={place.log_backend}",
             key="job.name",

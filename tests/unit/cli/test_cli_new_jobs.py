@@ -3,11 +3,18 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings, route
 
 from statekeep.config.load import load_dict
+from statekeep.config.model import Config
 from statekeep.container.container import Container
+from statekeep.errors import ConfigError, RetriableError
+from statekeep.inspection import new_job
+from statekeep.inspection.job import LogPlace
+from statekeep.inspection.new_job import NewJob
 
 LOG = f"--task '{TASK}'"
 
@@ -74,6 +81,58 @@ def test_a_job_that_is_there_is_not_overwritten(statekeep: CommandLine, job: Pat
     assert statekeep(f"events {LOG} --set job.name=orders-2 --json").json == before
     same = statekeep(f"savepoint restore v1 --as orders {LOG}")
     assert "needs a name of its own" in same.err
+
+
+def test_a_job_of_which_one_task_is_missing_starts_none_of_them(
+    statekeep: CommandLine, job: Path
+) -> None:
+    logs = f"{LOG} --task 'Partition 1'"
+    asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
+    statekeep(f"savepoint create v1 {logs} --yes")
+    (packs,) = (job / "near").rglob("Partition_1/counts")
+    for place in (packs, *(job / "far").rglob("Partition_1/counts")):
+        shutil.rmtree(place)
+    assert statekeep(f"savepoint restore v1 --as orders-2 {logs}").status == 3
+    for task in (TASK, "Partition 1"):
+        with pytest.raises(ConfigError, match="was not made to its end: job=orders-2"):
+            asyncio.run(content(job, "orders-2", task))
+    reset = statekeep(f"reset {logs} --set job.name=orders-2 --yes")
+    assert reset.status == 0
+    assert asyncio.run(content(job, "orders-2")) == (None, {})
+
+
+def test_a_rescaled_job_that_was_not_made_to_its_end_starts_no_task(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = 0
+
+    async def add(self: NewJob, *args: Any) -> None:
+        nonlocal added
+        added += 1
+        if added == 2:
+            raise RetriableError("cut off")
+
+    monkeypatch.setattr(NewJob, "add", add)
+    statekeep(f"rescale --partitions 3 --as orders-3 --router cli_kit:route {LOG}")
+    for number in range(3):
+        with pytest.raises(ConfigError, match="was not made to its end: job=orders-3"):
+            asyncio.run(content(job, "orders-3", f"Partition {number}"))
+
+
+def test_a_job_that_is_started_while_it_is_made_is_not_overwritten(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = new_job.require_no_commit
+
+    async def look_and_start(config: Config, place: LogPlace) -> None:
+        await look(config, place)
+        await content(job, "orders-2")
+
+    monkeypatch.setattr(new_job, "require_no_commit", look_and_start)
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    result = statekeep(f"savepoint restore v1 --as orders-2 {LOG}")
+    assert (result.status, "there is a job of that name" in result.err) == (2, True)
+    assert asyncio.run(content(job, "orders-2")) == (None, {})
 
 
 def test_rescaling_moves_every_key_to_the_task_of_its_router(
