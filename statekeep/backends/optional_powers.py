@@ -64,6 +64,19 @@ class DescribesSnapshots(Protocol):
 
 
 @runtime_checkable
+class WritesInPlace(Protocol):
+    """A `StateBackendFactory` whose backups go to a place that settings may give to two jobs."""
+
+    def writes_over(self, task: TaskIdentity, store: StoreName, marker: Marker) -> bool:
+        """Return whether a task's backup of a store would change what a marker of another's names.
+
+        Raises:
+            CheckpointCorruptError: The marker cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
 class KeepsCheckpoints(Protocol):
     """A `StateBackendFactory` that ``task.checkpoint.factory`` may name."""
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from statekeep.backends.base import TaskIdentity
+from statekeep.backends.optional_powers import WritesInPlace
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     CheckpointV2,
@@ -19,7 +20,7 @@ from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.checkpoint.records import CommitRecord, QueryState
-from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
@@ -128,10 +129,12 @@ async def begin_job(
         on_uploaded: Told of every byte that was sent.
 
     Raises:
-        ConfigError: There is a job of that name already, or a place refuses us.
+        ConfigError: There is a job of that name already, a place refuses us, or a backup would be
+            written over one of the other job.
         TaskFencedError: Somebody else makes the same job.
     """
     async with open_log_place(config, clock, task=task) as place:
+        _require_own_places(config, place, commit, name_of_job(config, task))
         await prepare_backends(place.factories, place.executor, clock)
         await require_no_commit(config, place)
         log = await JobOwner.take_over(place.log, owner)
@@ -160,6 +163,33 @@ async def begin_job(
         except BaseException:
             await log.give_up(attempt, "the job was not made")
             raise
+
+
+def _require_own_places(
+    config: Config, place: LogPlace, commit: CommitRecord, job_name: str
+) -> None:
+    """Make sure that no backup of the new job goes where one of the other job is.
+
+    Raises:
+        ConfigError: One does: both would write to it, and each damage what the other needs.
+    """
+    for name, raw in commit.checkpoints.items():
+        checkpoint = decode_checkpoint_v2(bytes(raw), where=f"commit task={name}")
+        task = TaskIdentity(job_name, MAIN_OPERATOR, TaskName(name))
+        for backend, markers in checkpoint.state_markers.items():
+            factory = place.factories.get(backend)
+            if not isinstance(factory, WritesInPlace):
+                continue
+            for store, marker in markers.items():
+                is_backed_up = backend in config.store(store).backup_factories
+                if is_backed_up and factory.writes_over(task, store, marker):
+                    raise ConfigError(
+                        "the new job would write over the state of the other one: "
+                        f"store={store} backend={backend}",
+                        key=f"stores.{store}.changelog",
+                        hint="name another changelog, or none: --set "
+                        f"stores.{store}.changelog=NAME, here and in the settings of the new job",
+                    )
 
 
 async def require_no_commit(config: Config, place: LogPlace) -> None:

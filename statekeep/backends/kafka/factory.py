@@ -26,6 +26,7 @@ from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import topic_name
 from statekeep.backends.kafka.restore import KafkaRestoreManager
 from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
+from statekeep.backends.kafka.topics import ChangelogTopics
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
@@ -107,6 +108,11 @@ class KafkaBackendFactory(StateBackendFactory):
                 f"{place} topic_id={found.topic_id} version={found.version}{known}",
             )
         ]
+
+    def writes_over(self, task: TaskIdentity, store: StoreName, marker: Marker) -> bool:
+        """Return whether a store's changelog is the one of a marker: see `WritesInPlace`."""
+        place = ChangelogTopics(self._kafka_settings, self.name, task).place(store)
+        return place.topic == ChangelogMarker.decode(marker).topic
 
     def checkpoint_manager(
         self,
