@@ -45,6 +45,7 @@ class FakeHdfs:
         self.errors: dict[str, BaseException] = {}
         self.is_waiting = asyncio.Event()
         self.abandoned = 0
+        self.bytes_read = 0
 
     async def answer(self, operation: str) -> None:
         await asyncio.sleep(0)
@@ -119,6 +120,8 @@ class FakeReader:
 
     async def read_range(self, start: int, size: int) -> bytes:
         await self._hdfs.answer("read_range")
+        assert 0 <= start <= start + size <= len(self._content)
+        self._hdfs.bytes_read += size
         return self._content[start : start + size]
 
 
@@ -287,6 +290,30 @@ async def test_temporary_names_are_no_blobs(hdfs: FakeHdfs) -> None:
     with pytest.raises(ValueError, match="not a blob name"):
         await manager.get("d/.tmp-1")
     del hdfs.files["/place/d/.tmp-1"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("start", "size", "expected"),
+    [(0, 3, b"con"), (2, 3, b"nte"), (5, 9, b"nt"), (7, 1, b""), (0, 99, b"content")],
+)
+async def test_a_part_of_a_blob_is_read_alone_however_the_manager_is_wrapped(
+    hdfs: FakeHdfs, start: int, size: int, expected: bytes
+) -> None:
+    factory = BlobBackendFactory(BackendName("blob"), {"uri": URI})
+    manager = factory.blob_store_manager(SerialExecutor(), FakeClock())
+    await manager.init()
+    await manager.put("a", b"content", METADATA)
+    assert await manager.get_range("a", start, size) == expected
+    assert hdfs.bytes_read == len(expected)
+
+
+@pytest.mark.asyncio
+async def test_the_start_of_a_blob_is_read_alone(hdfs: FakeHdfs) -> None:
+    manager = await ready()
+    await manager.put("a", b"content", METADATA)
+    assert await manager.get_start("a", 3) == b"con"
+    assert hdfs.bytes_read == 3
 
 
 def test_a_time_out_that_is_no_number_is_refused_by_name() -> None:

@@ -89,11 +89,11 @@ class HdfsBlobStoreManager(BlobStoreManager):
 
     @override
     async def get(self, blob_id: str) -> bytes:
-        return await self._read_start(blob_id, None)
+        return await self._read(blob_id, 0, None)
 
     @override
-    async def get_start(self, blob_id: str, size: int) -> bytes:
-        return await self._read_start(blob_id, size)
+    async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
+        return await self._read(blob_id, start, size)
 
     @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
@@ -170,12 +170,14 @@ class HdfsBlobStoreManager(BlobStoreManager):
                 raise
             await self._client.delete(temporary)
 
-    async def _read_start(self, blob_id: str, limit: int | None) -> bytes:
+    async def _read(self, blob_id: str, start: int, limit: int | None) -> bytes:
         path = self._path(blob_id)
         with self._told_errors(blob_id):
             reader = await self._client.open(path)
-            size = reader.size if limit is None else min(limit, reader.size)
-            return _whole(await reader.read(0, size), size, blob_id) if size else b""
+            end = reader.size if limit is None else min(start + limit, reader.size)
+            if end <= start:
+                return b""
+            return _whole(await reader.read(start, end), end - start, blob_id)
 
     def _path(self, name: str) -> str:
         self._check_open()
