@@ -29,6 +29,7 @@ from statekeep.backends.blob.image import image_directories
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.fan_out import run_all
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
@@ -227,7 +228,7 @@ class MemoryRestoreManager(TaskRestoreManager):
         self._context.on_total(sum(len(data) for image in images for data in image.files.values()))
         for store, image in self._images.items():
             directory = self._context.directories[store]
-            await self._context.executor.run(_write_image, image, directory)
+            await run_to_end(self._context.executor, _write_image, image, directory)
             self._context.on_bytes(sum(len(data) for data in image.files.values()))
 
     @override

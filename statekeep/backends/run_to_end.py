@@ -17,10 +17,22 @@ async def run_to_end(
 
     So nobody closes or removes what a pool thread is still at work on.
     """
+    return await run_to_early_end(executor, _go_on, call, *args, **kwargs)
+
+
+async def run_to_early_end(
+    executor: BlockingExecutor,
+    stop: Callable[[], object],
+    call: Callable[P, T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Run one blocking call as `run_to_end` does; when cancelled, ``stop`` tells it to end soon."""
     task = asyncio.ensure_future(executor.run(call, *args, **kwargs))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        stop()
         while not task.done():
             try:
                 await asyncio.wait({task})
@@ -29,3 +41,7 @@ async def run_to_end(
         if not task.cancelled():
             task.exception()  # the caller gets the cancel; this marks the error as seen
         raise
+
+
+def _go_on() -> None:
+    """Let a call that knows of no cancel go on."""

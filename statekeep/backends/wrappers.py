@@ -18,6 +18,7 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
 from statekeep.errors import RetriableError
 
@@ -117,7 +118,7 @@ class RetryingBlobStoreManager(WrappedBlobStoreManager):
             try:
                 return await self._inner.download(blob_id, target, count)
             except RetriableError:
-                await self._executor.run(target.unlink, missing_ok=True)
+                await run_to_end(self._executor, target.unlink, missing_ok=True)
                 raise
 
         return await self._around("download", blob_id, one_try)

@@ -11,6 +11,7 @@ from statekeep.backends.base import (
     StateBackendFactory,
     TaskIdentity,
 )
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import (
     BackendName,
     CheckpointV2,
@@ -129,10 +130,22 @@ class StoreFetcher:
                 is_bad = isinstance(exc, BlobNotFoundError | CheckpointCorruptError)
                 is_for_good = is_for_good and is_bad
                 self._on_failure(store, source.backend, source.marker, exc, is_bad=is_bad)
-                await self._executor.run(_remove, self._work.store_directory(store))
+                await self._clear(store, source)
             else:
                 return source.backend
         raise StoreOutOfReachError(is_for_good=is_for_good)
+
+    async def _clear(self, store: StoreName, source: Source) -> None:
+        """Remove what a failed source has left, so that the next one begins with nothing.
+
+        Raises:
+            StoreOutOfReachError: The local disk refuses.
+        """
+        try:
+            await run_to_end(self._executor, _remove, self._work.store_directory(store))
+        except OSError as exc:
+            self._on_failure(store, source.backend, source.marker, exc, is_bad=False)
+            raise StoreOutOfReachError(is_for_good=False) from exc
 
     async def _fetch_from(self, store: StoreName, backend: BackendName) -> None:
         fault_point("restore.before_fetch")

@@ -22,6 +22,7 @@ from statekeep.backends.blob.restored_file import (
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.pacing import ByteBudget
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import CheckpointCorruptError
 
@@ -48,6 +49,8 @@ class Target:
 class ContentReader:
     """Fetches files and proves them; what is damaged is fetched once more.
 
+    A cancel waits for what is being written: then the files are another's to remove or to fill.
+
     Memory: stored and raw bytes of what is encoded or packed, within ``buffers``.
     """
 
@@ -69,7 +72,7 @@ class ContentReader:
             on_bytes: Told of restored bytes, on the loop; each byte of a file once.
         """
         self._manager = manager
-        self._run = executor.run
+        self._executor = executor
         self._codec = codec
         self._buffers = buffers
         self._on_bytes = on_bytes
@@ -103,12 +106,12 @@ class ContentReader:
         for tries_left in reversed(range(_TRIES)):
             try:
                 sha256 = await self._download(target, on_bytes)
-                await self._run(check_file, target.path, target.file, sha256)
+                await self._executor.run(check_file, target.path, target.file, sha256)
             except CheckpointCorruptError as exc:
                 if not tries_left:
                     raise
                 _log_repeat(target, exc)
-                await self._run(_remove, target.path, target.spare)
+                await run_to_end(self._executor, _remove, target.path, target.spare)
                 on_bytes = _ignore_bytes
             else:
                 return
@@ -121,13 +124,13 @@ class ContentReader:
         if target.is_delta and target.file.size <= _SMALL_BYTES:
             data = await self._manager.get(blobs[0].blob_id)
             on_bytes(len(data))
-            return await self._run(write_small_file, target.path, data)
+            return await run_to_end(self._executor, write_small_file, target.path, data)
         if len(blobs) == 1 and blobs[0].offset == 0:
             return await self._manager.download(blobs[0].blob_id, target.path, on_bytes)
-        await self._run(target.path.touch, exist_ok=False)
+        await run_to_end(self._executor, target.path.touch, exist_ok=False)
         for blob in blobs:
             await self._manager.download(blob.blob_id, target.spare, on_bytes)
-            await self._run(append_part, target.spare, target.path, blob.offset)
+            await run_to_end(self._executor, append_part, target.spare, target.path, blob.offset)
         return None
 
     async def _decode(
@@ -138,7 +141,7 @@ class ContentReader:
         place = stream_place(blobs[0].blob_id, ranges[0].start)
         decoder = self._codec.decoder(place, where=f"blob_id={blobs[0].blob_id}")
         digests = DigestRun()
-        await self._run(target.path.touch, exist_ok=False)
+        await run_to_end(self._executor, target.path.touch, exist_ok=False)
         turns = [asyncio.Event() for _ in range(len(blobs) + 1)]
         turns[0].set()
 
@@ -148,7 +151,9 @@ class ContentReader:
             async with self._buffers.hold(2 * part.size):
                 stored = await self._manager.get_range(blob.blob_id, part.start, part.size)
                 await turns[number].wait()
-                size = await self._run(write_piece, target.path, stored, part, decoder, digests)
+                size = await run_to_end(
+                    self._executor, write_piece, target.path, stored, part, decoder, digests
+                )
             turns[number + 1].set()
             on_bytes(size)
 
@@ -165,7 +170,9 @@ class ContentReader:
             async with self._buffers.hold(2 * size):
                 stored = await self._manager.get_range(blob_id, start, size)
                 try:
-                    await self._run(self._unpack, blob_id, stored, start, targets, parts)
+                    await run_to_end(
+                        self._executor, self._unpack, blob_id, stored, start, targets, parts
+                    )
                 except CheckpointCorruptError as exc:
                     if not tries_left:
                         raise

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,17 +41,27 @@ class LocalCopies:
         return self._paths.get((file.size, file.checksum), ())
 
 
-def link_equal_file(candidates: Sequence[Path], file: FileIndex, target: Path) -> bool:
+def link_equal_file(
+    candidates: Sequence[Path], file: FileIndex, target: Path, is_cancelled: threading.Event
+) -> bool:
     """Take over the first candidate whose bytes have the sha-256 of ``file``; blocks.
 
     By hard link where no engine ever writes to such a file, else by copy: a store may be opened on
     the restored image before it is sealed.
+
+    Args:
+        candidates: Files that may be equal.
+        file: What they are compared with.
+        target: Does not exist yet.
+        is_cancelled: Ends it before the next candidate: nobody waits for the file any more.
 
     Returns:
         Whether ``target`` is there now. False also where the candidate was swept meanwhile or lies
         on another file system: the caller downloads it.
     """
     for path in candidates:
+        if is_cancelled.is_set():
+            return False
         try:
             if digest_file(path).sha256 == file.sha256:
                 if path.suffix in IMMUTABLE_SUFFIXES:

@@ -19,6 +19,7 @@ from statekeep.backends.blob.local_reuse import LocalCopies, clone_newest, link_
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.pacing import ByteBudget
+from statekeep.backends.run_to_end import run_to_early_end, run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError
 
@@ -112,11 +113,11 @@ class BlobRestoreManager(TaskRestoreManager):
     async def _begin(self, store: StoreName, index: SnapshotIndex) -> _StorePlan:
         """Begin a store's directory: as a clone of a local version, or empty."""
         root = self._context.directories[store]
-        run = self._context.executor.run
-        deltas = await run(clone_newest, self._context.reusable, store, index, root)
+        run = self._context.executor
+        deltas = await run_to_end(run, clone_newest, self._context.reusable, store, index, root)
         if deltas is not None:
             return _StorePlan(store, (), _beside(root, deltas))
-        await run(_make_directories, root, index.dir_index)
+        await run_to_end(run, _make_directories, root, index.dir_index)
         files = _targets(store, root, index.dir_index, root)
         return _StorePlan(store, files, _beside(root, index.deltas))
 
@@ -124,26 +125,29 @@ class BlobRestoreManager(TaskRestoreManager):
         """Bring a store's image to the version of its index."""
         root = self._context.directories[plan.store]
         is_cancelled = threading.Event()
-        try:
-            await self._context.executor.run(
-                apply_deltas,
-                partial(self._context.open_store, plan.store, root),
-                plan.deltas,
-                is_cancelled,
-            )
-        finally:
-            is_cancelled.set()  # a call in a thread goes on when its waiter is gone
-        await self._context.executor.run(remove_deltas, plan.deltas)
+        await run_to_early_end(
+            self._context.executor,
+            is_cancelled.set,
+            apply_deltas,
+            partial(self._context.open_store, plan.store, root),
+            plan.deltas,
+            is_cancelled,
+        )
+        await run_to_end(self._context.executor, remove_deltas, plan.deltas)
 
     async def _link(self, targets: list[Target]) -> list[Target]:
         """Link what a local version holds; return the files that are still missing."""
         copies = {store: LocalCopies(self._context.reusable, store) for store in self._indexes}
+        is_cancelled = threading.Event()
         linked = await run_all(
-            self._context.executor.run(
+            run_to_early_end(
+                self._context.executor,
+                is_cancelled.set,
                 link_equal_file,
                 copies[target.store].candidates(target.file),
                 target.file,
                 target.path,
+                is_cancelled,
             )
             for target in targets
         )

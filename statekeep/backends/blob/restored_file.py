@@ -26,8 +26,13 @@ def append_part(part: Path, path: Path, offset: int) -> None:
 
 
 def write_small_file(path: Path, data: bytes) -> str:
-    """Write a file that was fetched into memory; return its sha-256 in hex."""
-    path.write_bytes(data)
+    """Write a new file that was fetched into memory; return its sha-256 in hex.
+
+    What a damaged try has left there goes first: nothing is written through a link.
+    """
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        file.write(data)
     return digest_bytes(data).sha256
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.model import StoreSettings
 from statekeep.errors import RestoreFailedError, RetriableError
+from statekeep.restore import fetch
 from statekeep.restore.manager import LOCAL, RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.plan import BadMarkers
 from statekeep.restore.progress import RestoreProgress
@@ -230,6 +232,26 @@ async def test_an_outage_is_an_error_and_never_an_older_commit(
         await rig.restore(new, old)
     assert any("once the backend answers" in note for note in caught.value.__notes__)
     assert rig.directory.versions() == []
+
+
+@pytest.mark.asyncio
+async def test_a_local_disk_that_refuses_between_two_backends_is_no_reason_for_an_older_commit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(directory))
+
+    old, new = await rig.commit(b"old"), await rig.commit(b"new")
+    rig.lose_disk()
+    rig.lose(FIRST, new, A)
+    monkeypatch.setattr(fetch, "_remove", refuse)
+    with pytest.raises(RestoreFailedError) as caught:
+        await rig.restore(new, old)
+    assert any("Directory not empty" in note for note in caught.value.__notes__)
+    monkeypatch.undo()
+    outcome = await rig.restore(new, old)
+    assert outcome.sources == {A: SECOND, B: FIRST}
+    assert rig.content(outcome) == NEW
 
 
 @pytest.mark.asyncio

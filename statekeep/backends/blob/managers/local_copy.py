@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.errors import ConfigError
 
 P = ParamSpec("P")
@@ -17,7 +18,7 @@ class LocalCopy:
     """A new local file that grows chunk by chunk, with the digest of what is in it.
 
     One call of the executor per step: each ends by itself, and between two of them a cancel takes
-    effect. Every method raises `ConfigError` where the local disk refuses.
+    effect, so that nothing is written after it. Every method raises `ConfigError` where the local disk refuses.
     """
 
     def __init__(self, path: Path, executor: BlockingExecutor) -> None:
@@ -49,7 +50,7 @@ class LocalCopy:
 
     async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await self._executor.run(call, *args, **kwargs)
+            return await run_to_end(self._executor, call, *args, **kwargs)
         except OSError as exc:
             msg = (
                 f"a blob cannot be written to this machine: path={self._path} reason={exc.strerror}"

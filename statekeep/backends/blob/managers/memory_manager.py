@@ -11,6 +11,7 @@ from typing_extensions import override
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.names import check_blob_name
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
 _roots: Final[dict[str, dict[str, bytes]]] = {}
@@ -69,7 +70,7 @@ class MemoryBlobStoreManager(BlobStoreManager):
     @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
         content = await self.get(blob_id)
-        await self._executor.run(_create, target, content)
+        await run_to_end(self._executor, _create, target, content)
         on_bytes(len(content))
         return hashlib.sha256(content).hexdigest()
 

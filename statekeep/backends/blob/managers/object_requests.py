@@ -7,6 +7,7 @@ from typing import ParamSpec, TypeVar
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.wrappers import InFlightLimit
 from statekeep.errors import ThrottledError
 
@@ -80,5 +81,5 @@ class Requests:
             await self.shared.bandwidth.take(size)
 
     async def local(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a blocking call that is no request."""
-        return await self._executor.run(call, *args, **kwargs)
+        """Make a blocking call that is no request; a cancel waits for its end."""
+        return await run_to_end(self._executor, call, *args, **kwargs)
