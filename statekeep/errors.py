@@ -43,6 +43,16 @@ class KeyUnavailableError(ConfigError):
     """
 
 
+class UnknownFormatError(ConfigError):
+    """Raised when bytes are of a format, or a version of one, that this code does not read.
+
+    They are whole, which was checked before: the version of Statekeep that wrote them reads them.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="use the version of Statekeep that wrote it, or a newer one")
+
+
 class CheckpointCorruptError(StateBackupError):
     """Raised when bytes that were read back fail their checks: use another copy, or older ones."""
 

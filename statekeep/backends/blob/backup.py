@@ -37,6 +37,7 @@ from statekeep.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
     KeyUnavailableError,
+    UnknownFormatError,
 )
 from statekeep.fault_points import fault_point
 
@@ -239,7 +240,12 @@ class BlobBackupManager(TaskBackupManager):
             return None
         try:
             index = await self._indexes.load(marker)
-        except (BlobNotFoundError, CheckpointCorruptError, KeyUnavailableError) as exc:
+        except (
+            BlobNotFoundError,
+            CheckpointCorruptError,
+            KeyUnavailableError,
+            UnknownFormatError,
+        ) as exc:
             logger.warning(
                 "base snapshot is unusable, the upload is full: "
                 "task=%s checkpoint_id=%s backend=%s store=%s marker=%s error=%s",

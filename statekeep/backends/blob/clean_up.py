@@ -69,6 +69,7 @@ async def delete_unreached(
             taken: nothing was deleted.
         CheckpointCorruptError: A retained index cannot be read: nothing was deleted.
         KeyUnavailableError: The key of a retained index is missing: nothing was deleted.
+        UnknownFormatError: A newer version of Statekeep wrote a retained index: nothing was deleted.
         RetriableError: The service may answer later; some of it may be deleted.
     """
     if not closed_attempts:

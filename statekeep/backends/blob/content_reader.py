@@ -83,6 +83,7 @@ class ContentReader:
         Raises:
             CheckpointCorruptError: One is damaged, also when fetched anew.
             KeyUnavailableError: The key of one is missing.
+            UnknownFormatError: A newer version of Statekeep wrote one.
             BlobNotFoundError: A blob is gone.
             RetriableError: The service may answer later.
         """

@@ -25,7 +25,12 @@ import msgspec
 
 from statekeep.backends.blob.encryption_keys import EncryptionKey
 from statekeep.config.values import BlobCompression
-from statekeep.errors import CheckpointCorruptError, ConfigError, KeyUnavailableError
+from statekeep.errors import (
+    CheckpointCorruptError,
+    ConfigError,
+    KeyUnavailableError,
+    UnknownFormatError,
+)
 from statekeep.stores.block_codec import ZstdCodec
 
 ENCRYPTION: Final = "aes-256-gcm"
@@ -161,6 +166,7 @@ class StreamDecoder:
         Raises:
             CheckpointCorruptError: They are not the next bytes of a stream for this place.
             KeyUnavailableError: The key is missing, or another one has its id.
+            UnknownFormatError: It is of another version, or compressed or encrypted in another way.
             ConfigError: A library is not installed.
         """
         view = memoryview(stored)
@@ -192,11 +198,11 @@ class StreamDecoder:
         end = _START.size + length + _CRC32.size
         if magic != MAGIC or length > _MAX_HEADER_BYTES or len(view) < end:
             raise self._damaged("it has no beginning")
-        if version != FORMAT_VERSION:
-            raise self._damaged(f"it has an unknown version: version={version}")
         start = bytes(view[:end])
         if zlib.crc32(start[: -_CRC32.size]) != _CRC32.unpack(start[-_CRC32.size :])[0]:
             raise self._damaged("its beginning differs from its checksum")
+        if version != FORMAT_VERSION:
+            raise self._unknown(f"version={version}")
         try:
             header = msgspec.json.decode(start[_START.size : -_CRC32.size], type=_Header)
             salt = bytes.fromhex(header.salt or "")
@@ -210,12 +216,14 @@ class StreamDecoder:
 
     def _decompressor(self, compression: str) -> ZstdCodec | None:
         if compression not in {"none", "zstd"}:
-            raise self._damaged(f"it has an unknown compression: compression={compression}")
+            raise self._unknown(f"compression={compression}")
         return _zstd() if compression == "zstd" else None
 
     def _open_cipher(self, header: _Header, salt: bytes, start: bytes) -> _Cipher:
-        if header.encryption != ENCRYPTION or header.key_id is None or len(salt) != SALT_BYTES:
-            raise self._damaged(f"it has an unknown encryption: encryption={header.encryption}")
+        if header.encryption != ENCRYPTION:
+            raise self._unknown(f"encryption={header.encryption}")
+        if header.key_id is None or len(salt) != SALT_BYTES:
+            raise self._damaged("its header cannot be read")
         key = self._find_key(header.key_id)
         if _key_check(key) != header.key_check:
             raise KeyUnavailableError(
@@ -263,6 +271,9 @@ class StreamDecoder:
 
     def _damaged(self, what: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(f"an encoded stream is damaged: {what}: {self._where}")
+
+    def _unknown(self, what: str) -> UnknownFormatError:
+        return UnknownFormatError(f"an encoded stream of an unknown format: {what} {self._where}")
 
 
 def _cipher(key: EncryptionKey, salt: bytes, start: bytes, place: str) -> _Cipher:

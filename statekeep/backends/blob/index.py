@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 SCHEMA_VERSION: Final = 3
 """What this code writes, and the newest that it reads: 2 knew neither ranges nor stored forms, 1 no
@@ -296,7 +296,14 @@ class SnapshotIndex(_IndexPart, frozen=True, kw_only=True):
         return sum(delta.size for delta in self.deltas)
 
 
+class _Versioned(_IndexPart, frozen=True, kw_only=True):
+    """What an index of any schema version says of itself."""
+
+    schema_version: int = 0
+
+
 _encoder: Final = msgspec.json.Encoder()
+_version_decoder: Final = msgspec.json.Decoder(_Versioned)
 _decoder: Final = msgspec.json.Decoder(SnapshotIndex)
 
 
@@ -309,21 +316,22 @@ def decode_index(data: bytes, *, where: str) -> SnapshotIndex:
     """Read an index back.
 
     Args:
-        data: The JSON.
+        data: The JSON, as it was put: its digest is compared before.
         where: Named in errors, such as ``blob_id=...``.
 
     Raises:
-        CheckpointCorruptError: Truncated, damaged, inconsistent, or of a newer schema version.
+        CheckpointCorruptError: Truncated, damaged or inconsistent.
+        UnknownFormatError: Of a newer schema version.
     """
     try:
-        index = _decoder.decode(data)
+        version = _version_decoder.decode(data).schema_version
+        if version > SCHEMA_VERSION:
+            msg = f"snapshot index of an unknown schema version: {where} version={version}"
+            raise UnknownFormatError(msg)
+        return _decoder.decode(data)
     except msgspec.MsgspecError as exc:
         msg = f"snapshot index cannot be read: {where}"
         raise CheckpointCorruptError(msg) from exc
-    if index.schema_version > SCHEMA_VERSION:
-        msg = f"snapshot index of an unknown schema version: {where} version={index.schema_version}"
-        raise CheckpointCorruptError(msg)
-    return index
 
 
 def _blobs(files: Iterator[FileIndex]) -> set[FileBlob]:

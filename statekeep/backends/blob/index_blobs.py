@@ -32,6 +32,7 @@ class IndexBlobs:
             BlobNotFoundError: It is not there.
             CheckpointCorruptError: The marker is not ours, or the bytes are not those that were put.
             KeyUnavailableError: It is encrypted, and its key is missing.
+            UnknownFormatError: A newer version of Statekeep wrote it.
             RetriableError: The service may answer later.
         """
         expected = index_digest(marker)

@@ -1,6 +1,7 @@
 """Blob restore: nothing is fetched that is proven to be here, nothing is believed unproven."""
 
 import asyncio
+import dataclasses
 import hashlib
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +14,7 @@ import pytest_asyncio
 from typing_extensions import override
 
 from statekeep.backends.blob.index import (
+    SCHEMA_VERSION,
     DirIndex,
     FileBlob,
     FileIndex,
@@ -23,7 +25,12 @@ from statekeep.backends.blob.index import (
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
-from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, RetriableError
+from statekeep.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    RetriableError,
+    UnknownFormatError,
+)
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
@@ -247,6 +254,23 @@ async def test_an_index_of_another_store_or_task_is_refused(
         other = msgspec.structs.replace(index, snapshot_metadata=metadata)
         with pytest.raises(CheckpointCorruptError, match="another store"):
             await task.restore(await with_index(blobs, commit, other))
+
+
+@pytest.mark.asyncio
+async def test_an_index_of_a_newer_version_is_no_damage_and_the_next_upload_is_full(
+    task: BackendHarness, blobs: MemoryBlobStoreManager
+) -> None:
+    commit = await task.commit(task.seal(FIRST))
+    index = await index_of(blobs, commit)
+    newer = msgspec.structs.replace(index, schema_version=SCHEMA_VERSION + 1)
+    checkpoint = await with_index(blobs, commit, newer)
+    with pytest.raises(UnknownFormatError):
+        await task.restore(checkpoint)
+    marker = checkpoint.markers_of(BackendName("blob"))[STORE]
+    task.commits[-1] = dataclasses.replace(commit, checkpoint=checkpoint, markers={STORE: marker})
+    full = await task.commit(task.seal(FIRST))
+    assert (await index_of(blobs, full)).prev_snapshot_index_blob_id is None
+    assert (await task.restore(full.checkpoint)).content == {STORE: FIRST}
 
 
 @pytest.mark.asyncio

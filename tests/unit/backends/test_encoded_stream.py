@@ -1,6 +1,8 @@
 """Encoded streams: what went in comes out, whatever was changed on the way is found."""
 
 import json
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from statekeep.backends.blob.encoded_stream import (
     StreamEncoder,
 )
 from statekeep.backends.blob.encryption_keys import EncryptionKey
-from statekeep.errors import CheckpointCorruptError, KeyUnavailableError
+from statekeep.errors import CheckpointCorruptError, KeyUnavailableError, UnknownFormatError
 
 KEY = EncryptionKey("2026-11", SECRET)
 ENCRYPTED = Encoding("none", KEY)
@@ -143,9 +145,28 @@ def test_what_does_not_shrink_is_not_compressed() -> None:
     assert stream.endswith(raw)
 
 
-def test_a_stream_of_a_newer_version_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("version", "header", "told"),
+    [
+        (2, {"compression": "none"}, "version=2"),
+        (2, {"something": "else"}, "version=2"),
+        (1, {"compression": "zstd-2"}, "compression=zstd-2"),
+        (1, {"compression": "none", "encryption": "aes-512"}, "encryption=aes-512"),
+    ],
+)
+def test_a_whole_stream_of_an_unknown_format_is_told_from_damage_and_named(
+    version: int, header: dict[str, str], told: str
+) -> None:
+    text = json.dumps(header).encode()
+    start = struct.pack("<8sII", b"SKSTREAM", version, len(text)) + text
+    stream = start + struct.pack("<I", zlib.crc32(start)) + b"frames"
+    with pytest.raises(UnknownFormatError, match=told):
+        decoded(stream)
+
+
+def test_a_version_that_is_damaged_is_damage() -> None:
     (stream,) = encoded(b"state")
-    with pytest.raises(CheckpointCorruptError, match="unknown version: version=2"):
+    with pytest.raises(CheckpointCorruptError, match="differs from its checksum"):
         decoded(stream[:8] + b"\x02" + stream[9:])
 
 

@@ -19,7 +19,7 @@ from statekeep.backends.blob.index import (
     decode_index,
     encode_index,
 )
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 EMPTY_DIR = DirIndex(
     dir_name="", files_present=(), files_removed=(), sub_dirs_present=(), sub_dirs_removed=()
@@ -119,8 +119,13 @@ def test_unknown_fields_are_ignored_on_reading() -> None:
 
 def test_an_index_of_a_newer_schema_version_is_refused_by_name() -> None:
     newer = msgspec.structs.replace(snapshot_index(EMPTY_DIR), schema_version=SCHEMA_VERSION + 1)
-    with pytest.raises(CheckpointCorruptError, match=f"version={SCHEMA_VERSION + 1}"):
+    with pytest.raises(UnknownFormatError, match=f"version={SCHEMA_VERSION + 1}"):
         decode_index(encode_index(newer), where="x")
+
+
+def test_an_index_of_a_newer_schema_version_is_refused_by_name_whatever_else_is_in_it() -> None:
+    with pytest.raises(UnknownFormatError, match="version=99"):
+        decode_index(b'{"schema-version":99,"dir-index":7}', where="x")
 
 
 @given(st.data())
