@@ -74,9 +74,10 @@ BLOB_SNAPSHOT_MAX_DELTAS = Key(
 )
 BLOB_PACK_FILE_BYTES = Key(
     "blob.store.pack.max.file.bytes",
-    byte_count(0),
+    byte_count(0, 4 << 20),
     256 << 10,
-    "Files up to this size share a blob with others of their commit and store; 0: each has its own.",
+    "Files up to this size, at most 4 MiB, share a blob with others of their commit and store; "
+    "0: each has its own.",
     "A request costs as much time as this many bytes, and most files of a commit are smaller.",
 )
 BLOB_COMPRESSION: Key[BlobCompression] = Key(

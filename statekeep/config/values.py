@@ -65,12 +65,12 @@ def milliseconds(minimum: int | None = None) -> ValueType[int]:
     )
 
 
-def byte_count(minimum: int) -> ValueType[int]:
+def byte_count(minimum: int, maximum: int | None = None) -> ValueType[int]:
     """Return the type of sizes: a bare number is bytes."""
     return ValueType(
         "bytes",
-        f"a whole number of bytes, or a size such as 64MiB{_bounds(minimum, None)}",
-        lambda text: _within(_quantity(text, _BYTES_OF_UNIT), minimum, None),
+        f"a whole number of bytes, or a size such as 64MiB{_bounds(minimum, maximum)}",
+        lambda text: _within(_quantity(text, _BYTES_OF_UNIT), minimum, maximum),
     )
 
 

@@ -250,14 +250,14 @@ def _encode_piece(
 def _packs(
     files: Iterable[tuple[int, LocalFile]], max_file_bytes: int
 ) -> Iterable[list[tuple[int, LocalFile]]]:
-    """Group files into packs; whatever is not to be packed, and nothing, is a group of its own."""
+    """Group files into packs; one that is not to be packed, or is empty, is a group of its own."""
     pack: list[tuple[int, LocalFile]] = []
     pack_bytes = 0
     for number, file in files:
         if not 0 < file.size <= max_file_bytes:
             yield [(number, file)]
             continue
-        if pack_bytes + file.size > _PACK_BYTES:
+        if pack and pack_bytes + file.size > _PACK_BYTES:
             yield pack
             pack, pack_bytes = [], 0
         pack.append((number, file))

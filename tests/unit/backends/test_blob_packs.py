@@ -4,13 +4,15 @@ import asyncio
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statekeep.backends.blob.content_writer import _PACK_BYTES, _packs
+from statekeep.backends.blob.diff import LocalFile
 from statekeep.backends.blob.index import SnapshotIndex, decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
@@ -150,6 +152,15 @@ async def test_a_pack_whose_put_failed_leaves_no_index(
     with pytest.raises(PermissionError):
         await task.upload(task.open_attempt(task.seal(MANY)))
     assert not [name for name in plan.called("put") if "snapshot-index" in name]
+
+
+@pytest.mark.parametrize("max_file_bytes", [1, _PACK_BYTES, 3 * _PACK_BYTES])
+def test_no_pack_is_empty_whatever_the_sizes_are(max_file_bytes: int) -> None:
+    sizes = [2 * _PACK_BYTES, 1, 0, _PACK_BYTES + 1, 1]
+    files = [LocalFile(PurePosixPath(f"{n}"), size, 0) for n, size in enumerate(sizes)]
+    packs = list(_packs(enumerate(files), max_file_bytes))
+    assert all(packs)
+    assert sorted(number for pack in packs for number, _ in pack) == list(range(len(sizes)))
 
 
 CONTENTS = st.dictionaries(

@@ -61,7 +61,12 @@ def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max.in.flight", "0"), ("retry.policy.jitter.factor", "2"), ("uri", "")],
+    [
+        ("max.in.flight", "0"),
+        ("pack.max.file.bytes", "4194305"),
+        ("retry.policy.jitter.factor", "2"),
+        ("uri", ""),
+    ],
 )
 def test_a_value_of_the_wrong_type_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be") as caught:
