@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.object_client import ObjectRange, PartLimits
+from statekeep.backends.blob.managers.object_client import ObjectRange, ObjectStamps, PartLimits
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.parts import cut, fitting_part_bytes
 from statekeep.backends.blob_store import BlobStoreManager
@@ -32,6 +33,7 @@ from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
 CONTENT = bytes(range(95))
+TAGS = {"statekeep": "uncommitted"}
 
 
 class TestObjectManagerContract(BlobStoreManagerTests):
@@ -318,16 +320,64 @@ def test_parts_cover_a_blob_without_gap_or_overlap() -> None:
 async def test_a_temporary_blob_is_tagged_until_it_may_stay(
     client: ObjectsInMemory, size: int
 ) -> None:
-    tags = {"statekeep": "uncommitted"}
-    rig = ObjectStoreRig(client, SerialExecutor(), uncommitted_tags=tags)
+    rig = ObjectStoreRig(client, SerialExecutor(), uncommitted_tags=TAGS)
     blobs = rig.manager()
     await blobs.init()
     await blobs.put("record", b"1", METADATA)
     await blobs.put("state", CONTENT[:size], replace(METADATA, is_temporary=True))
-    assert client.tags == {"record": {}, "state": tags}
+    assert client.tags == {"record": {}, "state": TAGS}
     await blobs.remove_ttl("state")
     assert client.tags["state"] == {}
     await blobs.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_file", [False, True], ids=["bytes", "file"])
+@pytest.mark.parametrize("size", [5, 95], ids=["whole", "in parts"])
+async def test_a_temporary_blob_that_landed_unheard_may_be_put_again(
+    client: ObjectsInMemory, tmp_path: Path, size: int, *, is_file: bool
+) -> None:
+    rig = ObjectStoreRig(client, SerialExecutor(), uncommitted_tags=TAGS)
+    blobs = rig.manager()
+    await blobs.init()
+    request = "complete" if is_file and size > rig.part_bytes else "put"
+    client.after = Failing(request, RetriableError("no answer"))
+    (tmp_path / "state").write_bytes(CONTENT[:size])
+    content = tmp_path / "state" if is_file else CONTENT[:size]
+    await blobs.put("state", content, replace(METADATA, is_temporary=True))
+    assert client.requests.count(request) == 2
+    assert client.objects == {"state": CONTENT[:size]}
+    assert client.uploads == {}
+    with pytest.raises(BlobExistsError):
+        await blobs.put("state", content, replace(METADATA, is_temporary=True), if_absent=True)
+    await blobs.close()
+
+
+@pytest.mark.asyncio
+async def test_a_put_that_lands_late_does_not_tag_a_blob_again_that_may_stay() -> None:
+    client = LatePut()
+    blobs = ObjectStoreRig(client, SerialExecutor(), uncommitted_tags=TAGS).manager()
+    await blobs.init()
+    await blobs.put("state", b"1", replace(METADATA, is_temporary=True))
+    await blobs.remove_ttl("state")
+    assert client.late is not None
+    with pytest.raises(BlobExistsError):
+        client.late()
+    assert client.tags == {"state": {}}
+    await blobs.close()
+
+
+class LatePut(ObjectsInMemory):
+    """Its first put gets no answer, and lands when ``late`` is called."""
+
+    late: Callable[[], None] | None = None
+
+    @override
+    def put(self, name: str, data: bytes, stamps: ObjectStamps, *, if_absent: bool) -> None:
+        if self.late is None:
+            self.late = partial(super().put, name, data, stamps, if_absent=if_absent)
+            raise RetriableError("no answer")
+        super().put(name, data, stamps, if_absent=if_absent)
 
 
 @pytest.mark.asyncio

@@ -96,19 +96,17 @@ class ObjectBlobStoreManager(BlobStoreManager):
         tags: Mapping[str, str] = self._uncommitted_tags if metadata.is_temporary else {}
         stamps = ObjectStamps(object_metadata(metadata), tags)
         if isinstance(content, bytes):
-            await self._requests.run(
-                "put", name, len(content), client.put, name, content, stamps, if_absent=if_absent
-            )
-            return name
-        size = await self._requests.local(_file_size, content)
-        part_bytes = fitting_part_bytes(size, self._part_bytes, client.part_limits)
-        parts = cut(size, part_bytes) or [Part(0, 0, 0)]
-        if len(parts) > 1:
-            await self._put_parts(client, name, content, parts, stamps, if_absent=if_absent)
-            return name
-        async with self._requests.shared.buffers.hold(size):
-            put = partial(_put_file, client, name, content, parts[0], stamps, if_absent=if_absent)
-            await self._requests.run("put", name, size, put)
+            size = len(content)
+        else:
+            size = await self._requests.local(_file_size, content)
+        try:
+            # A try that was given up and lands late must not tag a blob again that may stay.
+            is_new = if_absent or bool(tags)
+            await self._put(client, name, content, size, stamps, if_absent=is_new)
+        except BlobExistsError:
+            if if_absent:
+                raise
+            await self._check_landed(client, name, size)
         return name
 
     @override
@@ -198,6 +196,30 @@ class ObjectBlobStoreManager(BlobStoreManager):
     async def _read(self, client: ObjectClient, name: str, part: Part) -> bytes:
         return await self._requests.run("get", name, part.size, _read_part, client, name, part)
 
+    async def _put(
+        self,
+        client: ObjectClient,
+        name: str,
+        content: bytes | Path,
+        size: int,
+        stamps: ObjectStamps,
+        *,
+        if_absent: bool,
+    ) -> None:
+        if isinstance(content, bytes):
+            await self._requests.run(
+                "put", name, size, client.put, name, content, stamps, if_absent=if_absent
+            )
+            return
+        part_bytes = fitting_part_bytes(size, self._part_bytes, client.part_limits)
+        parts = cut(size, part_bytes) or [Part(0, 0, 0)]
+        if len(parts) > 1:
+            await self._put_parts(client, name, content, parts, stamps, if_absent=if_absent)
+            return
+        async with self._requests.shared.buffers.hold(size):
+            put = partial(_put_file, client, name, content, parts[0], stamps, if_absent=if_absent)
+            await self._requests.run("put", name, size, put)
+
     async def _put_parts(
         self,
         client: ObjectClient,
@@ -233,11 +255,11 @@ class ObjectBlobStoreManager(BlobStoreManager):
                 await self._abort(client, name, upload)
 
     async def _check_landed(self, client: ObjectClient, name: str, size: int) -> None:
-        """Find out whether an upload is gone because its end was reached, unheard."""
+        """Find out whether a put was refused because it had landed before, unheard."""
         found = await self._requests.run("get", name, 1, client.read, name, 0, 1)
         if found.object_bytes != size:
             raise RetriableError(
-                f"an upload in parts is gone: name={name} "
+                f"another blob is where one was put: name={name} "
                 f"expected_bytes={size} actual_bytes={found.object_bytes}"
             )
 
