@@ -39,7 +39,8 @@ class ConfigError(StateBackupError):
 class KeyUnavailableError(ConfigError):
     """Raised when a key that something was encrypted with, or is to be, is missing or another one.
 
-    What it has encrypted is whole: no other copy is any better, and giving the key back mends it.
+    What it has encrypted is whole, and giving the key back mends it: a restore may take the copy of
+    another backend, never an older commit.
     """
 
 
