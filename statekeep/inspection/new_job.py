@@ -178,7 +178,7 @@ def _require_own_places(
         task = TaskIdentity(job_name, MAIN_OPERATOR, TaskName(name))
         for backend, markers in checkpoint.state_markers.items():
             factory = place.factories.get(backend)
-            if not isinstance(factory, WritesInPlace):
+            if factory is None or not isinstance(factory, WritesInPlace):
                 continue
             for store, marker in markers.items():
                 is_backed_up = backend in config.store(store).backup_factories
