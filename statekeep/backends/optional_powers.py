@@ -90,3 +90,7 @@ class KeepsCheckpoints(Protocol):
     ) -> CheckpointManager:
         """Build what keeps the newest checkpoints of one job in Samza's forms; no I/O."""
         ...
+
+    def checkpoint_place(self, job_name: str, job_id: str) -> str:
+        """Return what the checkpoints of one job are kept in, for people: a topic, a folder."""
+        ...

@@ -133,7 +133,7 @@ async def _reset(
     # No log is reset before all were found to let themselves be.
     for log in logs:
         async with open_log_place(settings, clock, task=log) as place:
-            await require_resettable(place, is_dropping_savepoints=is_dropping_savepoints)
+            await require_resettable(place, settings, is_dropping_savepoints=is_dropping_savepoints)
     for log in logs:
         async with (
             waiting("deleting", clock),

@@ -131,3 +131,7 @@ class KafkaBackendFactory(StateBackendFactory):
             executor=executor,
             clock=clock,
         )
+
+    def checkpoint_place(self, job_name: str, job_id: str) -> str:
+        """Return the name of Samza's topic: see `KeepsCheckpoints`."""
+        return f"topic {checkpoint_topic(job_name, job_id)}"
