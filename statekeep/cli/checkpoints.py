@@ -22,7 +22,7 @@ from statekeep.cli.options import (
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table, utc
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, open_job
+from statekeep.inspection.job import InspectedJob, check_pin_name, open_job
 from statekeep.inspection.offsets import overwrite_input_offsets
 from statekeep.inspection.removal import remove_commits
 
@@ -137,6 +137,7 @@ def pin(
     task: LogOfTask = None,
 ) -> None:
     """Keep a commit from being released; the job may go on meanwhile."""
+    check_pin_name(name)
 
     async def run() -> int:
         async with open_job(read_config(config, setting), SystemClock(), task=task) as job:

@@ -20,7 +20,7 @@ from statekeep.cli.output import JsonValue, print_json, print_line, print_table
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, open_job
+from statekeep.inspection.job import InspectedJob, check_pin_name, open_job
 
 app = typer.Typer(
     name="savepoint", help="Whole commits that are kept under a name.", no_args_is_help=True
@@ -54,6 +54,7 @@ def create(
     It shares nothing with any other commit. If the job runs, it is fenced; `statekeep checkpoints
     pin` keeps the current commit of a running job instead, as it is.
     """
+    check_pin_name(name)
     settings = read_config(config, setting)
     backends = target or _lasting_backends(settings)
     if not is_sure:

@@ -1,5 +1,6 @@
 """A job's log and backups, opened by somebody who is not the job."""
 
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ _THREADS: Final = 16
 HOLD_PREFIX: Final = "read-"
 """Begins the names of pins that last as long as somebody reads the commit."""
 _HOLD_DIGITS: Final = 12
+_OTHER_NAME: Final = re.compile(r"[0-9]+(-[0-9]+)?")
+"""A position or a checkpoint id, by which a commit may be named too."""
 
 Progress = Callable[[RestoreProgress], None]
 """Called on the event loop with every step of a restore; must not raise."""
@@ -124,7 +127,7 @@ class InspectedJob:
         """Return a retained commit with its position.
 
         Args:
-            which: Its position, the name of its pin, or its checkpoint id; None: the current one.
+            which: The name of its pin, its position, or its checkpoint id; None: the current one.
 
         Raises:
             ConfigError: There is no such commit, or it is released.
@@ -134,8 +137,10 @@ class InspectedJob:
             if view.last_commit is not None:
                 return view.last_commit_position, view.last_commit
             raise ConfigError(f"the job has no commit yet: job={self.config.job.name}")
+        if which in view.pins:
+            return view.pins[which], view.commits[view.pins[which]]
         for position, commit in view.commits.items():
-            if which in (str(position), commit.checkpoint_id) or view.pins.get(which) == position:
+            if which in (str(position), commit.checkpoint_id):
                 return position, commit
         is_released = any(
             which in (str(position), commit.checkpoint_id)
@@ -219,6 +224,20 @@ class InspectedJob:
             checkpoint, VersionId.parse(version) if version else None, frozenset(stores)
         )
         return await restorer.restore([candidate])
+
+
+def check_pin_name(name: str) -> None:
+    """Make sure that a commit may be kept under a name.
+
+    Raises:
+        ConfigError: It means something else, or is one of our own.
+    """
+    if name.startswith(HOLD_PREFIX) or _OTHER_NAME.fullmatch(name):
+        raise ConfigError(
+            f"no commit can be kept under this name: name={name}",
+            hint="choose one that is no position or checkpoint id and does not begin with "
+            f"{HOLD_PREFIX!r}",
+        )
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.errors import ConfigError
@@ -74,11 +75,11 @@ async def recommit(
         TaskFencedError: The job was started meanwhile.
     """
     require_commit_with_state(job)
-    if pin is not None and pin in job.view.pins:
-        raise ConfigError(f"the name is in use: name={pin} commit={job.view.pins[pin]}")
+    _require_free(pin, job.view)
     await prepare_backends(backends, job.executor, job.clock)
     log = await JobOwner.take_over(job.log, owner)
-    # Whoever was fenced just now may have committed after the job was opened.
+    # Whoever was fenced just now may have committed after the job was opened, and others may pin.
+    _require_free(pin, log.view)
     commit = log.view.last_commit
     if commit is None:
         raise ConfigError(f"the job has no commit yet: job={job.config.job.name}")
@@ -95,6 +96,11 @@ async def recommit(
     if pin is not None:
         await log.pin(pin, copied.position)
     return copied
+
+
+def _require_free(name: str | None, view: LogView) -> None:
+    if name is not None and name in view.pins:
+        raise ConfigError(f"the name is in use: name={name} commit={view.pins[name]}")
 
 
 def require_commit_with_state(job: InspectedJob) -> CommitRecord:

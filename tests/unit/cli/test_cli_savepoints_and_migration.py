@@ -9,9 +9,12 @@ import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings
 
 from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 from statekeep.errors import TaskFencedError
+from statekeep.inspection import recommit
+from statekeep.inspection.job import open_job
 
 LOG = f"--task '{TASK}'"
 
@@ -176,3 +179,41 @@ def test_a_backend_that_forgets_old_commits_holds_no_savepoint(statekeep: Comman
     )
     assert result.status == 2
     assert "no backend of the job keeps old commits: backends=kafka" in result.err
+
+
+@pytest.mark.parametrize("name", ["7", "1700000000123-456789", "read-0123456789ab"])
+def test_a_name_that_means_something_else_is_refused(statekeep: CommandLine, name: str) -> None:
+    before = statekeep(f"events {LOG} --json").json
+    for line in (f"savepoint create {name} {LOG} --yes", f"checkpoints pin {name} {LOG}"):
+        result = statekeep(line)
+        assert (result.status, "no commit can be kept under this name" in result.err) == (2, True)
+    assert statekeep(f"events {LOG} --json").json == before
+
+
+def test_a_name_counts_before_a_position(statekeep: CommandLine, job: Path) -> None:
+    older, _, newer = [
+        row["commit"] for row in statekeep(f"checkpoints list {LOG} --json").json[-3:]
+    ]
+
+    async def pin_as_older_releases_did() -> None:
+        config = load_dict(job_settings(job))
+        async with open_job(config, SystemClock(), task=TASK) as opened:
+            await opened.guest.pin(str(older), newer)
+
+    asyncio.run(pin_as_older_releases_did())
+    assert statekeep(f"checkpoints show {older} {LOG} --json").json["commit"] == newer
+
+
+def test_a_name_that_somebody_takes_meanwhile_is_refused_before_anything_is_copied(
+    statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = current(statekeep)
+
+    async def pin_meanwhile(*_: object) -> None:
+        await asyncio.to_thread(statekeep, f"checkpoints pin v1 {shown['commit']} {LOG}")
+
+    monkeypatch.setattr(recommit, "prepare_backends", pin_meanwhile)
+    result = statekeep(f"savepoint create v1 {LOG} --yes")
+    assert result.status == 2
+    assert current(statekeep)["commit"] == shown["commit"]
+    assert current(statekeep)["pins"] == ["v1"]
