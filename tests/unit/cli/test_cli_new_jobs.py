@@ -165,6 +165,26 @@ def test_a_rescaled_job_goes_back_to_its_first_form(statekeep: CommandLine, job:
     assert asyncio.run(content(job, "orders-1")) == before
 
 
+@pytest.mark.parametrize(
+    ("named", "complaint"),
+    [
+        ([0, 2], "a task is left out or named twice: expected=Partition 1"),
+        ([0, 0], "a task is left out or named twice: expected=Partition 1"),
+        ([1, 2], "a task is left out or named twice: expected=Partition 0"),
+        ([1, 0], "a task is left out: task=Partition 2"),
+    ],
+    ids=["gap", "twice", "first", "last"],
+)
+def test_a_task_that_is_not_named_stops_the_rescaling(
+    statekeep: CommandLine, job: Path, named: list[int], complaint: str
+) -> None:
+    for number in (1, 2):
+        asyncio.run(commit_numbers(job, [1], name=f"Partition {number}"))
+    tasks = " ".join(f"--task 'Partition {number}'" for number in named)
+    result = statekeep(f"rescale --partitions 2 --as orders-3 --router cli_kit:route {tasks}")
+    assert (result.status, complaint in result.err) == (2, True)
+
+
 def test_keys_that_only_the_program_can_route_are_refused(statekeep: CommandLine) -> None:
     result = statekeep(f"rescale --partitions 3 --as orders-3 {LOG}")
     assert result.status == 2
