@@ -6,6 +6,7 @@
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from uuid import uuid4
 
@@ -27,6 +28,8 @@ def copy_location(source: str, target: str, commit: CommitRecord) -> QueryState:
     The copy has a query id of its own, so that both queries may run in one Spark application.
     Blocks.
 
+    The query may go on meanwhile. What was written is removed again if the copy fails.
+
     Args:
         source: The checkpoint location of the job's query; only read.
         target: Where there is nothing yet.
@@ -36,33 +39,77 @@ def copy_location(source: str, target: str, commit: CommitRecord) -> QueryState:
         What the commit record of the new job says of its query.
 
     Raises:
-        CheckpointLocationError: The source is another query's, lacks a file, or the target is not
-            empty.
+        CheckpointLocationError: The source is another query's, lacks or loses a file, or the target
+            is not empty.
     """
     query = commit.query
     if query is None:
         raise CheckpointLocationError(f"the commit is of no Spark query: batch={commit.batch}")
     there, root = _open(source)
     here, new_root = _open(target)
-    found = [str(path) for path in there.find(root)]
     if here.exists(new_root) and here.find(new_root):
-        raise CheckpointLocationError(f"the new checkpoint location is in use: location={target}")
+        exc = CheckpointLocationError(f"the new checkpoint location is in use: location={target}")
+        exc.add_note("hint: name another one, or delete it if an earlier try has left it")
+        raise exc
     _check_query(there, root, source, query)
-    for path in found:
+    metadata = json.dumps({"id": str(uuid4())}, separators=(",", ":"))
+    written: list[str] = []
+    try:
+        for name, data in _contents(there, root, source, commit, query):
+            written.append(f"{new_root}/{name}")
+            _write(here, written[-1], data)
+        written.append(f"{new_root}/metadata")
+        _write(here, written[-1], metadata.encode())
+    except BaseException as exc:
+        _remove(here, written)
+        if isinstance(exc, OSError):
+            msg = f"the checkpoint location could not be copied: from={source} to={target}"
+            raise CheckpointLocationError(msg) from exc
+        raise
+    return msgspec.structs.replace(query, query_id=json.loads(metadata)["id"], metadata=metadata)
+
+
+def _contents(
+    files: Any,  # noqa: ANN401 - fsspec has no types
+    root: str,
+    location: str,
+    commit: CommitRecord,
+    query: QueryState,
+) -> Iterator[tuple[str, bytes]]:
+    """Yield what goes into the copy, by name.
+
+    Raises:
+        CheckpointLocationError: A file is missing, or goes while it is read.
+    """
+    copied: set[str] = set()
+    for path in map(str, files.find(root)):
         name = path.removeprefix(root).lstrip("/")
-        if name not in _OWN and not _is_later(name, commit.batch):
-            _write(here, f"{new_root}/{name}", there.cat_file(path))
+        if name in _OWN or _is_later(name, commit.batch) or _is_passing(name):
+            continue
+        try:
+            data = files.cat_file(path)
+        except FileNotFoundError as exc:
+            if name.partition("/")[0] in _CUT_OFF:
+                continue  # a running query purges them; those of the commit are in its record
+            msg = f"file went while it was copied, is the query running?: file={location}/{name}"
+            raise CheckpointLocationError(msg) from exc
+        copied.add(name)
+        yield name, data
     own = {f"offsets/{commit.batch}": query.offsets, f"commits/{commit.batch}": query.commit}
     for name, text in own.items():
-        if not here.exists(f"{new_root}/{name}"):
+        if name not in copied:
             if text is None:
                 raise CheckpointLocationError(
-                    f"file is missing in the checkpoint location: file={source}/{name}"
+                    f"file is missing in the checkpoint location: file={location}/{name}"
                 )
-            _write(here, f"{new_root}/{name}", text.encode())
-    metadata = json.dumps({"id": str(uuid4())}, separators=(",", ":"))
-    _write(here, f"{new_root}/metadata", metadata.encode())
-    return msgspec.structs.replace(query, query_id=json.loads(metadata)["id"], metadata=metadata)
+            yield name, text.encode()
+
+
+def _remove(files: Any, paths: Iterable[str]) -> None:  # noqa: ANN401 - fsspec has no types
+    """Remove what of these files is there, so that the copy may be made again."""
+    for path in paths:
+        if files.exists(path):
+            files.rm_file(path)
 
 
 def _check_query(files: Any, root: str, location: str, query: QueryState) -> None:  # noqa: ANN401 - fsspec has no types
@@ -83,6 +130,12 @@ def _is_later(name: str, batch: int) -> bool:
     directory, _, file = name.rpartition("/")
     match = _BATCH_FILE.fullmatch(file)
     return directory in _CUT_OFF and match is not None and int(match[1]) > batch
+
+
+def _is_passing(name: str) -> bool:
+    """Whether it is a file that Spark is just writing, or the checksum of one."""
+    file = name.rpartition("/")[2]
+    return file.startswith(".") and file.removesuffix(".crc").endswith(".tmp")
 
 
 def _open(uri: str) -> tuple[Any, str]:

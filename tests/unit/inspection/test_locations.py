@@ -2,8 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import fsspec  # type: ignore[import-untyped] # ships no types
 import pytest
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped] # as above
 
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
 from statekeep.errors import CheckpointLocationError
@@ -105,3 +108,65 @@ def test_a_place_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
     with pytest.raises(CheckpointLocationError, match="is in use"):
         copy_location(old, new, commit())
     assert read(tmp_path / "new") == {"metadata": "mine"}
+
+
+class Vanishing(LocalFileSystem):  # type: ignore[misc] # ships no types
+    """Local files of which one is gone when it is read, as Spark purges and compacts."""
+
+    cachable = False
+    gone = ""
+
+    def cat_file(self, path: str, **options: Any) -> bytes:
+        if self.gone and path.endswith(self.gone):
+            raise FileNotFoundError(path)
+        return bytes(super().cat_file(path, **options))
+
+
+def let_go(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(Vanishing, "gone", name)
+    monkeypatch.setattr(
+        fsspec, "url_to_fs", lambda uri: (Vanishing(), Vanishing._strip_protocol(uri))
+    )
+
+
+def test_a_batch_that_is_purged_during_the_copy_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = write(tmp_path / "old", FILES)
+    let_go(monkeypatch, "/offsets/6")
+    copy_location(old, (tmp_path / "new").as_uri(), commit())
+    assert "offsets/6" not in read(tmp_path / "new")
+    assert read(tmp_path / "new")["offsets/7"] == "v1\n{}\n7"
+
+
+def test_what_the_commit_needs_comes_from_its_record_if_it_is_purged_during_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = write(tmp_path / "old", FILES)
+    let_go(monkeypatch, "/offsets/7")
+    copy_location(old, (tmp_path / "new").as_uri(), commit())
+    assert read(tmp_path / "new")["offsets/7"] == "v1\n{}\n7"
+
+
+def test_a_copy_that_fails_leaves_nothing_and_may_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = write(tmp_path / "old", FILES), (tmp_path / "new").as_uri()
+    with monkeypatch.context() as patched:
+        let_go(patched, "/sources/0/8")
+        with pytest.raises(CheckpointLocationError, match=r"went while it was copied.*sources/0/8"):
+            copy_location(old, new, commit())
+    assert read(tmp_path / "new") == {}
+    copy_location(old, new, commit())
+    assert "metadata" in read(tmp_path / "new")
+
+
+def test_what_spark_is_just_writing_is_left_out(tmp_path: Path) -> None:
+    passing = {
+        "sources/0/.9.0d9e.tmp": "half",
+        "sources/0/..9.0d9e.tmp.crc": "crc",
+        "offsets/.9.0d9e.tmp": "half",
+    }
+    old = write(tmp_path / "old", FILES | passing)
+    copy_location(old, (tmp_path / "new").as_uri(), commit())
+    assert not passing.keys() & read(tmp_path / "new").keys()
