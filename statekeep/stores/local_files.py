@@ -1,6 +1,6 @@
 """Files on the local disk: errors that name the setting, hard-link clones, durable replacement.
 
-Every function blocks. Nothing here calls fsync but `replace_durably`: a version that is not
+Every function blocks. Nothing here calls fsync but `replace_durably` and `sync_directory`: a version that is not
 committed need not survive power loss.
 """
 
@@ -143,7 +143,12 @@ def replace_durably(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

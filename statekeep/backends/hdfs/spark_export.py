@@ -5,7 +5,7 @@ from pathlib import Path
 
 from statekeep.backends.hdfs.spark_files import write_spark_file
 from statekeep.stores.base import KeyValueStore
-from statekeep.stores.local_files import explained_errors
+from statekeep.stores.local_files import explained_errors, sync_directory
 
 
 def export_snapshot(store: KeyValueStore, directory: Path, version: int) -> Path:
@@ -39,4 +39,5 @@ def export_snapshot(store: KeyValueStore, directory: Path, version: int) -> Path
         # On a local disk, Hadoop keeps a checksum beside each file, and believes an old one.
         target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
         temporary.replace(target)
+        sync_directory(directory)
     return target

@@ -1,6 +1,7 @@
 """State files in the form of Spark's own provider."""
 
 import io
+import os
 import struct
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
+from statekeep.backends.hdfs.spark_export import export_snapshot
 from statekeep.backends.hdfs.spark_files import (
     plan_spark_load,
     read_spark_file,
@@ -18,6 +20,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
 from statekeep.stores.delta import Change
+from statekeep.stores.memory import MemoryStore
 from statekeep.testing.backend_harness import STORE
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
@@ -35,6 +38,23 @@ def written(entries: list[Change]) -> bytes:
 
 def read(data: bytes, *, may_delete: bool = True) -> list[Change]:
     return list(read_spark_file(io.BytesIO(data), where="w", may_delete=may_delete))
+
+
+def test_an_exported_snapshot_is_durable_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[Path, bool]] = []
+    target = tmp_path / "3.snapshot"
+
+    def note(descriptor: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), target.exists()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    store = MemoryStore(STORE, tmp_path / "store")
+    store.put(b"k", b"v")
+    assert export_snapshot(store, tmp_path, 3) == target
+    assert synced == [(tmp_path / ".3.snapshot.tmp", False), (tmp_path, True)]
+    assert read(target.read_bytes(), may_delete=False) == [(b"k", b"v")]
 
 
 @given(entries=ENTRIES)

@@ -10,6 +10,7 @@ from typing import BinaryIO, Final
 
 from statekeep.backends.blob.names import TEMPORARY_PREFIX
 from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.stores.local_files import sync_directory
 
 _COPY_BYTES: Final = 1 << 20
 _MAX_TRIES: Final = 100
@@ -115,15 +116,6 @@ class LocalPlace:
 
     def _temporary_path(self, directory: Path) -> Path:
         return directory / f"{TEMPORARY_PREFIX}{self._new_uid()}"
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _open_unnamed(directory: Path) -> BinaryIO | None:
