@@ -177,7 +177,8 @@ class KafkaBackupManager(TaskBackupManager):
                 (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
                 upload.is_full,
             )
-        return {upload.store: upload.finished(markers[upload.store]).encode() for upload in uploads}
+        finished = {upload.store: upload.finished(markers[upload.store]) for upload in uploads}
+        return {store: marker.encode(self._backend) for store, marker in finished.items()}
 
     async def _check_same_topics(self, uploads: Sequence[StoreUpload]) -> None:
         """Make sure that the records went to the topics that the uploads began with.

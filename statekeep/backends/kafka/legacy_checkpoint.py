@@ -6,7 +6,7 @@ with ``null`` for one that nothing was written to.
 
 from typing import Final
 
-from statekeep.backends.kafka.marker import SYSTEM, ChangelogMarker
+from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
@@ -23,12 +23,15 @@ _NOTHING: Final = "null"
 
 
 def to_v1(checkpoint: CheckpointV2, backend: BackendName) -> CheckpointV1:
-    """Return what form 1 can hold: input offsets, and where the changelogs end."""
+    """Return what form 1 can hold: input offsets, and where the changelogs end.
+
+    Their system is the backend's name, as ``stores.<store>.changelog`` has it.
+    """
     offsets: dict[SystemStreamPartition, str | None] = dict(checkpoint.input_offsets)
     for marker in checkpoint.markers_of(backend).values():
         at = ChangelogMarker.decode(marker)
         end = _NOTHING if at.offset is None else str(at.offset)
-        ssp = SystemStreamPartition(SYSTEM, at.topic, at.partition)
+        ssp = SystemStreamPartition(backend, at.topic, at.partition)
         offsets[ssp] = f"{checkpoint.checkpoint_id.serialize()}:{end}"
     return CheckpointV1(offsets)
 
@@ -59,7 +62,7 @@ def from_v1(
             continue
         written_id, offset = _parse(ssp, text)
         checkpoint_id = written_id or checkpoint_id
-        markers[store] = ChangelogMarker(ssp.stream, ssp.partition, offset).encode()
+        markers[store] = ChangelogMarker(ssp.stream, ssp.partition, offset).encode(ssp.system)
     return CheckpointV2(checkpoint_id, inputs, {backend: markers} if markers else {})
 
 

@@ -11,8 +11,6 @@ from statekeep.errors import CheckpointCorruptError
 
 _VERSION: Final = 1
 _NO_BUCKET: Final = -1
-SYSTEM: Final = "kafka"
-"""What Samza calls the cluster in a marker."""
 
 
 class _SspJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -57,13 +55,17 @@ class ChangelogMarker:
     is_transactional: bool = True
     """Whether a record that ends a transaction stands behind the offset."""
 
-    def encode(self) -> Marker:
-        """Return the marker as the checkpoint holds it."""
+    def encode(self, system: str) -> Marker:
+        """Return the marker as the checkpoint holds it.
+
+        Args:
+            system: What Samza calls the cluster: the name of the backend.
+        """
         content = self.content or ContentSummary()
         data = _MarkerJson(
             version=_VERSION,
             changelog_ssp=_SspJson(
-                system=SYSTEM, partition=self.partition, stream=self.topic, key_bucket=_NO_BUCKET
+                system=system, partition=self.partition, stream=self.topic, key_bucket=_NO_BUCKET
             ),
             changelog_offset=None if self.offset is None else str(self.offset),
             topic_id=self.topic_id,

@@ -1,5 +1,7 @@
 """Samza's checkpoint topic: names, keys, and form 1 with its changelog offsets."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,24 @@ def test_form_1_comes_back_in_form_2_but_for_markers_of_other_backends() -> None
     markers = {s: ChangelogMarker.decode(m) for s, m in back.markers_of(KAFKA).items()}
     golden = {s: ChangelogMarker.decode(m) for s, m in expected.markers_of(KAFKA).items()}
     assert markers == golden
+
+
+def test_a_backend_of_another_name_is_another_system_in_both_forms() -> None:
+    near = BackendName("near")
+    markers = {near: golden_v2().markers_of(KAFKA)}
+    written = to_v1(CheckpointV2(CheckpointId(5, 6), {}, markers), near)
+    assert written.input_offsets.keys() == {
+        SystemStreamPartition("near", topic, 3)
+        for topic in ("job-sessions-changelog", "job-totals-changelog")
+    }
+    settings = dataclasses.replace(
+        SETTINGS, stores={"sessions.changelog": "near.job-sessions-changelog"}
+    )
+    ssp = dataclasses.replace(CHANGELOG, system="near")
+    back = from_v1(CheckpointV1({ssp: "5-6:88"}), 5, settings, near)
+    marker = json.loads(back.markers_of(near)[StoreName("sessions")])
+    assert marker["changelog-ssp"]["system"] == "near"
+    assert to_v1(back, near).input_offsets == {ssp: "5-6:88"}
 
 
 def test_form_1_of_a_job_without_changelogs_has_inputs_alone() -> None:

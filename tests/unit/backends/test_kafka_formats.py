@@ -34,14 +34,21 @@ def test_the_marker_of_samza_is_read_and_cannot_be_verified() -> None:
 def test_our_marker_has_the_fields_of_samza_and_more() -> None:
     marker = ChangelogMarker("job-sessions-changelog", 3, 5678, "id", "7_00000000")
     samza = json.loads(GOLDEN.read_text())
-    assert json.loads(marker.encode()) | samza == json.loads(marker.encode())
+    written = json.loads(marker.encode("kafka"))
+    assert written | samza == written
+
+
+def test_the_system_of_a_marker_is_the_one_that_samza_knows() -> None:
+    marker = ChangelogMarker("job-sessions-changelog", 3, 5678).encode("near")
+    assert json.loads(marker)["changelog-ssp"]["system"] == "near"
+    assert ChangelogMarker.decode(marker) == ChangelogMarker("job-sessions-changelog", 3, 5678)
 
 
 @given(CONTENTS, st.integers(0, 1 << 40) | st.none())
 def test_a_marker_reads_back_as_it_was(content: dict[bytes, bytes], offset: int | None) -> None:
     summary = ContentSummary.of(content.items())
     marker = ChangelogMarker("topic", 2, offset, "id", "7_00000000", summary)
-    assert ChangelogMarker.decode(marker.encode()) == marker
+    assert ChangelogMarker.decode(marker.encode("kafka")) == marker
 
 
 @pytest.mark.parametrize(
