@@ -35,7 +35,7 @@ def settings(directory: Path, changelog: str) -> Config:
 
 
 def commit_in(topic: str) -> CommitRecord:
-    marker = ChangelogMarker(topic, 0, 17, "id", "7_00000000").encode()
+    marker = ChangelogMarker(topic, 0, 17, "id", "7_00000000").encode("kafka")
     checkpoint = CheckpointV2(
         CheckpointId(1, 1), {}, {BackendName("kafka"): {StoreName("counts"): marker}}
     )
