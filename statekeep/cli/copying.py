@@ -12,6 +12,7 @@ from statekeep.cli.options import owner_name
 from statekeep.cli.output import JsonValue, print_json, print_table
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
+from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob, open_job
 from statekeep.inspection.recommit import Recommit, recommit, require_commit_with_state
 from statekeep.restore.progress import RestoreProgressBar
@@ -31,7 +32,8 @@ def copy_newest_commits(
         config: Of the job; the backends need not be listed by any store.
         tasks: In plain Python, whose logs; None: the log of the whole job.
         backends: Names of the backends that the state is copied to.
-        pin: Name to keep the new commits under.
+        pin: Name to keep the new commits under. A log whose newest commit has it already, by an
+            earlier try that was cut off, is left as it is.
     """
     registry = BackendRegistry(config)
     factories = {BackendName(name): registry.factory(name) for name in backends}
@@ -56,14 +58,11 @@ async def _copy_all(
 ) -> list[dict[str, JsonValue]]:
     clock = SystemClock()
     restored = RestoreProgressBar(clock.monotonic_ns)
-    # No task is taken over before all were found to be there.
-    for task in tasks or (None,):
-        async with open_job(config, clock, task=task) as job:
-            require_commit_with_state(job)
+    kept = await _find_kept(config, tasks, pin)
     rows: list[dict[str, JsonValue]] = []
     for task in tasks or (None,):
         async with open_job(config, clock, task=task) as job:
-            made = await recommit(
+            made = kept.get(task) or await recommit(
                 job,
                 factories,
                 directory,
@@ -74,6 +73,30 @@ async def _copy_all(
             )
         rows.append(_row(task, job, made, factories))
     return rows
+
+
+async def _find_kept(
+    config: Config, tasks: Sequence[str] | None, pin: str | None
+) -> Mapping[str | None, Recommit]:
+    """Return the logs whose newest commit an earlier try has kept under the name already.
+
+    No task is taken over before all were found to be there, and to have the name free.
+
+    Raises:
+        ConfigError: One has no state, or the name is in use: in one log for another commit, or in
+            all of them.
+    """
+    kept: dict[str | None, Recommit] = {}
+    logs = tasks or (None,)
+    for task in logs:
+        async with open_job(config, SystemClock(), task=task) as job:
+            require_commit_with_state(job)
+            if pin is None or pin not in job.view.pins:
+                continue
+            kept[task] = Recommit(job.view.pins[pin], tasks=0, bytes_uploaded=0)
+            if job.view.pins[pin] != job.view.last_commit_position or len(kept) == len(logs):
+                raise ConfigError(f"the name is in use: name={pin} commit={job.view.pins[pin]}")
+    return kept
 
 
 def _row(

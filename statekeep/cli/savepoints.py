@@ -95,10 +95,16 @@ def drop(
     task: LogsOfTasks = None,
 ) -> None:
     """Give a savepoint back to retention; the job may go on meanwhile."""
+    settings, logs = read_config(config, setting), task or (None,)
+
+    async def has_it(log: str | None) -> bool:
+        async with open_job(settings, SystemClock(), task=log) as job:
+            return name in job.view.pins
 
     async def run() -> None:
-        for log in task or (None,):
-            async with open_job(read_config(config, setting), SystemClock(), task=log) as job:
+        # An earlier try may have dropped some; if no log has it, the first one says so.
+        for log in [log for log in logs if await has_it(log)] or logs:
+            async with open_job(settings, SystemClock(), task=log) as job:
                 await job.guest.unpin(name)
 
     asyncio.run(run())

@@ -217,3 +217,41 @@ def test_a_name_that_somebody_takes_meanwhile_is_refused_before_anything_is_copi
     assert result.status == 2
     assert current(statekeep)["commit"] == shown["commit"]
     assert current(statekeep)["pins"] == ["v1"]
+
+
+def test_a_savepoint_of_several_tasks_is_ended_by_the_same_command(
+    statekeep: CommandLine, job: Path
+) -> None:
+    asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
+    both = f"{LOG} --task 'Partition 1'"
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    first = current(statekeep)["commit"]
+    result = statekeep(f"savepoint create v1 {both} --yes --json")
+    assert [(row["log"], row["tasks"]) for row in result.json] == [(TASK, 0), ("Partition 1", 1)]
+    assert current(statekeep)["commit"] == first
+    again = statekeep(f"savepoint create v1 {both} --yes")
+    assert (again.status, "the name is in use" in again.err) == (2, True)
+
+
+def test_a_name_of_an_older_commit_of_one_task_stops_the_savepoint_of_all(
+    statekeep: CommandLine, job: Path
+) -> None:
+    asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
+    statekeep("savepoint create v1 --task 'Partition 1' --yes")
+    asyncio.run(commit_numbers(job, [3], name="Partition 1"))
+    before = statekeep(f"events {LOG} --json").json
+    result = statekeep(f"savepoint create v1 {LOG} --task 'Partition 1' --yes")
+    assert (result.status, "the name is in use" in result.err) == (2, True)
+    assert statekeep(f"events {LOG} --json").json == before
+
+
+def test_a_savepoint_of_several_tasks_is_dropped_where_it_is_left(
+    statekeep: CommandLine, job: Path
+) -> None:
+    asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
+    both = f"{LOG} --task 'Partition 1'"
+    statekeep(f"savepoint create v1 {both} --yes")
+    statekeep(f"savepoint drop v1 {LOG}")
+    assert statekeep(f"savepoint drop v1 {both}").status == 0
+    assert statekeep(f"savepoint list {both} --json").json == []
+    assert statekeep(f"savepoint drop v1 {both}").status == 2
