@@ -23,7 +23,8 @@ from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, StateBackupError
+from statekeep.inspection.clean_up import Sweep, delete_leftovers
 from statekeep.inspection.job import LogPlace, name_of_job, open_log_place
 from statekeep.inspection.job_owner import JobOwner
 from statekeep.inspection.recommit import TASKS_AT_ONCE
@@ -35,7 +36,7 @@ class NewJob:
     """A job that is being made: each task's state goes through `add`, then `finish` makes it count.
 
     Before that the job has no commit, and a task of it does not start: whoever makes it again begins
-    anew, and nothing refers to what was uploaded. Made by `begin_job`; used on its event loop until the end of that block.
+    anew, and what was uploaded is deleted. Made by `begin_job`; used on its event loop until the end of that block.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class NewJob:
         self._identity = msgspec.structs.replace(
             commit.identity, job_uid=random_nonce(), job_name=job_name, partitions=partitions
         )
+        self._tasks: set[TaskName] = set()
+        self._has_ended = False
         self._checkpoints: dict[str, msgspec.Raw] = {}
         self._versions: dict[str, str] = {}
         self._places = asyncio.Semaphore(TASKS_AT_ONCE)
@@ -74,6 +77,7 @@ class NewJob:
         Raises:
             CommitFailedError: A backend did not take it.
         """
+        self._tasks.add(task)
         checkpoint = CheckpointV2(self._place.checkpoint_id, dict(input_offsets))
         if version is not None:
             identity = TaskIdentity(
@@ -90,6 +94,7 @@ class NewJob:
         Args:
             query: Of the Spark query that goes on with the state; None in plain Python.
         """
+        self._has_ended = True
         return await self._log.commit(
             msgspec.structs.replace(
                 self._commit,
@@ -104,6 +109,12 @@ class NewJob:
                 query=query,
             )
         )
+
+    def waste(self) -> Sweep | None:
+        """Return what was uploaded in vain; None once the commit record may stand in the log."""
+        if self._has_ended:
+            return None
+        return Sweep.of_everything(self._identity, self._tasks, self._place.epoch + 1)
 
 
 @asynccontextmanager
@@ -143,26 +154,38 @@ async def begin_job(
         checkpoint_id = CheckpointId.at(clock.time_ns())
         attempt = await log.begin_attempt(commit.batch, checkpoint_id, {}, [])
         stores = [StoreName(name) for names in commit.identity.stores.values() for name in names]
+        backups = BackupPlace(
+            factories=place.factories,
+            stores={store: config.store(store) for store in stores},
+            epoch=log.epoch,
+            attempt=attempt,
+            checkpoint_id=checkpoint_id,
+            executor=place.executor,
+            clock=clock,
+            count_bytes=on_uploaded,
+        )
+        name = name_of_job(config, task)
+        job = NewJob(log, commit, backups, job_name=name, partitions=partitions)
         try:
-            yield NewJob(
-                log,
-                commit,
-                BackupPlace(
-                    factories=place.factories,
-                    stores={store: config.store(store) for store in stores},
-                    epoch=log.epoch,
-                    attempt=attempt,
-                    checkpoint_id=checkpoint_id,
-                    executor=place.executor,
-                    clock=clock,
-                    count_bytes=on_uploaded,
-                ),
-                job_name=name_of_job(config, task),
-                partitions=partitions,
-            )
-        except BaseException:
+            yield job
+        except BaseException as exc:
             await log.give_up(attempt, "the job was not made")
+            await _delete_waste(job, place, config, exc)
             raise
+
+
+async def _delete_waste(job: NewJob, place: LogPlace, config: Config, exc: BaseException) -> None:
+    """Delete what was uploaded for a job that was not made: its uid stands in no log."""
+    waste = job.waste()
+    if waste is None:
+        return
+    try:
+        await delete_leftovers(place, config, waste)
+    except StateBackupError as failure:
+        exc.add_note(
+            "what was uploaded could not be deleted: "
+            f"{waste.identity.job_name}/state-{waste.identity.job_uid}: {failure}"
+        )
 
 
 def _require_own_places(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings, route
 
+from statekeep.checkpoint.records import QueryState
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
@@ -96,9 +97,32 @@ def test_a_job_of_which_one_task_is_missing_starts_none_of_them(
     for task in (TASK, "Partition 1"):
         with pytest.raises(ConfigError, match="was not made to its end: job=orders-2"):
             asyncio.run(content(job, "orders-2", task))
+    assert not [path for path in job.rglob("orders-2/state-*/**/*") if path.is_file()]
     reset = statekeep(f"reset {logs} --set job.name=orders-2 --yes")
     assert reset.status == 0
     assert asyncio.run(content(job, "orders-2")) == (None, {})
+
+
+def test_a_task_that_was_made_keeps_its_state_if_the_end_of_another_fails(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = f"{LOG} --task 'Partition 1'"
+    asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
+    statekeep(f"savepoint create v1 {logs} --yes")
+    expected = asyncio.run(content(job, "orders"))
+    finish, ended = NewJob.finish, 0
+
+    async def finish_once(self: NewJob, query: QueryState | None) -> int:
+        nonlocal ended
+        ended += 1
+        if ended == 2:
+            raise RetriableError("cut off")
+        return await finish(self, query)
+
+    monkeypatch.setattr(NewJob, "finish", finish_once)
+    assert statekeep(f"savepoint restore v1 --as orders-2 {logs}").status == 4
+    shutil.rmtree(job / "local")
+    assert asyncio.run(content(job, "orders-2")) == expected
 
 
 def test_a_rescaled_job_that_was_not_made_to_its_end_starts_no_task(
