@@ -108,6 +108,19 @@ class BlobStoreManager(ABC):
     async def list(self, prefix: str) -> Sequence[str]:
         """Return the ids of all blobs whose name begins with ``prefix``, sorted by name."""
 
+    async def remove_unfinished(  # noqa: B027 - most stores keep nothing of such a put
+        self, prefix: str, is_closed: Callable[[str], bool]
+    ) -> None:
+        """Remove what puts that never ended have left behind; `list` does not tell of it.
+
+        This one does nothing: to be overridden where something may be left. Idempotent.
+
+        Args:
+            prefix: Of the names of their blobs, up to a slash; empty for all.
+            is_closed: Told such a name, returns whether nobody is at work on that blob any more. The
+                name may lack its end where its last part is long.
+        """
+
     @abstractmethod
     async def remove_ttl(self, blob_id: str) -> None:
         """Make a blob permanent that was put as a temporary one; nothing where all are permanent.

@@ -74,6 +74,12 @@ class WrappedBlobStoreManager(BlobStoreManager):
         return await self._around("list", prefix, lambda: self._inner.list(prefix))
 
     @override
+    async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        await self._around(
+            "remove_unfinished", prefix, lambda: self._inner.remove_unfinished(prefix, is_closed)
+        )
+
+    @override
     async def remove_ttl(self, blob_id: str) -> None:
         await self._around("remove_ttl", blob_id, lambda: self._inner.remove_ttl(blob_id))
 
@@ -254,3 +260,7 @@ class KeptBlobStoreManager(WrappedBlobStoreManager):
     @override
     async def delete(self, blob_id: str) -> None:
         self.condemned.append(blob_id)
+
+    @override
+    async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        pass  # it is no blob, so nobody asks for its name

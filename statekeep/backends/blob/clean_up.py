@@ -54,7 +54,7 @@ async def delete_unreached(
 ) -> None:
     """Delete the blobs of closed and of older attempts that no retained index names.
 
-    Idempotent. Stores that the configuration has dropped are collected too. Indexes go before the
+    What puts of those attempts have left unfinished goes too: they have ended. Idempotent. Stores that the configuration has dropped are collected too. Indexes go before the
     files that they name, so that no index of ours ever names a blob that we deleted before it.
 
     Args:
@@ -74,7 +74,9 @@ async def delete_unreached(
     """
     if not closed_attempts:
         return
-    candidates = await _made_until(manager, str(prefix), max(closed_attempts))
+    newest = max(closed_attempts)
+    await manager.remove_unfinished(str(prefix), lambda name: _is_made_until(name, newest))
+    candidates = await _made_until(manager, str(prefix), newest)
     if not candidates:
         return
     unreached = candidates - await _reached(index_blobs, frozenset(retained))
@@ -132,8 +134,12 @@ class BlobGarbageCollector(GarbageCollector):
 async def _made_until(manager: BlobStoreManager, prefix: str, newest: tuple[int, int]) -> set[str]:
     """Return the ids of the blobs that attempts up to ``newest`` made; of no others."""
     blob_ids = await manager.list(prefix)
-    attempts = [(blob_id, attempt_of(blob_id)) for blob_id in blob_ids]
-    return {blob_id for blob_id, made_by in attempts if made_by is not None and made_by <= newest}
+    return {blob_id for blob_id in blob_ids if _is_made_until(blob_id, newest)}
+
+
+def _is_made_until(blob_id: str, newest: tuple[int, int]) -> bool:
+    made_by = attempt_of(blob_id)
+    return made_by is not None and made_by <= newest
 
 
 async def _reached(index_blobs: IndexBlobs, markers: frozenset[Marker]) -> set[str]:

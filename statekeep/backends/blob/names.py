@@ -32,6 +32,9 @@ INDEX_PAYLOAD_NAME: Final = "snapshot-index"
 TEMPORARY_PREFIX: Final = ".tmp-"
 """With this begin names of files that are not blobs yet; no part of a blob's name may."""
 
+_KEPT_CHARACTERS: Final = 100
+"""Of a blob's name in that of its temporary file: filesystems bound a name, mostly to 255."""
+
 _INDEX: Final = re.compile(r"[0-9a-f]+-snapshot-index-([0-9a-f]{64})\.json")
 _ATTEMPT: Final = re.compile(r"(\d+)-(\d+)")
 
@@ -51,6 +54,25 @@ def check_blob_name(name: str) -> None:
     ):
         msg = f"not a blob name: name={name!r}"
         raise ValueError(msg)
+
+
+def temporary_path(path: str, uid: str) -> str:
+    """Return where a blob is written before it has its name: beside it, and the name says of which.
+
+    Args:
+        path: Of the blob.
+        uid: Lower-case hex, never drawn again.
+    """
+    directory, slash, name = path.rpartition("/")
+    return f"{directory}{slash}{TEMPORARY_PREFIX}{uid}-{name[:_KEPT_CHARACTERS]}"
+
+
+def unfinished_name(path: str) -> str | None:
+    """Return the name of the blob that a temporary file was to become; None for any other file."""
+    directory, slash, name = path.rpartition("/")
+    if not name.startswith(TEMPORARY_PREFIX):
+        return None
+    return f"{directory}{slash}{name.removeprefix(TEMPORARY_PREFIX).partition('-')[2]}"
 
 
 def backend_prefix(job_name: str, job_uid: str, backend: BackendName) -> str:

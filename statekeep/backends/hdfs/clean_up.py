@@ -13,7 +13,7 @@ were read to their ends and found whole. A snapshot that shows up later only mak
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from statekeep.backends.base import BlockingExecutor
@@ -40,10 +40,12 @@ async def delete_unreached(
     files_of: Callable[[StoreName], StoreFiles],
     executor: BlockingExecutor,
     verified: set[str],
+    making: Collection[FileName] = (),
 ) -> None:
     """Delete the files of closed and of older attempts that no retained commit reads. Idempotent.
 
-    Stores that the configuration has dropped are collected too.
+    What their puts have left unfinished goes too. Stores that the configuration has dropped are
+    collected too.
 
     Args:
         manager: Where the files lie.
@@ -53,6 +55,7 @@ async def delete_unreached(
         files_of: Gives the files of a store, also of one that is no longer configured.
         executor: For reading snapshots.
         verified: Paths of snapshots that were found whole; more are added.
+        making: Snapshots that are under way, though their attempts may have ended.
 
     Raises:
         BlobNotFoundError: A file of a retained commit is gone: nothing of its store was deleted.
@@ -62,6 +65,12 @@ async def delete_unreached(
     if not closed_attempts:
         return
     newest_closed = max(closed_attempts)
+
+    def is_closed(path: str) -> bool:
+        name = FileName.parse(path.rpartition("/")[2])
+        return name is not None and name not in making and _is_closed(name, newest_closed)
+
+    await manager.remove_unfinished(str(prefix), is_closed)
     stores: dict[StoreName, set[FileName]] = {}
     for blob_id in await manager.list(str(prefix)):
         directory, _, text = blob_id.rpartition(str(prefix))[2].rpartition("/")

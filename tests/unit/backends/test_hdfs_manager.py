@@ -1,12 +1,11 @@
 """Blobs on HDFS, by a client that may wait without end or answer late."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fake_hdfs_kit import FakeHdfs, FakeWriter
 
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers import hdfs_client
@@ -27,102 +26,6 @@ from statekeep.testing.executor import SerialExecutor
 METADATA = BlobMetadata(None, None, "test")
 URI = "hdfs://namenode:8020/place"
 QUICK = {hdfs_client.SOCKET_TIMEOUT_OPTION: "10"}
-
-
-@dataclass
-class Status:
-    path: str
-    length: int
-    isdir: bool = False
-
-
-class FakeHdfs:
-    """The part of hdfs-native that is used, on a dict; calls that are told to wait without end."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.stuck: set[str] = set()
-        self.errors: dict[str, BaseException] = {}
-        self.is_waiting = asyncio.Event()
-        self.abandoned = 0
-        self.bytes_read = 0
-
-    async def answer(self, operation: str) -> None:
-        await asyncio.sleep(0)
-        if operation in self.errors:
-            raise self.errors.pop(operation)
-        if operation in self.stuck:
-            self.is_waiting.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.abandoned += 1
-
-    async def create(self, path: str, options: Any) -> "FakeWriter":
-        assert not options.overwrite
-        await self.answer("create")
-        self.files[path] = b""
-        return FakeWriter(self, path)
-
-    async def read(self, path: str) -> "FakeReader":
-        await self.answer("read")
-        return FakeReader(self, self._content(path))
-
-    async def get_file_info(self, path: str) -> Status:
-        await self.answer("info")
-        return Status(path, len(self._content(path)))
-
-    async def rename(self, source: str, target: str, *, overwrite: bool) -> None:
-        assert not overwrite
-        await self.answer("rename")
-        if target in self.files:
-            raise FileExistsError(target)
-        self.files[target] = self.files.pop(source)
-
-    async def delete(self, path: str, *, recursive: bool) -> bool:
-        assert not recursive
-        await self.answer("delete")
-        return self.files.pop(path, None) is not None
-
-    async def list_status(self, path: str, recursive: bool = False) -> AsyncIterator[Status]:  # noqa: FBT001, FBT002  # hdfs-native's
-        await self.answer("list")
-        for name, content in self.files.items():
-            if name.startswith(f"{path}/"):
-                yield Status(name, len(content))
-
-    def _content(self, path: str) -> bytes:
-        try:
-            return self.files[path]
-        except KeyError:
-            raise FileNotFoundError(path) from None
-
-
-class FakeWriter:
-    def __init__(self, hdfs: FakeHdfs, path: str) -> None:
-        self._hdfs = hdfs
-        self._path = path
-
-    async def write(self, data: bytes) -> None:
-        await self._hdfs.answer("write")
-        self._hdfs.files[self._path] += data
-
-    async def close(self) -> None:
-        await self._hdfs.answer("close")
-
-
-class FakeReader:
-    def __init__(self, hdfs: FakeHdfs, content: bytes) -> None:
-        self._hdfs = hdfs
-        self._content = content
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-    async def read_range(self, start: int, size: int) -> bytes:
-        await self._hdfs.answer("read_range")
-        assert 0 <= start <= start + size <= len(self._content)
-        self._hdfs.bytes_read += size
-        return self._content[start : start + size]
 
 
 @pytest.fixture
@@ -314,6 +217,32 @@ async def test_the_start_of_a_blob_is_read_alone(hdfs: FakeHdfs) -> None:
     await manager.put("a", b"content", METADATA)
     assert await manager.get_start("a", 3) == b"con"
     assert hdfs.bytes_read == 3
+
+
+@pytest.mark.asyncio
+async def test_what_a_killed_put_has_left_is_removed_by_the_name_that_it_was_to_have(
+    hdfs: FakeHdfs,
+) -> None:
+    manager = await ready(QUICK)
+    killed = {f"{place}/7_ab.delta" for place in ("here", "here/below", "elsewhere")}
+    for name in killed | {"here/8_cd.delta"}:
+        hdfs.stuck = {"write", "delete"}  # nothing is tidied up
+        with pytest.raises(RetriableError):
+            await manager.put(name, b"half", METADATA)
+    hdfs.stuck = set()
+    await manager.put("here/7_ef.delta", b"whole", METADATA)
+    told: list[str] = []
+
+    def is_closed(name: str) -> bool:
+        told.append(name)
+        return name in killed
+
+    await manager.remove_unfinished("here/", is_closed)
+    assert sorted(told) == ["here/7_ab.delta", "here/8_cd.delta", "here/below/7_ab.delta"]
+    left = [path.split(".tmp-")[0] for path in hdfs.files]
+    assert sorted(left) == ["/place/elsewhere/", "/place/here/", "/place/here/7_ef.delta"]
+    await manager.remove_unfinished("", lambda name: True)
+    assert hdfs.files == {"/place/here/7_ef.delta": b"whole"}
 
 
 def test_a_time_out_that_is_no_number_is_refused_by_name() -> None:

@@ -11,6 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[impor
 from statekeep.backends.blob.managers import renaming_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
+from statekeep.backends.blob.names import temporary_path
 from statekeep.errors import RetriableError
 from statekeep.testing.executor import SerialExecutor
 
@@ -63,6 +64,25 @@ def place(fs: FakeHdfs) -> RenamingPlace:
 def test_it_is_for_filesystems_that_rename_as_hdfs_does(fs: FakeHdfs) -> None:
     assert renames_atomically(fs)
     assert not renames_atomically(MemoryFileSystem())
+
+
+def test_what_a_killed_put_has_left_is_removed_by_the_name_that_it_was_to_have(
+    place: RenamingPlace, fs: FakeHdfs
+) -> None:
+    names = ["a/b", "a/below/b", "c/b"]
+    for name in names:
+        fs.pipe_file(temporary_path(f"/place/{name}", "ab12"), b"half")
+    place.put("a/whole", b"whole", if_absent=False)
+    told: list[str] = []
+
+    def is_closed(name: str) -> bool:
+        told.append(name)
+        return name == "a/b"
+
+    place.remove_unfinished("a/", is_closed)
+    assert sorted(told) == ["a/b", "a/below/b"]
+    place.remove_unfinished("", lambda name: name == "c/b")
+    assert set(fs.store) == {"/place/a/whole", temporary_path("/place/a/below/b", "ab12")}
 
 
 def test_bytes_and_files_are_stored_whole(

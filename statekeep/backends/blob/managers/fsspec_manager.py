@@ -115,6 +115,10 @@ class FsspecBlobStoreManager(BlobStoreManager):
         return sorted(await self._run(prefix, self._open_place().list, prefix))
 
     @override
+    async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        await self._run(prefix, self._open_place().remove_unfinished, prefix, is_closed)
+
+    @override
     async def remove_ttl(self, blob_id: str) -> None:
         self._open_place()
 

@@ -14,7 +14,7 @@ from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
 from statekeep.backends.blob.managers.hdfs_client import HdfsClient
 from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.place import mapped_errors
-from statekeep.backends.blob.names import TEMPORARY_PREFIX, check_blob_name
+from statekeep.backends.blob.names import check_blob_name, temporary_path, unfinished_name
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.config.redact import redact
@@ -29,7 +29,7 @@ class HdfsBlobStoreManager(BlobStoreManager):
 
     The rename fails if the name is taken, so a blob is there whole or not at all, and of racing
     puts one succeeds. A put that was given up may still write: to a temporary name, which is no
-    blob and which nobody else uses. Metadata are not kept.
+    blob and which nobody else uses; `remove_unfinished` finds it. Metadata are not kept.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class HdfsBlobStoreManager(BlobStoreManager):
         self, name: str, content: bytes | Path, metadata: BlobMetadata, *, if_absent: bool = False
     ) -> str:
         target = self._path(name)
-        temporary = f"{target.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_uid()}"
+        temporary = temporary_path(target, self._new_uid())
         with self._told_errors(name):
             if if_absent and await self._client.exists(target):
                 raise FileExistsError(name)
@@ -116,12 +116,18 @@ class HdfsBlobStoreManager(BlobStoreManager):
 
     @override
     async def list(self, prefix: str) -> Sequence[str]:
-        self._check_open()
-        directory = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/") or "/"
-        with self._told_errors(prefix):
-            paths = await self._client.files(directory)
-        names = [path.removeprefix(f"{self._root}/") for path in paths]
-        return sorted(name for name in names if name.startswith(prefix) and _is_blob(name))
+        names = await self._files(prefix)
+        return sorted(
+            name for name in names if name.startswith(prefix) and unfinished_name(name) is None
+        )
+
+    @override
+    async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        for name in await self._files(prefix):
+            blob = unfinished_name(name)
+            if blob is not None and is_closed(blob):
+                with self._told_errors(name):
+                    await self._client.delete(f"{self._root}/{name}")
 
     @override
     async def remove_ttl(self, blob_id: str) -> None:
@@ -130,6 +136,14 @@ class HdfsBlobStoreManager(BlobStoreManager):
     @override
     async def close(self) -> None:
         self._is_closed = True
+
+    async def _files(self, prefix: str) -> Sequence[str]:
+        """Return the names of all files in the directory of a prefix, and below it."""
+        self._check_open()
+        directory = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/") or "/"
+        with self._told_errors(prefix):
+            paths = await self._client.files(directory)
+        return [path.removeprefix(f"{self._root}/") for path in paths]
 
     async def _write(self, path: str, content: bytes | Path) -> int:
         """Write a new file, and let the NameNode confirm its size; return that."""
@@ -211,7 +225,3 @@ def _whole(data: bytes, size: int, name: str) -> bytes:
         msg = f"short read: name={name} expected_bytes={size} actual_bytes={len(data)}"
         raise RetriableError(msg)
     return data
-
-
-def _is_blob(name: str) -> bool:
-    return not name.rpartition("/")[2].startswith(TEMPORARY_PREFIX)

@@ -84,6 +84,9 @@ class LocalPlace:
         names = (path.relative_to(self._root).as_posix() for path in _files_below(directory))
         return [name for name in names if name.startswith(prefix)]
 
+    def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        """Do nothing: files without a name go by themselves."""
+
     def _put_once(self, target: Path, content: bytes | Path, *, if_absent: bool) -> None:
         _make_directories(target.parent)
         with self._temporary(target.parent) as (file, path):

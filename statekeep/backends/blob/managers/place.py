@@ -1,7 +1,7 @@
 """What `FsspecBlobStoreManager` asks of a filesystem, and how a filesystem's errors are told."""
 
 import errno
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -53,6 +53,10 @@ class Place(Protocol):
 
     def list(self, prefix: str) -> Sequence[str]:
         """Return the names that begin with ``prefix``, in any order."""
+        ...
+
+    def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        """See `BlobStoreManager.remove_unfinished`."""
         ...
 
 

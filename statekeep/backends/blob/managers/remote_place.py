@@ -1,6 +1,6 @@
 """Blobs on any filesystem that fsspec knows, except the local one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -66,6 +66,9 @@ class RemotePlace:
             return []
         names = [path.removeprefix(f"{self._root}/") for path in paths]
         return [name for name in names if name.startswith(prefix)]
+
+    def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        """Do nothing: what an unfinished write leaves is the filesystem's."""
 
     def _create(self, path: str, data: bytes) -> None:
         if getattr(self._fs.pipe_file, "__func__", None) is _generic_pipe_file:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
-from statekeep.backends.blob.names import TEMPORARY_PREFIX
+from statekeep.backends.blob.names import temporary_path, unfinished_name
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.errors import RetriableError
 
@@ -58,7 +58,7 @@ class RenamingPlace(RemotePlace):
     @override
     def put(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
         target = self._path(name)
-        temporary = f"{target.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_uid()}"
+        temporary = temporary_path(target, self._new_uid())
         with told_java_errors(self._root):
             if if_absent and self._fs.exists(target):
                 raise FileExistsError(name)
@@ -95,7 +95,15 @@ class RenamingPlace(RemotePlace):
     def list(self, prefix: str) -> Sequence[str]:
         with told_java_errors(self._root):
             names = super().list(prefix)
-        return [n for n in names if not n.rpartition("/")[2].startswith(TEMPORARY_PREFIX)]
+        return [name for name in names if unfinished_name(name) is None]
+
+    @override
+    def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        with told_java_errors(self._root):
+            for name in super().list(prefix):
+                blob = unfinished_name(name)
+                if blob is not None and is_closed(blob):
+                    super().delete(name)
 
     def _write(self, path: str, content: bytes | Path) -> None:
         """Write a new file, and let the filesystem confirm its size."""
