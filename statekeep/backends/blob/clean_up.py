@@ -54,8 +54,9 @@ async def delete_unreached(
 ) -> None:
     """Delete the blobs of closed and of older attempts that no retained index names.
 
-    What puts of those attempts have left unfinished goes too: they have ended. Idempotent. Stores that the configuration has dropped are collected too. Indexes go before the
-    files that they name, so that no index of ours ever names a blob that we deleted before it.
+    What puts of those attempts have left unfinished goes too: they have ended. Idempotent. Stores
+    that the configuration has dropped are collected too. Indexes go before the files that they name,
+    so that no index of ours ever names a blob that we deleted before it.
 
     Args:
         manager: Where the blobs lie.
