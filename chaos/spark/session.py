@@ -22,7 +22,7 @@ class DriverSession:
         """Start the process; `events` tells when it is ready.
 
         Args:
-            directory: Of this session alone; made.
+            directory: Of one session alone; made.
             classes: See `chaos.spark.class_archive`.
         """
         directory.mkdir(parents=True)
