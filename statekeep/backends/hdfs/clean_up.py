@@ -71,13 +71,7 @@ async def delete_unreached(
         return name is not None and name not in making and _is_closed(name, newest_closed)
 
     await manager.remove_unfinished(str(prefix), is_closed)
-    stores: dict[StoreName, set[FileName]] = {}
-    for blob_id in await manager.list(str(prefix)):
-        directory, _, text = blob_id.rpartition(str(prefix))[2].rpartition("/")
-        name = FileName.parse(text)
-        if name is not None and "/" not in directory:
-            stores.setdefault(StoreName(unescape_name(directory)), set()).add(name)
-    for store, names in stores.items():
+    for store, names in (await _names_by_store(manager, prefix)).items():
         candidates = {name for name in names if _is_closed(name, newest_closed)}
         if not candidates:
             continue
@@ -96,6 +90,19 @@ async def delete_unreached(
                 store,
                 len(unreached),
             )
+
+
+async def _names_by_store(
+    manager: BlobStoreManager, prefix: TaskPrefix
+) -> dict[StoreName, set[FileName]]:
+    """Return the files of a task by their stores, also of stores that the configuration dropped."""
+    stores: dict[StoreName, set[FileName]] = {}
+    for blob_id in await manager.list(str(prefix)):
+        directory, _, text = blob_id.rpartition(str(prefix))[2].rpartition("/")
+        name = FileName.parse(text)
+        if name is not None and "/" not in directory:
+            stores.setdefault(StoreName(unescape_name(directory)), set()).add(name)
+    return stores
 
 
 class _StoreCleaner:
