@@ -89,6 +89,9 @@ def _run(
                 outcome = level.run_schedule(seed, arguments.backends, place, running)
                 outcomes.append(outcome)
                 _conclude(console, outcome, is_kept=arguments.replay is not None)
+                if not console.is_terminal:  # where no bar is shown
+                    verdict = "failed" if outcome.failures else "green"
+                    console.print(f"{name} seed {seed}: {verdict}, {outcome.seconds:.1f} s")
                 bar.advance(task)
                 bar.refresh()
     return outcomes

@@ -2,7 +2,9 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+import subprocess
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from processors import OUTPUT, Count
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -21,6 +24,37 @@ from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, ArmedFault, Process
 Rows = dict[str, tuple[int, int]]
 
 PARTITIONS = 4
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """End the run at a test that timed out, and show where the JVM was.
+
+    The call that was broken off still occupies the thread's connection to the JVM: each later test
+    would wait behind it for its own time limit.
+    """
+    report = yield
+    gateway = SparkContext._gateway
+    is_timeout = call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value)
+    if is_timeout and gateway is not None:
+        report.sections.append(("threads of the driver's JVM", threads_of(gateway.proc.pid)))
+        item.session.shouldfail = f"a call to the shared Spark session hangs: {item.nodeid}"
+    return report
+
+
+def threads_of(jvm: int) -> str:
+    """Return the stacks of a JVM's threads, as the tool of its JDK tells them."""
+    tool = shutil.which(
+        "jstack", path=f"{os.environ.get('JAVA_HOME', '')}/bin:{os.environ['PATH']}"
+    )
+    if tool is None:
+        return "a Java without jstack"
+    result = subprocess.run(
+        [tool, str(jvm)], capture_output=True, text=True, timeout=20, check=False
+    )
+    return result.stdout + result.stderr
 
 
 @pytest.fixture(scope="session")
@@ -146,8 +180,10 @@ class Stream:
 
 
 @pytest.fixture
-def stream(spark: SparkSession, tmp_path: Path) -> Stream:
-    return Stream(spark, tmp_path)
+def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
+    yield Stream(spark, tmp_path)
+    for query in spark.streams.active:  # left by a test that failed
+        query.stop()
 
 
 @pytest.fixture
