@@ -145,7 +145,10 @@ def _draw_settings(
         "task.replay.on.divergence": "error",
         "job.container.grace.ms": "3000",
         "job.container.idle.ms": "5000",
+        # Six tries in two seconds: at three, one call in a thousand would lose each of its answers.
         "blob.store.retry.policy.max.retry.duration.millis": "2000",
+        "blob.store.retry.policy.backoff.delay.millis": "50",
+        "blob.store.retry.policy.backoff.delay.factor": "2",
     }
 
 
