@@ -5,11 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import PARTITIONS, Stream, events_of
+from pyspark.sql import DataFrame
 from spark_processes import container_processes, wait_until
 
 from statekeep.errors import ConfigError
@@ -56,6 +58,36 @@ def test_nothing_is_left_behind_after_a_stop(stream: Stream) -> None:
     }
     cached = stream.spark.sparkContext._jsc.getPersistentRDDs().size()
     assert cached == cached_before
+
+
+def test_a_stop_that_comes_just_before_a_batch_returns(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_batch, job_ended_early = threading.Event(), threading.Event()
+    run_batch, end = StatefulJob.run_batch, StatefulJob._end
+
+    def late_batch(job: StatefulJob, rows: DataFrame, batch: int) -> None:
+        if batch == 2:
+            before_batch.set()
+            wait_until(lambda: not query._query.isActive)
+            job_ended_early.wait(2)
+        run_batch(job, rows, batch)
+
+    async def noted_end(job: StatefulJob, *, is_committing: bool) -> None:
+        await end(job, is_committing=is_committing)
+        job_ended_early.set()
+
+    monkeypatch.setattr(StatefulJob, "run_batch", late_batch)
+    monkeypatch.setattr(StatefulJob, "_end", noted_end)
+    stream.add_batches(4)
+    writer = stream.stateful().writeStream.foreachBatch(stream.sink)
+    query = writer.option("checkpointLocation", str(stream.location)).start()
+    assert before_batch.wait(60)
+    query.stop()
+    assert query.exception() is None
+    committed = query.lastCommit
+    assert committed is not None
+    assert committed.batch == max(batch for batch, _ in stream.delivered)
 
 
 def test_shadow_locations_of_earlier_drivers_are_swept_at_the_next_start(stream: Stream) -> None:
