@@ -141,6 +141,9 @@ def _judge(
     schedule: Schedule,
 ) -> list[str]:
     watch.look(is_location_whole=False, is_last=True)
+    watch.check_unbroken()
+    history.failures += watch.failures
+    watch.failures = []
     if history.failures:
         return list(history.failures)
     told = [event["checkpoint_id"] for event in history.runtime if event["what"] == "commit"]

@@ -4,6 +4,7 @@ import atexit
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from chaos.spark.class_archive import make_archive
@@ -23,15 +24,18 @@ class SessionPool:
         self._current: DriverSession | None = None
         self._spare: DriverSession | None = None
 
-    def take(self) -> DriverSession:
+    def take(self, meanwhile: Callable[[], None]) -> DriverSession:
         """Return the session in use, or the spare one if that has died.
+
+        Args:
+            meanwhile: Called again and again while a session starts: other drivers may live.
 
         Raises:
             TimeoutError: Spark does not start.
         """
         if self._current is None or not self._current.is_alive():
             self._current, self._spare = self._spare or self._start(), None
-            self._await_ready(self._current)
+            self._await_ready(self._current, meanwhile)
         return self._current
 
     def warm_up(self) -> None:
@@ -62,11 +66,12 @@ class SessionPool:
         self._count += 1
         return DriverSession(self._root / f"session-{self._count}", self._classes)
 
-    def _await_ready(self, session: DriverSession) -> None:
+    def _await_ready(self, session: DriverSession, meanwhile: Callable[[], None]) -> None:
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and session.is_alive():
             if session.events():
                 return
+            meanwhile()
             time.sleep(_POLL_S)  # noqa: TID251 - another process is awaited
         text = (session.directory / "log").read_text(errors="replace")[-2000:]
         msg = f"Spark does not start: {text}"

@@ -99,7 +99,7 @@ class Supervisor:
         """Start the ended job with something changed that must not be: it is refused (21)."""
         self._faults = []
         self.history.runs += 1
-        session = self._pool.take()
+        session = self._pool.take(self._look)
         self._arm(session)
         before = self._what_decides()
         known = len(self.history.errors)
@@ -136,7 +136,7 @@ class Supervisor:
             told.runs += 1
             struck, known_errors = len(self._handled), len(told.errors)
             had_rival = self._victims.has_drivers
-            session = self._pool.take()
+            session = self._pool.take(self._look)
             self._arm(session)
             end = self._one_run(session)
             self._watch.check_one_winner()

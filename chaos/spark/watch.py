@@ -89,6 +89,12 @@ class Watch:
             if path.exists() and position not in self.damaged and path.read_bytes() != data:
                 self.failures.append(f"02: another record stands at {position}")
 
+    def check_unbroken(self) -> None:
+        """Find out whether a record was trimmed between two looks: then nothing can be judged."""
+        known = {position for position, _ in history(self._places)}
+        if missed := set(range(max(known, default=-1) + 1)) - known:
+            self.failures.append(f"00: records of the log that the watch missed: {sorted(missed)}")
+
     def _gone(self) -> list[Mapping[str, Attempt]]:
         now = time.monotonic()
         if now < self._next_ledger_s:
