@@ -82,6 +82,12 @@ class LogView:
         return next(reversed(self.commits), -1)
 
     @property
+    def comparable_commits(self) -> list[CommitRecord]:
+        """The retained commits of the current one's query, oldest first: their batches compare."""
+        commits = list(self.commits.values())
+        return [c for c in commits if _query_id(c) == _query_id(commits[-1])]
+
+    @property
     def trusted_batches(self) -> dict[int, BatchRecord]:
         """Those of `batches` whose versions may be used.
 
@@ -267,3 +273,7 @@ class LogView:
     def _drop_open(self, key: tuple[int, int]) -> None:
         self.open_attempts.pop(key, None)
         self.attempt_positions.pop(key, None)
+
+
+def _query_id(commit: CommitRecord) -> str | None:
+    return None if commit.query is None else commit.query.query_id

@@ -40,7 +40,7 @@ class BaseRecord(_Record, frozen=True, kw_only=True, tag="base"):
     """What a reign starts from: voids open attempts of older epochs and batches above ``head``."""
 
     query_id: str
-    """The Spark query whose batch numbers these are."""
+    """The Spark query whose batch numbers these are; "" for a new one that has not begun."""
     commit_position: int
     """Position of the commit record that the reign starts from."""
     head: int
@@ -123,12 +123,15 @@ class QueryState(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit
     """``offsets/<C>``"""
     commit: str | None = None
     """``commits/<C>``; None when the record is written inside the batch call."""
+    started_from: str | None = None
+    """Id of the checkpoint that the query went on from; None: it began with empty state."""
 
 
 class CommitRecord(_Record, frozen=True, kw_only=True, tag="commit"):
     """The commit point: this set of task checkpoints is durable and current.
 
-    ``batch`` -1 is the empty commit with which a log begins: no checkpoints, empty state.
+    ``batch`` -1 is that with which a query begins: no checkpoints, empty state, in a new log; else
+    a commit of the query before, once more, without a query until the new one has begun.
     """
 
     attempt_epoch: int

@@ -193,6 +193,16 @@ SHUTDOWN_MS = Key(
     "How long a stop waits for the commit in flight.",
     "Long enough for a usual upload, short enough for cluster managers, which kill soon after.",
 )
+START_FROM_CHECKPOINT: Key[str | None] = Key(
+    "job.start.from.checkpoint",
+    optional(TEXT),
+    None,
+    "Id of the newest commit's checkpoint, from which the job is to go on with a fresh checkpoint "
+    "location on Spark: a new query, whose batches are numbered from 0. The location of a query "
+    "that did not begin from it is refused.",
+    "A lost checkpoint location is an error: a new query may deliver again what the old one did.",
+    default_text="none",
+)
 CHECKPOINT_FACTORY: Key[str | None] = Key(
     "task.checkpoint.factory",
     one_name(aliases={"org.apache.samza.checkpoint.kafka.KafkaCheckpointManagerFactory": "kafka"}),

@@ -23,6 +23,7 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             job_keys.JOB_ID,
             job_keys.LOCAL_DIR,
             job_keys.LOG_BACKEND,
+            job_keys.START_FROM_CHECKPOINT,
             job_keys.EVENT_FLUSH_INTERVAL_MS,
             job_keys.EVENT_BUFFER_BYTES,
             job_keys.RESTART_STRATEGY,

@@ -56,6 +56,9 @@ class JobSettings:
     machine may empty it."""
     log_backend: str | None = _setting(job_keys.LOG_BACKEND)
     """Backend that holds the job log and the checkpoints; None: the first listed one that can."""
+    start_from_checkpoint: str | None = _setting(job_keys.START_FROM_CHECKPOINT)
+    """Id of the checkpoint that a new query goes on from; None, as a lost checkpoint location is
+    an error."""
     event_flush_interval_ms: int = _setting(job_keys.EVENT_FLUSH_INTERVAL_MS)
     """Milliseconds that a progress event may wait: each flush is one request."""
     event_buffer_bytes: int = _setting(job_keys.EVENT_BUFFER_BYTES)

@@ -10,23 +10,28 @@ if TYPE_CHECKING:
     from statekeep.spark.grouped_data import StatefulGroupedData, grouped
     from statekeep.spark.query import StatefulStreamingQuery
     from statekeep.spark.session import check_session, session_builder
+    from statekeep.spark.starting_point import StartingPoint, find_starting_point
     from statekeep.spark.state_reader import StateEntry, read_state
 
 __all__ = [
+    "StartingPoint",
     "StateEntry",
     "StatefulGroupedData",
     "StatefulStreamingQuery",
     "check_session",
+    "find_starting_point",
     "grouped",
     "read_state",
     "session_builder",
 ]
 
 _HOMES: Final = {
+    "StartingPoint": "starting_point",
     "StateEntry": "state_reader",
     "StatefulGroupedData": "grouped_data",
     "StatefulStreamingQuery": "query",
     "check_session": "session",
+    "find_starting_point": "starting_point",
     "grouped": "grouped_data",
     "read_state": "state_reader",
     "session_builder": "session",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -18,6 +18,15 @@ from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.operator.runner import OperatorSpec
+
+_DATA_LOSS: Final = "KAFKA_DATA_LOSS"
+"""Spark's name for records that a topic does not have any more."""
+_DATA_LOSS_HINT: Final = (
+    "hint: the topic has lost records that the state has not taken in. Put them back, or start anew"
+    " under another job.name with another checkpoint location; read_state still reads what was"
+    " committed. failOnDataLoss=false would leave them out without a word. To keep records longer,"
+    " raise retention.ms of the topic"
+)
 
 
 class QueryRun:
@@ -46,6 +55,7 @@ class QueryRun:
             ended = self.query.awaitTermination(timeout)
         except StreamingQueryException as exc:
             self.job.wait_ended()
+            self._explain(exc)
             cause = self.job.fenced or self.job.failure
             if cause is not None:
                 raise exc from cause
@@ -64,13 +74,20 @@ class QueryRun:
 
     def exception(self) -> StreamingQueryException | None:
         """Return what the query failed with, None if it did not."""
-        return self.query.exception() or self._fencing()
+        failure = self.query.exception()
+        return self._fencing() if failure is None else self._explain(failure)
 
     def raise_if_fenced(self) -> None:
         """Raise what stopped an idle query, in the form that failed queries have."""
         fencing = self._fencing()
         if fencing is not None:
             raise fencing
+
+    def _explain(self, failure: StreamingQueryException) -> StreamingQueryException:
+        """Add the remedy for what Spark's own text has a harmful one for."""
+        if _DATA_LOSS in f"{failure} {self.job.failure}":
+            failure.add_note(_DATA_LOSS_HINT)
+        return failure
 
     def _fencing(self) -> StreamingQueryException | None:
         fenced = self.job.fenced

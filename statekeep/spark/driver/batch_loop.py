@@ -102,7 +102,7 @@ class BatchLoop:
 
     def resume(self, resumption: Resumption) -> None:
         """Bring every task to the newest batch that counts, before the query starts."""
-        self._is_new = False
+        self._is_new = resumption.is_new_query
         began_ns = self._clock.monotonic_ns()
         self._load_history(resumption)
         self.head = resumption.head
@@ -297,7 +297,7 @@ class BatchLoop:
     def _load_history(self, resumption: Resumption) -> None:
         """Learn from the log which version each task had after each batch that counts."""
         view = self._reign.view
-        for commit in list(view.commits.values()):
+        for commit in view.comparable_commits:
             if commit.versions:
                 versions = commit.versions.items()
                 self._history.put(

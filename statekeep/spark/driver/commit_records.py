@@ -17,6 +17,7 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.spark.driver.source_offsets import Offsets, by_task, topic_offsets
 from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
 from statekeep.spark.worker.job_spec import HandOverPlan
 
@@ -88,18 +89,19 @@ class CommitRecords:
             versions: ``{partition: VersionId}`` of all tasks.
         """
         bases = bases_of(self._writer.view)
+        uploads = {p: v for p, v in versions.items() if self.must_upload(v, bases.get(p))}
+        record = self._writer.view.batches.get(batch)
+        offsets = self._offsets_by_task("" if record is None else record.offsets)
         return HandOverPlan(
             epoch=self._writer.epoch,
             attempt=attempt,
             checkpoint_id=checkpoint_id,
             batch=batch,
-            versions={
-                partition: version
-                for partition, version in versions.items()
-                if self.must_upload(version, bases.get(partition))
-            },
+            versions=uploads,
             bases=encoded_bases(bases),
-            checkpoint=self.checkpoint(checkpoint_id, batch, {}),
+            checkpoints={
+                p: self._checkpoint(checkpoint_id, batch, offsets[p], {}) for p in uploads
+            },
         )
 
     async def build(
@@ -120,13 +122,15 @@ class CommitRecords:
             uploaded: ``{partition: CheckpointV2 in JSON}`` of those that uploaded.
         """
         bases = bases_of(self._writer.view)
+        query = await self._query_state(batch)
+        offsets = self._offsets_by_task(query.offsets or "")
         checkpoints = {
-            str(task_name(partition)): msgspec.Raw(
-                uploaded[partition]
-                if partition in uploaded
-                else self.checkpoint(checkpoint_id, batch, _markers(bases.get(partition)))
+            str(task_name(p)): msgspec.Raw(
+                uploaded[p]
+                if p in uploaded
+                else self._checkpoint(checkpoint_id, batch, offsets[p], _markers(bases.get(p)))
             )
-            for partition in versions
+            for p in versions
         }
         return CommitRecord(
             epoch=0,
@@ -138,12 +142,20 @@ class CommitRecords:
             identity=self._identity,
             checkpoints=checkpoints,
             versions={task_name(partition): version for partition, version in versions.items()},
-            query=await self._query_state(batch),
+            query=query,
         )
 
-    def checkpoint(self, checkpoint_id: str, batch: int, markers: StateMarkers) -> bytes:
+    def _offsets_by_task(self, text: str) -> Mapping[int, Offsets]:
+        return by_task(topic_offsets(text), self._identity.partitions)
+
+    def _checkpoint(
+        self, checkpoint_id: str, batch: int, offsets: Offsets, markers: StateMarkers
+    ) -> bytes:
         """Return a task's checkpoint in JSON."""
-        inputs = {SystemStreamPartition("spark", self._identity.job_name, 0): str(batch)}
+        inputs = {
+            SystemStreamPartition("spark", self._identity.job_name, 0): str(batch),
+            **offsets,
+        }
         return encode_checkpoint_v2(
             CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
         )

@@ -140,9 +140,7 @@ class Recovery:
     ) -> dict[int, int]:
         """Return s_p, the batch that each task starts from, with its version on its host."""
         # An old version on the host is no better than the newest commit in a backend.
-        floor = max(
-            (c.batch for c in list(self._view.commits.values()) if c.batch <= head), default=-1
-        )
+        floor = max((c.batch for c in self._view.comparable_commits if c.batch <= head), default=-1)
         candidates = {
             p: [found for found in self._history.candidates(p, head) if found[0] >= floor]
             for p in partitions
@@ -161,7 +159,7 @@ class Recovery:
     def _restore(
         self, partitions: Collection[int], head: int, summary: RecoverySummary
     ) -> dict[int, int]:
-        commits = [c for c in reversed(list(self._view.commits.values())) if c.batch <= head]
+        commits = [c for c in reversed(self._view.comparable_commits) if c.batch <= head]
         candidates = {p: [_candidate(commit, p) for commit in commits] for p in partitions}
         restored = self._jobs.restore(candidates, self._view.bad_markers)
         starts: dict[int, int] = {}
@@ -282,7 +280,7 @@ class Recovery:
     def _recorded(self, first: int, head: int) -> dict[int, RecordedBatch]:
         """Gather the boundaries of the batches from ``first`` to ``head``."""
         found: dict[int, RecordedBatch] = {}
-        for commit in list(self._view.commits.values()):
+        for commit in self._view.comparable_commits:
             if commit.query is not None and commit.query.offsets is not None:
                 found[commit.batch] = RecordedBatch(commit.query.offsets, commit.query.commit)
         for batch, record in list(self._view.batches.items()):

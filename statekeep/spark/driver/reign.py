@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Final, ParamSpec, TypeVar
 
 from statekeep.backends.base import StateBackendFactory
@@ -38,6 +39,7 @@ from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.identity import settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.new_query import first_commit, query_state, with_query
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.job_spec import HandOverPlan, JobSpec
@@ -143,18 +145,19 @@ class Reign:
 
         Raises:
             CheckpointLocationError: It belongs to another job or query, is older, or is gone.
+            ConfigError: The job cannot go on from the checkpoint that the settings name.
         """
         for _ in range(_LOOKS - 1):
             seen = self.view.next_position
             try:
-                find_resumption(self._location, self.view)
+                self._find_resumption()
             except CheckpointLocationError as exc:
                 if self._thread.run(self._log.look()).next_position == seen:
                     raise
                 logger.info("an older driver goes on, looking again: error=%s", exc)
             else:
                 return
-        find_resumption(self._location, self.view)
+        self._find_resumption()
 
     def fence(self, expected: JobIdentity) -> JobIdentity:
         """Fence older drivers; return the job's identity, which nobody else can settle any more.
@@ -190,19 +193,15 @@ class Reign:
         return self._thread.run(self._take_over(spec, identity, on_commit, find_abandoned))
 
     def begin(self, identity: JobIdentity, checkpoint_id: str) -> None:
-        """Write the empty commit with which a log begins, in the first batch call (R2)."""
-        metadata = self._location.require("metadata")
-        query = QueryState(query_id=self._location.query_id() or "", metadata=metadata)
-        record = CommitRecord(
-            epoch=0,
-            nonce="",
-            attempt_epoch=0,
-            attempt=0,
-            batch=-1,
-            checkpoint_id=checkpoint_id,
-            identity=identity,
-            query=query,
-        )
+        """Write the commit with which a query begins, in its first batch call (R2).
+
+        It is the empty one, unless the job's state is that of a query before.
+
+        Raises:
+            ConfigError: The query does not read on from where that one had got to.
+        """
+        first = first_commit(self.view.last_commit, identity, checkpoint_id, self.epoch)
+        record = with_query(first, self._location)
         fault_point("empty_commit.before")
         self._thread.run(self._log.append(record))
         fault_point("empty_commit.after")
@@ -225,8 +224,8 @@ class Reign:
         await self._log.check_fence()
 
     def retained_batches(self) -> list[int]:
-        """Return the batches of the commits that are not released."""
-        return [commit.batch for commit in list(self.view.commits.values())]
+        """Return the batches of this query's commits that are not released."""
+        return [commit.batch for commit in self.view.comparable_commits]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a coroutine that runs until `close`."""
@@ -297,10 +296,17 @@ class Reign:
         find_abandoned: Callable[[HandOverPlan], Collection[int]],
     ) -> Resumption | None:
         assert self._checkpoints is not None  # noqa: S101 - opened before
-        resumption = await self._executor.run(find_resumption, self._location, self._log.view)
+        resumption = await self._executor.run(self._find_resumption)
         committed = self._wire(spec, identity, on_commit)
         if resumption is None:
             return None
+        current = self._log.view.last_commit
+        if resumption.is_new_query and current is not None and current.query is not None:
+            first = first_commit(current, identity, current.checkpoint_id, self.epoch)
+            await self._log.append(first)
+            logger.info(
+                "the state goes on under a new query: checkpoint_id=%s", first.checkpoint_id
+            )
         rolled = await roll_forward(
             resumption,
             self._log.view,
@@ -327,7 +333,7 @@ class Reign:
             note_void(self._events.add, attempt, OWNER_GONE)
         if rolled is not None:
             committed(rolled)
-        return Resumption(resumption.query_id, committed_batch, resumption.head)
+        return replace(resumption, committed=committed_batch)
 
     def _wire(
         self,
@@ -373,18 +379,11 @@ class Reign:
         self.spawn(recorder.run())
         self._recorder = recorder
 
-    async def _query_state(self, batch: int) -> QueryState:
-        return await self._executor.run(self._read_query_state, batch)
+    def _find_resumption(self) -> Resumption | None:
+        return find_resumption(self._location, self.view, self._config.job.start_from_checkpoint)
 
-    def _read_query_state(self, batch: int) -> QueryState:
-        location = self._location
-        return QueryState(
-            query_id=location.query_id() or "",
-            metadata=location.require("metadata"),
-            previous_offsets=location.read(f"offsets/{batch - 1}") if batch > 0 else None,
-            offsets=location.require(f"offsets/{batch}"),
-            commit=location.read(f"commits/{batch}"),
-        )
+    async def _query_state(self, batch: int) -> QueryState:
+        return await self._executor.run(query_state, self._location, self.view.last_commit, batch)
 
     async def _close(self) -> None:
         if self._cleaning is not None:

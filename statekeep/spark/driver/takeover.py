@@ -24,6 +24,7 @@ from statekeep.spark.driver.commit_records import bases_of, encoded_bases
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.gathering import EntriesLackError, GatheredTasks, gather
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.new_query import KEY, is_new_query
 from statekeep.spark.tasks import partition_of, task_name
 from statekeep.spark.worker.job_spec import HandOverPlan
 
@@ -46,19 +47,39 @@ class Resumption:
     """C"""
     head: int
     """H: every batch up to it counts."""
+    is_new_query: bool = False
+    """The state is there, and no batch of the query was ever processed."""
 
 
-def find_resumption(location: CheckpointLocation, view: LogView) -> Resumption | None:
+def find_resumption(
+    location: CheckpointLocation, view: LogView, start_from: str | None = None
+) -> Resumption | None:
     """Check that a checkpoint location belongs to the log; None if nothing was committed.
 
     Blocking; reads the location only.
 
+    Args:
+        location: The query's.
+        view: Of the job log.
+        start_from: The checkpoint id from which a new query is to go on, if the settings name one.
+
     Raises:
+        ConfigError: The job cannot go on from that checkpoint.
         CheckpointLocationError: It belongs to another job or query, is older, damaged, or gone.
     """
     commit = view.last_commit
     newest = location.newest("commits")
+    if is_new_query(location, view, start_from):
+        return Resumption(query_id="", committed=-1, head=-1, is_new_query=True)
     if commit is None or commit.query is None:
+        if commit is not None and commit.checkpoints:
+            raise _mismatch(
+                location,
+                "the checkpoint location was used, but the job is to go on under a new query:"
+                f" checkpoint_id={commit.checkpoint_id}",
+                "give a fresh checkpoint location, and the source the offsets that"
+                " find_starting_point returns",
+            )
         if newest >= 0:
             raise _mismatch(
                 location,
@@ -93,8 +114,9 @@ def _check_query(location: CheckpointLocation, expected: str) -> None:
         f"the checkpoint location {what}, the job log is of query_id={expected}",
         "give the checkpoint location that the job has always had, or put a copy of it back; it"
         " cannot be rebuilt from the log, which does not know what the sources have read. Without"
-        " it, start anew under another job.name with another checkpoint location; read_state still"
-        " reads what was committed",
+        f" it, let a query that reads topics of Kafka go on with a fresh one ({KEY}), or start anew"
+        " under another job.name with another checkpoint location; read_state still reads what was"
+        " committed",
     )
 
 
@@ -194,5 +216,5 @@ def _plan(key: tuple[int, int], attempt: AttemptRecord, view: LogView) -> HandOv
         batch=attempt.batch,
         versions={partition_of(task): attempt.versions[task] for task in attempt.uploads},
         bases=encoded_bases(bases_of(view)),
-        checkpoint=b"",
+        checkpoints={},
     )

@@ -160,7 +160,7 @@ def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
         attempt=plan.attempt,
         partition=partition,
         version=version,
-        checkpoint=msgspec.Raw(plan.checkpoint),
+        checkpoint=msgspec.Raw(plan.checkpoints[partition]),
         base=NOTHING if base is None else msgspec.Raw(base[1]),
         base_version="" if base is None else base[0],
     )

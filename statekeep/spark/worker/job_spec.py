@@ -64,8 +64,9 @@ class HandOverPlan:
     """``{partition: VersionId}`` of the tasks that have something to upload."""
     bases: Mapping[int, tuple[str, bytes]]
     """``{partition: (VersionId, CheckpointV2 in JSON)}`` of the newest commit."""
-    checkpoint: bytes
-    """The tasks' checkpoint in JSON, without markers: id and input offsets."""
+    checkpoints: Mapping[int, bytes]
+    """``{partition: CheckpointV2 in JSON}`` without markers, of the tasks in ``versions``: id and
+    input offsets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ PLAN = HandOverPlan(
     batch=0,
     versions={0: VERSION},
     bases={},
-    checkpoint=b"",
+    checkpoints={},
 )
 
 

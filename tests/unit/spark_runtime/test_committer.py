@@ -8,12 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from log_kit import LosingBlobs, driver_on, new_blobs
+from log_kit import LosingBlobs, batch_record, driver_on, new_blobs
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    Marker,
+    SystemStreamPartition,
+)
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
     AttemptRecord,
@@ -25,6 +30,7 @@ from statekeep.checkpoint.records import (
 from statekeep.checkpoint.serde import (
     FailedTask,
     FinishedTask,
+    decode_checkpoint_v2,
     encode_attempt_entry,
     encode_checkpoint_v2,
 )
@@ -41,6 +47,7 @@ from statekeep.testing.clock import FakeClock
 V0, V1, V2 = "0_0123456789abcdef", "1_0123456789abcdef", "2_0123456789abcdef"
 IDENTITY = JobIdentity(job_uid="u", job_name="j", partitions=2)
 BLOB, KAFKA = BackendName("blob"), BackendName("kafka")
+SPARK = SystemStreamPartition("spark", "j", 0)
 
 
 class Rig:
@@ -55,6 +62,7 @@ class Rig:
         self.writer = writer
         self.checkpoints = checkpoints
         self.state_error: Exception | None = None
+        self.offsets = "o"
         self.summaries: list[CommitSummary] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.clock = FakeClock()
@@ -75,7 +83,7 @@ class Rig:
     async def _query_state(self, batch: int) -> QueryState:
         if self.state_error is not None:
             raise self.state_error
-        return QueryState(query_id="q", metadata="{}", offsets="o")
+        return QueryState(query_id="q", metadata="{}", offsets=self.offsets)
 
     async def begin(self, batch: int, versions: Mapping[int, str]) -> HandOverPlan:
         plan = await self.committer.prepare(batch, versions, is_forced=True)
@@ -95,6 +103,10 @@ class Rig:
     async def enter(self, plan: HandOverPlan, partition: int, entry: bytes) -> None:
         name = f"{plan.epoch}-{plan.attempt}"
         await self.checkpoints.write(name, task_name(partition), entry)
+
+
+def clicks(partition: int) -> SystemStreamPartition:
+    return SystemStreamPartition("kafka", "page.clicks", partition)
 
 
 async def new_rig(required_backends: tuple[str, ...] = ()) -> Rig:
@@ -124,6 +136,26 @@ async def test_a_commit_is_durable_once_every_task_has_its_entry() -> None:
     await rig.committer.settle(60)
     assert rig.committer.committed_batch == 0
     assert [summary.tasks_uploaded for summary in rig.summaries] == [2]
+
+
+@pytest.mark.asyncio
+async def test_each_topic_partition_is_in_the_checkpoint_of_one_task_changed_or_not() -> None:
+    rig = await new_rig()
+    await committed(rig, {0: V0, 1: V0})
+    rig.offsets = 'v1\n{}\n{"page.clicks":{"0":5,"1":7,"2":0}}'
+    record = msgspec.structs.replace(batch_record(1), offsets=rig.offsets)
+    await rig.writer.append(record)
+    plan = await rig.begin(1, {0: V1, 1: V0})
+    assert plan.versions == {0: V1}
+    handed_over = decode_checkpoint_v2(plan.checkpoints[0], where="plan").input_offsets
+    assert handed_over == {SPARK: "1", clicks(0): "4", clicks(2): "-1"}
+    await rig.finish(plan, 0)
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    commit = rig.writer.view.last_commit
+    assert commit is not None
+    unchanged = decode_checkpoint_v2(bytes(commit.checkpoints["Partition 1"]), where="commit")
+    assert unchanged.input_offsets == {SPARK: "1", clicks(1): "6"}
 
 
 @pytest.mark.asyncio
