@@ -18,7 +18,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
@@ -141,6 +141,23 @@ class Anchor:
         self._is_given_up = True
         self._spark.sparkContext.cancelJobsWithTag(self.tag)
 
+    @contextmanager
+    def tagged(self) -> Generator[None]:
+        """Let the Spark jobs that this thread starts inside be found by the tag.
+
+        Only inside: a thread's tags go on to what it starts later, other queries among it.
+        """
+        context = self._spark.sparkContext
+        is_outermost = self.tag not in context.getJobTags()
+        if is_outermost:
+            context.addJobTag(self.tag)
+        try:
+            yield
+        finally:
+            if is_outermost:
+                with suppress(Py4JError, OSError):  # the context is gone, and the tag with it
+                    context.removeJobTag(self.tag)
+
     def close(self) -> None:
         """Release the cached anchor. Idempotent; what its session has taken along is no error."""
         try:
@@ -150,8 +167,7 @@ class Anchor:
 
     def _answers(self, spark: SparkSession, frame: DataFrame) -> list[dict[str, Any]]:
         """Run a job and read its answers; once more if it was cancelled as stalled."""
-        self._spark.sparkContext.addJobTag(self.tag)
-        with fixed_partitioning(spark):
+        with self.tagged(), fixed_partitioning(spark):
             for _ in range(_MAX_TRIES - 1):
                 try:
                     return _read(frame)

@@ -17,6 +17,7 @@ from statekeep.spark.driver.batch_loop import Sink
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.watched_query import WatchedQuery
 from statekeep.spark.operator.runner import OperatorSpec
 
 _DATA_LOSS: Final = "KAFKA_DATA_LOSS"
@@ -36,7 +37,7 @@ class QueryRun:
         """Take a query that was just started, and let its job watch it."""
         self.query = query
         self.job = job
-        job.attach(lambda: _is_running(query), query.exception, query.stop)
+        job.attach(WatchedQuery(query))
 
     @property
     def is_active(self) -> bool:
@@ -92,16 +93,6 @@ class QueryRun:
     def _fencing(self) -> StreamingQueryException | None:
         fenced = self.job.fenced
         return None if fenced is None else as_query_failure(fenced)
-
-
-def _is_running(query: StreamingQuery) -> bool:
-    """Whether a query's own thread lives, which outlives what Spark calls active.
-
-    ``stop()`` says first that the query has ended and then waits for its thread, which may only be
-    about to call ``foreachBatch``.
-    """
-    stream: Any = query._jsq.streamingQuery()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - no public way to the thread
-    return bool(stream.queryExecutionThread().isAlive())
 
 
 def as_query_failure(error: Exception) -> StreamingQueryException:

@@ -76,6 +76,7 @@ def spark(fault_plan: Path) -> Iterator[SparkSession]:
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": str(PARTITIONS),
         "spark.decommission.enabled": "true",
+        "spark.sql.streaming.stopTimeout": "60s",  # a stop that hangs says where
         # Executors import what the tests import, wherever another copy may be installed.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(
             map(str, [Path(__file__).parent, Path(sk.__file__).parents[2]])

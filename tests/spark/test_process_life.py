@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from conftest import PARTITIONS, Stream, events_of
 from pyspark.sql import DataFrame
 from spark_processes import container_processes, wait_until
 
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, StateBackupError
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.worker.errands import whereabouts
+from statekeep.testing.faults import Action, ArmedFault, ProcessPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -88,6 +90,23 @@ def test_a_stop_that_comes_just_before_a_batch_returns(
     committed = query.lastCommit
     assert committed is not None
     assert committed.batch == max(batch for batch, _ in stream.delivered)
+
+
+def test_a_stop_ends_the_wait_of_a_batch_for_a_commit(
+    stream: Stream, arm: Callable[..., ProcessPlan]
+) -> None:
+    arm(ArmedFault("slow", "upload.before", Action.DELAY, repeats=-1, is_once=False, seconds=60))
+    stream.settings = {"task.commit.ms": 1, "task.replay.max.batches": 2, "task.shutdown.ms": 1000}
+    stream.add_batches(4)
+    writer = stream.stateful().writeStream.foreachBatch(stream.sink)
+    query = writer.option("checkpointLocation", str(stream.location)).start()
+    assert wait_until(lambda: len(stream.delivered) == 2)
+    query.stop()
+    with pytest.raises(StateBackupError, match="the last commit did not become durable"):
+        query.awaitTermination()
+    reasons = [details["reason"] for details in events_of(query, "void")]
+    assert "the query was told to stop" in reasons
+    assert [batch for batch, _ in stream.delivered] == [0, 1]
 
 
 def test_shadow_locations_of_earlier_drivers_are_swept_at_the_next_start(stream: Stream) -> None:

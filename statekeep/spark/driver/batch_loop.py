@@ -253,7 +253,8 @@ class BatchLoop:
             plan = OutputPlan(batch, outputs, self._operator.output_schema)
             fault_point("sink.before")
             try:
-                self._sink(self._jobs.output(plan), batch)
+                with self._jobs.anchor.tagged():
+                    self._sink(self._jobs.output(plan), batch)
             except Exception as exc:
                 if MISSING_OUTPUT not in str(exc) and not self._jobs.anchor.was_stalled(exc):
                     raise

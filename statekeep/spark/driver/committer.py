@@ -332,6 +332,15 @@ class Committer:
             error = CommitFailedError(reason, checkpoint_id=checkpoint_id, step="upload")
             self._gate.failed(self._clock.monotonic_ns(), error)
 
+    async def abandon(self, reason: str) -> None:
+        """Make the open attempt void, if there is one; whoever waits for its end goes on.
+
+        Raises:
+            TaskFencedError: Another driver has taken over.
+        """
+        if self._open is not None:
+            await self._abandon(self._open, reason)
+
     async def _abandon(self, attempt: _Attempt, reason: str) -> None:
         if await self._make_void(attempt, reason):
             self._gate.abandoned(self._clock.monotonic_ns())

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -36,8 +36,10 @@ from statekeep.spark.driver.reign import Reign
 from statekeep.spark.driver.replay_checks import check_retention, check_sources, source_limits
 from statekeep.spark.driver.shadow import sweep_shadows
 from statekeep.spark.driver.stall_guard import StallGuard
+from statekeep.spark.driver.stop_patience import StopPatience
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.driver.watched_query import WatchedQuery
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.errands import whereabouts
@@ -184,20 +186,9 @@ class StatefulJob:
             self.failure = exc
             raise
 
-    def attach(
-        self,
-        is_active: Callable[[], bool],
-        exception: Callable[[], Exception | None],
-        stop: Callable[[], None],
-    ) -> None:
-        """Watch the Spark query from now on: commit when idle, commit and close when it ends.
-
-        Args:
-            is_active: Whether the Spark query runs.
-            exception: What it failed with, if it did.
-            stop: Ends it; called when another driver has taken over while it was idle.
-        """
-        self._reign.spawn(self._watch(is_active, exception, stop))
+    def attach(self, query: WatchedQuery) -> None:
+        """Watch the Spark query from now on: commit when idle, commit and close when it ends."""
+        self._reign.spawn(self._watch(query))
 
     def find_successor(self) -> TaskFencedError | None:
         """Look whether another driver has taken over since `open`; None if it has not."""
@@ -252,21 +243,16 @@ class StatefulJob:
             return None
         return operator_progress(done, self._identity.partitions, self.last_commit)
 
-    async def _watch(
-        self,
-        is_active: Callable[[], bool],
-        exception: Callable[[], Exception | None],
-        stop: Callable[[], None],
-    ) -> None:
+    async def _watch(self, query: WatchedQuery) -> None:
         """Runs on the commit thread's loop for as long as the query lives, and ends the job."""
         try:
             try:
-                await self._work_beside(is_active)
+                await self._work_beside(query)
             except TaskFencedError as exc:
                 logger.warning("the query is stopped: error=%s", exc)
                 self.fenced = exc
-                await self._reign.blocking(stop)
-            self._query_error = await self._reign.blocking(exception)
+                await self._reign.blocking(query.stop)
+            self._query_error = await self._reign.blocking(query.exception)
             if self._query_error is not None and self.fenced is None:
                 self.fenced = await find_successor(self._reign)
             await self._end(is_committing=self._query_error is None and self.fenced is None)
@@ -278,7 +264,7 @@ class StatefulJob:
             self._note_end()
             self._ended.set()
 
-    async def _work_beside(self, is_active: Callable[[], bool]) -> None:
+    async def _work_beside(self, query: WatchedQuery) -> None:
         """Do what an active query needs besides its batches.
 
         Raises:
@@ -287,12 +273,19 @@ class StatefulJob:
         fence_watch = FenceWatch(self._reign, self._clock)
         patience_ms = self._config.task.commit_max_delay_ms // 2
         repeats = HandOverRepeats(self._reign.committer, self._hand_over, self._clock, patience_ms)
-        while await self._reign.blocking(is_active):
+        at_stop = StopPatience(
+            self._reign.committer,
+            lambda: self._reign.blocking(query.is_stopping),
+            self._clock,
+            self._config.task.shutdown_ms,
+        )
+        while await self._reign.blocking(query.is_running):
             await self._clock.sleep(_POLL_S)
             if not self._turn.locked():
                 await fence_watch.look()
             await self._commit_if_idle()
             await repeats.look()
+            await at_stop.look()
 
     async def _commit_if_idle(self) -> None:
         """Commit the newest batch if that is due and no batch comes along to ride on."""

@@ -144,6 +144,8 @@ def _step(
         if failures and not isinstance(failures[0], (PySparkException, Py4JError)):
             raise failures[0] from exc
         raise _replay_failed(batch) from (failures[0] if failures else exc)
+    finally:
+        query.stop()  # one that was broken off would go on over a location that is deleted
     if shadow.newest("commits") != batch or shadow.read(f"offsets/{batch}") != boundaries.offsets:
         msg = f"replay ran other boundaries than recorded: batch={batch} ran={seen}"
         raise CheckpointLocationError(msg)

@@ -14,6 +14,8 @@ and whoever started it starts it again with the locations as they are then.
 import logging
 from typing import Any, Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from statekeep.clock import Clock
@@ -48,7 +50,10 @@ class StallGuard:
         """Poll until cancelled; each poll is a few look-ups in the driver's own memory."""
         while True:
             await self._clock.sleep(_POLL_S)
-            self.poll()
+            try:
+                self.poll()
+            except (Py4JError, PySparkException, OSError) as exc:
+                logger.warning("executors could not be looked at: error=%s", exc)
 
     def poll(self) -> None:
         """Look once; cancel the tagged jobs if one of them has stalled after a loss."""

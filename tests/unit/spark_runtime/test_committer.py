@@ -209,6 +209,20 @@ async def test_a_lost_version_in_flight_leaves_the_commit_owed_and_uncounted() -
 
 
 @pytest.mark.asyncio
+async def test_who_waits_for_an_abandoned_commit_goes_on_and_it_is_not_counted() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0})
+    await rig.committer.handed_over(plan, {})
+    waiting = asyncio.ensure_future(rig.committer.settle(1e9))
+    await asyncio.sleep(0)
+    await rig.committer.abandon("the query was told to stop")
+    await waiting
+    assert rig.committer.open_batch is None
+    assert rig.gate.failures == 0
+    assert rig.notes[-1][1]["reason"] == "the query was told to stop"
+
+
+@pytest.mark.asyncio
 async def test_a_hand_over_that_finds_no_version_leaves_the_commit_uncounted() -> None:
     rig = await new_rig()
     plan = await rig.begin(0, {0: V0, 1: V1})

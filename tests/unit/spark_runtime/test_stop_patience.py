@@ -1,0 +1,68 @@
+"""A batch that waits for a commit goes on once the query was told to stop for long."""
+
+from typing import cast
+
+import pytest
+
+from statekeep.spark.driver.committer import Committer
+from statekeep.spark.driver.stop_patience import StopPatience
+from statekeep.testing.clock import FakeClock
+
+
+class FakeCommitter:
+    """A committer with an attempt that ends only by being abandoned."""
+
+    def __init__(self) -> None:
+        self.open_batch: int | None = 7
+        self.abandoned: list[str] = []
+
+    async def abandon(self, reason: str) -> None:
+        self.abandoned.append(reason)
+        self.open_batch = None
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self.committer = FakeCommitter()
+        self.clock = FakeClock()
+        committer = cast("Committer", self.committer)
+        self.patience = StopPatience(committer, self._ask, self.clock, patience_ms=2000)
+
+    async def _ask(self) -> bool:
+        return self.is_stopping
+
+    async def look(self, *, after_s: float) -> None:
+        self.clock.advance(after_s)
+        await self.patience.look()
+
+
+@pytest.mark.asyncio
+async def test_a_running_query_may_wait() -> None:
+    rig = Rig()
+    for _ in range(10):
+        await rig.look(after_s=60)
+    assert rig.committer.abandoned == []
+
+
+@pytest.mark.asyncio
+async def test_the_open_commit_has_the_time_of_the_shutdown() -> None:
+    rig = Rig()
+    rig.is_stopping = True
+    await rig.look(after_s=0)
+    await rig.look(after_s=1.9)
+    assert rig.committer.abandoned == []
+    await rig.look(after_s=0.1)
+    assert rig.committer.abandoned == ["the query was told to stop"]
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_that_the_batch_opens_afterwards_is_void_at_once() -> None:
+    rig = Rig()
+    rig.is_stopping = True
+    await rig.look(after_s=0)
+    await rig.look(after_s=2)
+    await rig.look(after_s=0.25)
+    rig.committer.open_batch = 8
+    await rig.look(after_s=0.25)
+    assert len(rig.committer.abandoned) == 2
