@@ -135,6 +135,7 @@ def pin(
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogOfTask = None,
+    as_json: AsJson = False,
 ) -> None:
     """Keep a commit from being released; the job may go on meanwhile."""
     check_pin_name(name)
@@ -145,7 +146,11 @@ def pin(
             await job.guest.pin(name, position)
             return position
 
-    print_line(f"commit {asyncio.run(run())} is pinned as {name}")
+    position = asyncio.run(run())
+    if as_json:
+        print_json({"pin": name, "commit": position})
+    else:
+        print_line(f"commit {position} is pinned as {name}")
 
 
 @app.command()
@@ -155,15 +160,20 @@ def unpin(
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogOfTask = None,
+    as_json: AsJson = False,
 ) -> None:
     """Give a pinned commit back to retention; the job's next clean-up may release it."""
 
-    async def run() -> None:
+    async def run() -> int | None:
         async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
             await job.guest.unpin(name)
+            return job.view.pins.get(name)
 
-    asyncio.run(run())
-    print_line(f"no commit is pinned as {name} any more")
+    position = asyncio.run(run())
+    if as_json:
+        print_json({"pin": name, "commit": position})
+    else:
+        print_line(f"no commit is pinned as {name} any more")
 
 
 @app.command()
@@ -176,6 +186,7 @@ def remove(
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogOfTask = None,
+    as_json: AsJson = False,
 ) -> None:
     """Release commits of a stopped job, and delete what only they reach.
 
@@ -189,7 +200,11 @@ def remove(
         async with open_job(settings, SystemClock(), task=task) as job:
             return await remove_commits(job, which, owner=owner_name())
 
-    print_line(f"commits {', '.join(map(str, asyncio.run(run())))} are removed")
+    removed = asyncio.run(run())
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        print_line(f"commits {', '.join(map(str, removed))} are removed")
 
 
 @app.command("overwrite-offsets")

@@ -19,7 +19,7 @@ from statekeep.cli.options import (
     owner_name,
     read_config,
 )
-from statekeep.cli.output import print_line
+from statekeep.cli.output import print_json, print_line
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
@@ -37,6 +37,7 @@ def migrate_log(
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogsOfTasks = None,
+    as_json: AsJson = False,
 ) -> None:
     """Move the log of a stopped job to another backend: then job.log.backend names that one.
 
@@ -48,7 +49,10 @@ def migrate_log(
         typer.confirm(f"Take over job {settings.job.name} and move its log?", abort=True)
 
     count = asyncio.run(_move_all(settings, target, task or (None,)))
-    print_line(f"{count} records are copied; set job.log.backend={target} now")
+    if as_json:
+        print_json({"backend": target, "records": count})
+    else:
+        print_line(f"{count} records are copied; set job.log.backend={target} now")
 
 
 async def _move_all(settings: Config, target: str, logs: Sequence[str | None]) -> int:

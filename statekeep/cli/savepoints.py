@@ -93,22 +93,28 @@ def drop(
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogsOfTasks = None,
+    as_json: AsJson = False,
 ) -> None:
     """Give a savepoint back to retention; the job may go on meanwhile."""
     settings, logs = read_config(config, setting), task or (None,)
 
-    async def has_it(log: str | None) -> bool:
+    async def find(log: str | None) -> dict[str, JsonValue] | None:
         async with open_job(settings, SystemClock(), task=log) as job:
-            return name in job.view.pins
+            return _row(job, log, name) if name in job.view.pins else None
 
-    async def run() -> None:
+    async def run() -> list[dict[str, JsonValue]]:
         # An earlier try may have dropped some; if no log has it, the first one says so.
-        for log in [log for log in logs if await has_it(log)] or logs:
+        found = {log: row for log in logs if (row := await find(log))}
+        for log in found or logs:
             async with open_job(settings, SystemClock(), task=log) as job:
                 await job.guest.unpin(name)
+        return list(found.values())
 
-    asyncio.run(run())
-    print_line(f"savepoint {name} is dropped")
+    dropped = asyncio.run(run())
+    if as_json:
+        print_json(dropped)
+    else:
+        print_line(f"savepoint {name} is dropped")
 
 
 def _row(job: InspectedJob, log: str | None, pin: str) -> dict[str, JsonValue]:
