@@ -248,7 +248,11 @@ class TaskRestoreManager(ABC):
 
 
 class StateBackendAdmin(ABC):
-    """Sets up and checks the remote side, once per start of a job, in this order."""
+    """Sets up and checks the remote side, once per start of a job, in this order.
+
+    The check is also made, by an instance of its own, before a backend that is optional and has
+    failed takes part in a commit again: it gives up sooner than an upload does.
+    """
 
     @abstractmethod
     async def create_resources(self) -> None:

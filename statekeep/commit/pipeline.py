@@ -52,7 +52,9 @@ class TaskCommitPipeline:
 
     1. **snapshot**: every backend takes note of the version (executor thread, milliseconds).
     2. **upload**: all backends at once. The first failure cancels the rest, unless the backend is
-       optional for all of its stores: that failure is logged and its markers are absent.
+       optional for all of its stores: that failure is logged and its markers are absent. Such a
+       backend is asked whether it answers before it is given the next version, so that an outage
+       costs the patience of a call once and the shorter one of a check from then on.
     3. **checkpoint**: a `CheckpointV2` with the input offsets and every marker.
     4. **local checkpoint**: it is written beside the version, before anyone else learns of it.
 
@@ -88,6 +90,7 @@ class TaskCommitPipeline:
         self._executor = executor
         self._clock = clock
         self._metrics = metrics
+        self._factories = factories
         self._contexts: dict[CheckpointId, CommitContext] = {}
         names = dict.fromkeys(name for store in stores.values() for name in store.backup_factories)
         self._backends = tuple(
@@ -95,6 +98,7 @@ class TaskCommitPipeline:
         )
         self._start: CheckpointV2 | None = None
         self._ready: set[BackendName] = set()
+        self._left_out: set[BackendName] = set()
         self._getting_ready = asyncio.Lock()
 
     async def init(self, checkpoint: CheckpointV2 | None) -> None:
@@ -105,8 +109,7 @@ class TaskCommitPipeline:
             RetriableError: A service may answer later.
         """
         self._start = checkpoint
-        for backend in self._backends:
-            await self._init_backend(backend)
+        await self._find_ready()
 
     async def commit(
         self, context: CommitContext, input_offsets: Mapping[SystemStreamPartition, str]
@@ -131,7 +134,7 @@ class TaskCommitPipeline:
         try:
             backends = await self._find_ready()
             preliminary = await self._snapshot(context, backends)
-            markers = await self._upload(context, backends, preliminary)
+            markers = await self._upload(context, preliminary)
             checkpoint = CheckpointV2(context.checkpoint_id, dict(input_offsets), markers)
             self._check_complete(checkpoint)
             await self._write_local_checkpoint(context, checkpoint)
@@ -148,6 +151,10 @@ class TaskCommitPipeline:
         )
         return checkpoint
 
+    def left_out_of(self, checkpoint: CheckpointV2) -> list[BackendName]:
+        """Return the optional backends of which a checkpoint has no markers."""
+        return [b.name for b in self._backends if b.name not in checkpoint.state_markers]
+
     async def clean_up(
         self, retained: Sequence[CheckpointV2], closed_attempts: Sequence[tuple[int, int]]
     ) -> None:
@@ -162,7 +169,8 @@ class TaskCommitPipeline:
 
         Raises:
             ExceptionGroup: What went wrong, of each backend; the next call tries again. An optional
-                backend that does not get ready is left out instead.
+                backend that does not get ready, or was left out of the last commit, is left out
+                here too.
         """
         fault_point("clean_up.before_delete")
         began_ns = self._clock.monotonic_ns()
@@ -170,8 +178,7 @@ class TaskCommitPipeline:
         for backend in self._backends:
             markers = [checkpoint.markers_of(backend.name) for checkpoint in retained]
             try:
-                await self._init_backend(backend)
-                if backend.name in self._ready:
+                if await self._is_ready(backend):
                     await backend.manager.clean_up(markers, closed_attempts)
             except Exception as exc:  # noqa: BLE001 - the others are still to do; raised below
                 errors.append(exc)
@@ -211,31 +218,43 @@ class TaskCommitPipeline:
         is_optional = all(name in self._stores[s].optional_factories for s in stores)
         return _Backend(name, factory.backup_manager(context), stores, is_optional)
 
+    async def _find_ready(self) -> tuple[_Backend, ...]:
+        """Return the backends that take part as a matter of course: all but those left out."""
+        return tuple([backend for backend in self._backends if await self._is_ready(backend)])
+
+    async def _is_ready(self, backend: _Backend) -> bool:
+        """Get one backend ready, if it is not; an optional one that cannot is left out."""
+        if backend.name in self._left_out:
+            return False
+        try:
+            await self._init_backend(backend)
+        except Exception:
+            if not backend.is_optional:
+                raise
+            self._left_out.add(backend.name)
+            logger.exception(
+                "optional backend is not ready: task=%s backend=%s",
+                self._task.task_name,
+                backend.name,
+            )
+            return False
+        return True
+
     async def _init_backend(self, backend: _Backend) -> None:
-        """Get one backend ready, once; an optional one that cannot is tried again at each commit."""
         async with self._getting_ready:
-            if backend.name in self._ready:
-                return
-            try:
+            if backend.name not in self._ready:
                 await backend.manager.init(self._start)
-            except Exception:
-                if not backend.is_optional:
-                    raise
-                logger.exception(
-                    "optional backend is not ready: task=%s backend=%s",
-                    self._task.task_name,
-                    backend.name,
-                )
-            else:
                 self._ready.add(backend.name)
 
-    async def _find_ready(self) -> tuple[_Backend, ...]:
-        """Return the backends that take part in this commit: all but optional ones not ready."""
-        for backend in self._backends:
-            await self._init_backend(backend)
-            if backend.name not in self._ready:
-                self._metrics.count("optional-upload-failures")
-        return tuple(backend for backend in self._backends if backend.name in self._ready)
+    async def _rejoin(self, backend: _Backend, checkpoint_id: CheckpointId) -> _Markers:
+        """Step 1 for a backend that was left out before, once it answers."""
+        admin = self._factories[backend.name].admin(self._executor, self._clock)
+        try:
+            await admin.validate_resources()
+        finally:
+            await admin.close()
+        await self._init_backend(backend)
+        return await self._executor.run(backend.manager.snapshot, checkpoint_id)
 
     async def _snapshot(
         self, context: CommitContext, backends: Sequence[_Backend]
@@ -260,10 +279,7 @@ class TaskCommitPipeline:
             self._metrics.time("snapshot-ns", self._clock.monotonic_ns() - began_ns)
 
     async def _upload(
-        self,
-        context: CommitContext,
-        backends: Sequence[_Backend],
-        preliminary: Mapping[BackendName, _Markers],
+        self, context: CommitContext, preliminary: Mapping[BackendName, _Markers]
     ) -> dict[BackendName, _Markers]:
         """Step 2: all backends concurrently; the first failure that counts cancels the others."""
         fault_point("upload.before")
@@ -272,30 +288,37 @@ class TaskCommitPipeline:
             async with asyncio.TaskGroup() as group:
                 uploads = {
                     backend.name: group.create_task(
-                        self._upload_to(backend, context.checkpoint_id, preliminary[backend.name])
+                        self._upload_to(
+                            backend, context.checkpoint_id, preliminary.get(backend.name)
+                        )
                     )
-                    for backend in backends
+                    for backend in self._backends
                 }
         except ExceptionGroup as exc:
             cause = _first_cause(exc)
             if isinstance(cause, TaskFencedError):
                 raise cause from None
+            if isinstance(cause, CommitFailedError):
+                raise cause from cause.__cause__
             raise self._failure(context.checkpoint_id, "upload") from cause
         self._metrics.time("async-upload-ns", self._clock.monotonic_ns() - began_ns)
         results = {name: upload.result() for name, upload in uploads.items()}
         return {name: markers for name, markers in results.items() if markers is not None}
 
     async def _upload_to(
-        self, backend: _Backend, checkpoint_id: CheckpointId, preliminary: _Markers
+        self, backend: _Backend, checkpoint_id: CheckpointId, preliminary: _Markers | None
     ) -> _Markers | None:
         """Upload to one backend; None when it failed and is optional."""
         try:
+            if preliminary is None:
+                preliminary = await self._rejoin(backend, checkpoint_id)
             markers = dict(await backend.manager.upload(checkpoint_id, preliminary))
         except TaskFencedError:
             raise
-        except Exception:
+        except Exception as exc:
             if not backend.is_optional:
-                raise
+                raise self._failure(checkpoint_id, "upload", backend.name) from exc
+            self._left_out.add(backend.name)
             self._metrics.count("optional-upload-failures")
             logger.exception(
                 "optional backend left out of the checkpoint: task=%s checkpoint_id=%s backend=%s",
@@ -304,6 +327,7 @@ class TaskCommitPipeline:
                 backend.name,
             )
             return None
+        self._left_out.discard(backend.name)
         missing = [store for store in backend.stores if not markers.get(store)]
         if missing:
             msg = f"a backend gave no marker: backend={backend.name} stores={','.join(missing)}"
@@ -336,9 +360,12 @@ class TaskCommitPipeline:
             raise self._failure(context.checkpoint_id, "checkpoint") from exc
         fault_point("checkpoint.after_write")
 
-    def _failure(self, checkpoint_id: CheckpointId, step: str) -> CommitFailedError:
+    def _failure(
+        self, checkpoint_id: CheckpointId, step: str, backend: BackendName | None = None
+    ) -> CommitFailedError:
+        of_backend = "" if backend is None else f" backend={backend}"
         return CommitFailedError(
-            f"the commit failed: task={self._task.task_name}",
+            f"the commit failed: task={self._task.task_name}{of_backend}",
             checkpoint_id=checkpoint_id.serialize(),
             step=step,
         )

@@ -276,6 +276,7 @@ class CommitRunner:
             tasks_uploaded=1,
             bytes_uploaded=self._bytes_uploaded,
             was_rolled_forward=False,
+            left_out=self._pipeline.left_out_of(checkpoint),
         )
         self._housekeeper.start()
 

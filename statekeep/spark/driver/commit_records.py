@@ -1,6 +1,6 @@
 """What the commit record of a job says of each task, and which tasks must upload for it."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -61,12 +61,14 @@ class CommitRecords:
         identity: JobIdentity,
         query_state: Callable[[int], Awaitable[QueryState]],
         required_backends: Collection[str],
+        optional_backends: Collection[str],
     ) -> None:
         """Wire it; the arguments are those of `Committer`."""
         self._writer = writer
         self._identity = identity
         self._query_state = query_state
         self._required_backends = tuple(map(BackendName, required_backends))
+        self._optional_backends = tuple(map(BackendName, optional_backends))
 
     def must_upload(self, version: str, base: Base | None) -> bool:
         """Whether a task changed, or a backend lacks what it has."""
@@ -76,6 +78,17 @@ class CommitRecords:
             return True
         markers = base.checkpoint.state_markers
         return any(STATE_STORE not in markers.get(name, {}) for name in self._required_backends)
+
+    def left_out(self) -> Sequence[BackendName]:
+        """Return the optional backends that lack the state of some task at the newest commit."""
+        if not self._optional_backends:
+            return ()
+        markers = [base.checkpoint.state_markers for base in bases_of(self._writer.view).values()]
+        return [
+            name
+            for name in self._optional_backends
+            if any(STATE_STORE not in found.get(name, {}) for found in markers)
+        ]
 
     def plan(
         self, attempt: int, checkpoint_id: str, batch: int, versions: Mapping[int, str]

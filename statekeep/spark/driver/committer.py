@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +32,6 @@ from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
 
 logger = logging.getLogger(__name__)
 
-
 _NS_PER_S: Final = 1_000_000_000
 
 
@@ -48,6 +47,8 @@ class CommitSummary:
     bytes_uploaded: int = 0
     """By all tasks to all backends, as far as backends count."""
     was_rolled_forward: bool = False
+    left_out: Sequence[str] = ()
+    """Optional backends that lack the state of some task at this commit."""
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class Committer:
         query_state: Callable[[int], Awaitable[QueryState]],
         on_commit: Callable[[CommitSummary], None],
         required_backends: Collection[str] = (),
+        optional_backends: Collection[str] = (),
         note: Note = no_note,
     ) -> None:
         """Wire the committer.
@@ -93,13 +95,16 @@ class Committer:
             on_commit: Told of every commit, on the loop.
             required_backends: Names of the backends that every task must be in: a task that one of
                 them lacks uploads again, though unchanged.
+            optional_backends: Names of the others.
             note: Told of every upload and of void attempts, on the loop.
         """
         self._writer = writer
         self._checkpoints = checkpoints
         self._gate = gate
         self._clock = clock
-        self._records = CommitRecords(writer, identity, query_state, required_backends)
+        self._records = CommitRecords(
+            writer, identity, query_state, required_backends, optional_backends
+        )
         self._on_commit = on_commit
         self._note = note
         self._attempts = 0
@@ -222,6 +227,7 @@ class Committer:
             tasks_uploaded=len(gathered.checkpoints),
             bytes_uploaded=gathered.bytes_uploaded,
             was_rolled_forward=True,
+            left_out=self._records.left_out(),
         )
 
     async def _begin(self, batch: int, versions: Mapping[int, str]) -> HandOverPlan:
@@ -310,6 +316,7 @@ class Committer:
                 elapsed_ms,
                 tasks,
                 bytes_uploaded=attempt.bytes_uploaded,
+                left_out=self._records.left_out(),
             )
         )
 

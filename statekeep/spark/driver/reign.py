@@ -369,6 +369,7 @@ class Reign:
             query_state=self._query_state,
             on_commit=committed,
             required_backends=self._config.store(STATE_STORE).required_factories,
+            optional_backends=self._config.store(STATE_STORE).optional_factories,
             note=self._events.add,
         )
         return committed

@@ -63,26 +63,26 @@ class FakeBackup(TaskBackupManager):
         }
         self.clean_up_args: Any = None
 
-    def _note(self, step: str) -> None:
+    def note(self, step: str) -> None:
         self.calls.append(f"{self.name}.{step}")
         if step in self.fail:
             raise self.fail[step]
 
     @override
     async def init(self, checkpoint: CheckpointV2 | None) -> None:
-        self._note("init")
+        self.note("init")
 
     @override
     def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
         assert self.context.commit(checkpoint_id).checkpoint_id == checkpoint_id
-        self._note("snapshot")
+        self.note("snapshot")
         return {}
 
     @override
     async def upload(
         self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
     ) -> Mapping[StoreName, Marker]:
-        self._note("upload")
+        self.note("upload")
         if self.hang:
             try:
                 await asyncio.Event().wait()
@@ -98,11 +98,30 @@ class FakeBackup(TaskBackupManager):
         closed_attempts: Sequence[tuple[int, int]],
     ) -> None:
         self.clean_up_args = (list(retained), list(closed_attempts))
-        self._note("clean_up")
+        self.note("clean_up")
 
     @override
     async def close(self) -> None:
-        self._note("close")
+        self.note("close")
+
+
+class FakeAdmin(StateBackendAdmin):
+    """Checks the place of a `FakeBackup`, which says whether it is there."""
+
+    def __init__(self, backup: FakeBackup) -> None:
+        self.backup = backup
+
+    @override
+    async def create_resources(self) -> None:
+        raise NotImplementedError
+
+    @override
+    async def validate_resources(self) -> None:
+        self.backup.note("check")
+
+    @override
+    async def close(self) -> None:
+        self.backup.note("check-end")
 
 
 class FakeFactory(StateBackendFactory):
@@ -124,7 +143,7 @@ class FakeFactory(StateBackendFactory):
     def admin(
         self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
     ) -> StateBackendAdmin:
-        raise NotImplementedError
+        return FakeAdmin(self.manager)
 
 
 class Rig:
@@ -289,6 +308,49 @@ async def test_an_optional_backend_that_is_not_ready_joins_at_a_later_commit(len
     assert set((await lenient.commit()).state_markers) == {F0}
     lenient.backup(F1).fail.clear()
     assert set((await lenient.commit()).state_markers) == {F0, F1}
+
+
+@pytest.mark.asyncio
+async def test_an_optional_backend_that_was_left_out_is_asked_before_it_takes_part_again(
+    lenient: Rig,
+) -> None:
+    await lenient.pipeline.init(None)
+    lenient.backup(F1).fail["upload"] = RetriableError("down")
+    lenient.backup(F1).fail["check"] = RetriableError("still down")
+    for _ in range(2):
+        assert set((await lenient.commit()).state_markers) == {F0}
+    assert [call for call in lenient.calls if call.startswith("f1.")] == [
+        *("f1.init", "f1.snapshot", "f1.upload"),
+        *("f1.check", "f1.check-end"),
+    ]
+    lenient.backup(F1).fail.clear()
+    lenient.calls.clear()
+    for _ in range(2):
+        assert set((await lenient.commit()).state_markers) == {F0, F1}
+    assert [call for call in lenient.calls if call.startswith("f1.")] == [
+        *("f1.check", "f1.check-end", "f1.snapshot", "f1.upload"),
+        *("f1.snapshot", "f1.upload"),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_clean_up_leaves_a_backend_alone_that_was_left_out_of_the_commit(
+    lenient: Rig,
+) -> None:
+    await lenient.pipeline.init(None)
+    lenient.backup(F1).fail["upload"] = RetriableError("down")
+    checkpoint = await lenient.commit()
+    await lenient.pipeline.clean_up([checkpoint], [])
+    assert "f0.clean_up" in lenient.calls
+    assert "f1.clean_up" not in lenient.calls
+
+
+@pytest.mark.asyncio
+async def test_a_failed_commit_names_the_backend_that_it_failed_for(rig: Rig) -> None:
+    await rig.pipeline.init(None)
+    rig.backup(F1).fail["upload"] = RetriableError("down")
+    with pytest.raises(CommitFailedError, match="task=Partition 0 backend=f1"):
+        await rig.commit()
 
 
 @pytest.mark.asyncio

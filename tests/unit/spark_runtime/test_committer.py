@@ -58,6 +58,7 @@ class Rig:
         writer: LogWriter,
         checkpoints: BlobCheckpointStore,
         required_backends: tuple[str, ...] = (),
+        optional_backends: tuple[str, ...] = (),
     ) -> None:
         self.writer = writer
         self.checkpoints = checkpoints
@@ -77,6 +78,7 @@ class Rig:
             query_state=self._query_state,
             on_commit=self.summaries.append,
             required_backends=required_backends,
+            optional_backends=optional_backends,
             note=lambda kind, **details: self.notes.append((kind, details)),
         )
 
@@ -109,10 +111,12 @@ def clicks(partition: int) -> SystemStreamPartition:
     return SystemStreamPartition("kafka", "page.clicks", partition)
 
 
-async def new_rig(required_backends: tuple[str, ...] = ()) -> Rig:
+async def new_rig(
+    required_backends: tuple[str, ...] = (), optional_backends: tuple[str, ...] = ()
+) -> Rig:
     blobs = new_blobs()
     writer = await driver_on(blobs)
-    return Rig(writer, BlobCheckpointStore(blobs, "job"), required_backends)
+    return Rig(writer, BlobCheckpointStore(blobs, "job"), required_backends, optional_backends)
 
 
 async def committed(rig: Rig, versions: Mapping[int, str]) -> None:
@@ -156,6 +160,16 @@ async def test_each_topic_partition_is_in_the_checkpoint_of_one_task_changed_or_
     assert commit is not None
     unchanged = decode_checkpoint_v2(bytes(commit.checkpoints["Partition 1"]), where="commit")
     assert unchanged.input_offsets == {SPARK: "1", clicks(1): "6"}
+
+
+@pytest.mark.asyncio
+async def test_a_commit_tells_which_optional_backends_lack_the_state_of_a_task() -> None:
+    rig = await new_rig((BLOB,), ("archive",))
+    await committed(rig, {0: V0})
+    assert rig.summaries[0].left_out == ["archive"]
+    rig = await new_rig((), (BLOB,))
+    await committed(rig, {0: V0})
+    assert rig.summaries[0].left_out == []
 
 
 @pytest.mark.asyncio
