@@ -359,8 +359,8 @@ class Config:
             ConfigError: The job has no name, a store's lists of backends contradict each other,
                 or a section of settings belongs to no backend in use.
         """
-        log_backend = self.job.log_backend
-        used = {*self.backend_names(), *([] if log_backend is None else [log_backend])}
+        others = (self.job.log_backend, self.task.checkpoint_factory)
+        used = {*self.backend_names(), *(name for name in others if name is not None)}
         for name in self.store_names:
             self.store(name)
         for setting in self.settings.values():

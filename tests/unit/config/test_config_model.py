@@ -191,6 +191,11 @@ def test_the_check_knows_the_backend_of_the_job_log() -> None:
     load_dict({"job.name": "j", "job.log.backend": "log", "backends.log.factory": "blob"}).check()
 
 
+def test_a_named_backend_may_keep_nothing_but_checkpoints_in_samzas_forms() -> None:
+    names = {"task.checkpoint.factory": "topic", "backends.topic.factory": "kafka"}
+    load_dict({"job.name": "j", **names}).check()
+
+
 def test_the_check_looks_at_every_named_store() -> None:
     config = load_dict({"job.name": "j", "stores.s.restore.factories": "kafka"})
     with pytest.raises(ConfigError, match="not a backup backend"):
