@@ -26,10 +26,16 @@ class LogGuest:
         self._reader = LogReader(log)
         self._new_nonce = new_nonce
 
-    async def pin(self, name: str, position: int) -> None:
+    async def pin(self, name: str, position: int, *, expires_ms: int = 0) -> None:
         """Keep the commit at ``position`` from being released, under a name.
 
-        Pinning it again under the same name changes nothing.
+        Pinning it again under the same name changes nothing but how long the pin holds.
+
+        Args:
+            name: Unique in the job.
+            position: Of the commit record.
+            expires_ms: Wall-clock milliseconds after which the job's clean-up drops the pin by
+                itself; 0: never.
 
         Raises:
             ConfigError: There is no such commit any more, the name is another commit's, or the log
@@ -37,16 +43,23 @@ class LogGuest:
             RetriableError: Unknown whether the pin landed; the call may be repeated.
         """
         await self._catch_up()
-        other = self._reader.view.pins.get(name)
-        if other == position:
+        view = self._reader.view
+        other = view.pins.get(name)
+        if other == position and view.pin_expiries.get(name, 0) == expires_ms:
             return
-        if other is not None:
+        if other not in (None, position):
             raise ConfigError(
                 f"the name is in use: name={name} commit={other}",
                 hint=f"choose another one, or `statekeep checkpoints unpin {name}` first",
             )
         await self._append(
-            PinRecord(epoch=0, nonce=self._new_nonce(), name=name, position=position)
+            PinRecord(
+                epoch=0,
+                nonce=self._new_nonce(),
+                name=name,
+                position=position,
+                expires_ms=expires_ms,
+            )
         )
         if self._reader.view.pins.get(name) != position:
             raise ConfigError(f"the commit is released or was never there: commit={position}")

@@ -64,6 +64,8 @@ class LogView:
     """The query whose batch numbers `batches` holds; None before the first."""
     pins: dict[str, int] = field(default_factory=dict[str, int])
     """Positions of pinned commits, by name."""
+    pin_expiries: dict[str, int] = field(default_factory=dict[str, int])
+    """When those of `pins` that do not hold for good may be unpinned, in wall-clock milliseconds."""
     bad_markers: set[tuple[str, str, str, str]] = field(
         default_factory=set[tuple[str, str, str, str]]
     )
@@ -150,10 +152,10 @@ class LogView:
             case ReleaseRecord():
                 self._fold_release(record)
             case PinRecord():
-                if record.position in self.commits:
-                    self.pins[record.name] = record.position
+                self._fold_pin(record)
             case UnpinRecord():
                 self.pins.pop(record.name, None)
+                self.pin_expiries.pop(record.name, None)
             case BadMarkerRecord():
                 self.bad_markers.add((record.backend, record.task, record.store, record.marker))
             case MovedRecord():
@@ -240,6 +242,14 @@ class LogView:
         self.batches[record.batch] = record
         self.batch_positions[record.batch] = position
         self.overtaken_batches.discard(record.batch)
+
+    def _fold_pin(self, record: PinRecord) -> None:
+        if record.position not in self.commits:
+            return
+        self.pins[record.name] = record.position
+        self.pin_expiries.pop(record.name, None)
+        if record.expires_ms:
+            self.pin_expiries[record.name] = record.expires_ms
 
     def _fold_release(self, record: ReleaseRecord) -> None:
         kept = {self.last_commit_position, *self.pins.values()}

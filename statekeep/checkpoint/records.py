@@ -168,6 +168,9 @@ class PinRecord(_Record, frozen=True, kw_only=True, tag="pin"):
 
     name: str
     position: int
+    expires_ms: int = 0
+    """Wall-clock milliseconds after which the job's clean-up may unpin it; 0: never. Until it has, the
+    pin holds: what a log says depends on no clock."""
 
 
 class UnpinRecord(_Record, frozen=True, kw_only=True, tag="unpin"):

@@ -117,7 +117,8 @@ def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind o
         case ReleaseRecord():
             return f"commits {', '.join(map(str, record.positions))} are released"
         case PinRecord():
-            return f"commit {record.position} is pinned as {record.name}"
+            until = f" until {utc(record.expires_ms)}" if record.expires_ms else ""
+            return f"commit {record.position} is pinned as {record.name}{until}"
         case UnpinRecord():
             return f"{record.name} is no pin any more"
         case MovedRecord():

@@ -37,6 +37,19 @@ def commits_to_release(view: LogView, settings: CheckpointSettings, now_ms: int)
     ]
 
 
+def expired_pins(view: LogView, now_ms: int) -> list[str]:
+    """Return the names of pins that nobody renews any more, sorted; they go by an unpin record.
+
+    Their readers were killed. A clock that is wrong by less than such a pin holds after its last
+    renewal, two days, drops none that is in use.
+
+    Args:
+        view: Of the log.
+        now_ms: Wall-clock milliseconds.
+    """
+    return sorted(name for name, expires_ms in view.pin_expiries.items() if expires_ms < now_ms)
+
+
 def closed_attempts(view: LogView) -> Sequence[tuple[int, int]]:
     """Return (epoch, attempt) of everything that may be cleaned up: released or void.
 

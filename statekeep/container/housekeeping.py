@@ -8,7 +8,7 @@ from typing import Final
 from statekeep.checkpoint.note import Note, no_note
 from statekeep.clock import Clock
 from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.commit.retention import closed_attempts, commits_to_release
+from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
 from statekeep.config.model import CheckpointSettings
 from statekeep.container.task_log import TaskLog
 from statekeep.errors import StateBackupError, TaskFencedError
@@ -97,6 +97,8 @@ class Housekeeper:
     async def _release(self) -> int:
         """Release what is no longer worth keeping; return how many commits that were."""
         now_ms = self._clock.time_ns() // 1_000_000
+        for name in expired_pins(self._log.view, now_ms):
+            await self._log.unpin(name)
         positions = commits_to_release(self._log.view, self._retention, now_ms)
         if positions:
             fault_point("release.before")

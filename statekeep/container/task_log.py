@@ -18,6 +18,7 @@ from statekeep.checkpoint.records import (
     CommitRecord,
     JobIdentity,
     ReleaseRecord,
+    UnpinRecord,
     VoidRecord,
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
@@ -185,6 +186,10 @@ class TaskLog:
     async def release(self, positions: Sequence[int]) -> None:
         """Let go of commits; what only they reach may be deleted afterwards."""
         await self._writer.append(ReleaseRecord(epoch=0, nonce="", positions=list(positions)))
+
+    async def unpin(self, name: str) -> None:
+        """Drop a pin; its commit may be released afterwards."""
+        await self._writer.append(UnpinRecord(epoch=0, nonce="", name=name))
 
     async def mark_bad(self, backend: str, store: StoreName, marker: str, reason: str) -> None:
         """Record that a marker failed its checks."""

@@ -16,7 +16,6 @@ from statekeep.checkpoint.log_guest import LogGuest
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope, task_scope
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.checkpoint.records import CommitRecord, Record
 from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.checkpoint.version_id import VersionId
@@ -24,14 +23,12 @@ from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.model import Config, StoreSettings
 from statekeep.errors import ConfigError
+from statekeep.inspection.reading_pin import HOLD_PREFIX, reading_pin
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.task_directory import TaskDirectory
 
 _THREADS: Final = 16
-HOLD_PREFIX: Final = "read-"
-"""Begins the names of pins that last as long as somebody reads the commit."""
-_HOLD_DIGITS: Final = 12
 _OTHER_NAME: Final = re.compile(r"[0-9]+(-[0-9]+)?")
 """A position or a checkpoint id, by which a commit may be named too."""
 
@@ -110,18 +107,14 @@ class InspectedJob:
 
     @asynccontextmanager
     async def held(self, position: int) -> AsyncGenerator[None]:
-        """Keep a commit from being released for as long as it is read, by a pin of its own.
+        """Keep a commit from being released for as long as it is read: see `reading_pin`.
 
         Raises:
             ConfigError: It is released already.
             RetriableError: A service may answer later.
         """
-        name = f"{HOLD_PREFIX}{random_nonce()[:_HOLD_DIGITS]}"
-        await self.guest.pin(name, position)
-        try:
+        async with reading_pin(self.log, position, self.clock):
             yield
-        finally:
-            await self.guest.unpin(name)
 
     def find_commit(self, which: str | None = None) -> tuple[int, CommitRecord]:
         """Return a retained commit with its position.

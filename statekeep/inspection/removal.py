@@ -11,8 +11,9 @@ from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
-from statekeep.inspection.job import HOLD_PREFIX, InspectedJob, LogPlace
+from statekeep.inspection.job import InspectedJob, LogPlace
 from statekeep.inspection.job_owner import JobOwner
+from statekeep.inspection.reading_pin import HOLD_PREFIX
 
 
 async def remove_commits(job: InspectedJob, which: Sequence[str], *, owner: str) -> list[int]:

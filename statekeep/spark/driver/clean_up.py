@@ -11,11 +11,11 @@ from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.note import Note, no_note
-from statekeep.checkpoint.records import ReleaseRecord
+from statekeep.checkpoint.records import ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.commit.retention import closed_attempts, commits_to_release
+from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
 from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
 from statekeep.spark.tasks import STATE_STORE, task_name
@@ -70,6 +70,8 @@ class CleanUp:
     async def _run(self) -> None:
         view = self._writer.view
         now_ms = self._clock.time_ns() // 1_000_000
+        for name in expired_pins(view, now_ms):
+            await self._writer.append(UnpinRecord(epoch=0, nonce="", name=name))
         positions = commits_to_release(view, self._spec.config.checkpoint, now_ms)
         if positions:
             # A fenced driver finds out here, before anything is deleted.

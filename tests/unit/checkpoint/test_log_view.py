@@ -131,6 +131,19 @@ def test_unpinned_commit_can_be_released() -> None:
     assert list(view.commits) == [2]
 
 
+def test_the_newest_record_of_a_pin_says_whether_it_expires() -> None:
+    begun = [epoch_record(1), commit_record(1)]
+    expiring = [
+        PinRecord(epoch=0, nonce="", name="read", position=1, expires_ms=millis)
+        for millis in (10, 20)
+    ]
+
+    assert folded(*begun, *expiring).pin_expiries == {"read": 20}
+    assert folded(*begun, *expiring, pin("read", 1)).pin_expiries == {}
+    unpinned = folded(*begun, *expiring, UnpinRecord(epoch=0, nonce="", name="read"))
+    assert (unpinned.pins, unpinned.pin_expiries) == ({}, {})
+
+
 def test_pin_of_what_is_no_commit_has_no_effect() -> None:
     assert folded(epoch_record(1), pin("keep", 0)).pins == {}
 

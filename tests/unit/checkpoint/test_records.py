@@ -40,6 +40,14 @@ def test_record_comes_back(record: Record) -> None:
     assert encode_record(decode_record(data, where="here")) == data
 
 
+def test_pin_says_when_it_expires_only_where_it_does() -> None:
+    expiring = PinRecord(epoch=3, nonce="n", name="read-5f0c", position=9, expires_ms=17)
+
+    assert b'"expires-ms":17' in encode_record(expiring)
+    assert decode_record(encode_record(expiring), where="here") == expiring
+    assert b"expires" not in encode_record(PinRecord(epoch=3, nonce="n", name="p", position=9))
+
+
 def test_epoch_record_says_that_it_is_a_reset_only_where_it_is_one() -> None:
     reset = EpochRecord(epoch=4, nonce="n", owner="host:1", is_reset=True)
 

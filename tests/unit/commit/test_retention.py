@@ -14,7 +14,7 @@ from statekeep.checkpoint.records import (
     ReleaseRecord,
     VoidRecord,
 )
-from statekeep.commit.retention import closed_attempts, commits_to_release
+from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
 from statekeep.config.model import CheckpointSettings
 
 NOW_MS = 1_000
@@ -64,6 +64,14 @@ def test_a_pinned_commit_is_kept() -> None:
         *map(commit, range(1, 5)), PinRecord(epoch=1, nonce="p", name="savepoint", position=1)
     )
     assert commits_to_release(view, keeping(2), NOW_MS) == [2]
+
+
+def test_a_pin_has_expired_only_after_the_time_that_it_names() -> None:
+    pins = [
+        PinRecord(epoch=1, nonce=name, name=name, position=1, expires_ms=millis)
+        for name, millis in (("past", NOW_MS - 1), ("now", NOW_MS), ("never", 0))
+    ]
+    assert expired_pins(view_of(commit(1), *pins), NOW_MS) == ["past"]
 
 
 def test_a_log_without_commits_releases_nothing() -> None:

@@ -14,7 +14,13 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.log_writer import LogWriter
-from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, VoidRecord
+from statekeep.checkpoint.records import (
+    AttemptRecord,
+    CommitRecord,
+    JobIdentity,
+    PinRecord,
+    VoidRecord,
+)
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
@@ -132,6 +138,23 @@ async def test_the_blobs_of_a_void_attempt_disappear(tmp_path: Path) -> None:
     clean_up = rig.clean_up()
     await clean_up.run()
     assert rig.state_blobs() == []
+
+
+@pytest.mark.asyncio
+async def test_the_pin_of_a_killed_reader_disappears_once_it_has_expired(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_void_attempt()
+    await rig.succeed()
+    position, now_ms = rig.writer.view.last_commit_position, rig.clock.time_ns() // 1_000_000
+    for name, expires_ms in (("read-killed", now_ms + 1), ("keep", 0)):
+        await rig.writer.append(
+            PinRecord(epoch=0, nonce="", name=name, position=position, expires_ms=expires_ms)
+        )
+    await rig.clean_up().run()
+    assert set(rig.writer.view.pins) == {"read-killed", "keep"}
+    rig.clock.advance(1)
+    await rig.clean_up().run()
+    assert set(rig.writer.view.pins) == {"keep"}
 
 
 @pytest.mark.asyncio
