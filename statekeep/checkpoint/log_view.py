@@ -1,5 +1,6 @@
 """What the records of a job log amount to, folded in order of position."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from statekeep.checkpoint.checkpoints import CheckpointV2
@@ -37,7 +38,7 @@ class LogView:
     commits: dict[int, CommitRecord] = field(default_factory=dict[int, CommitRecord])
     """Commits not released, by position, in order: the last one is current."""
     released: dict[int, CommitRecord] = field(default_factory=dict[int, CommitRecord])
-    """Released commits that the log still holds: their clean-up may not be done."""
+    """Released commits that the log still holds and whose clean-up may not be done."""
     open_attempts: dict[tuple[int, int], AttemptRecord] = field(
         default_factory=dict[tuple[int, int], AttemptRecord]
     )
@@ -121,6 +122,12 @@ class LogView:
         needed = [next(iter(self.commits)), *self.attempt_positions.values()]
         return min(needed + [self.batch_positions[b] for b in self.batches if self._is_ahead(b)])
 
+    @property
+    def pins_of_oldest(self) -> list[str]:
+        """Names of the pins that keep the log where it begins; none if a commit is not pinned there."""
+        oldest = next(iter(self.commits), -1)
+        return sorted(name for name, position in self.pins.items() if position == oldest)
+
     def fold(self, position: int, record: Record) -> None:
         """Take in the record at ``position``, which must be the next one.
 
@@ -171,6 +178,16 @@ class LogView:
         for position in [position for position in self.released if position < floor]:
             del self.released[position]
         self.unreadable_batches = {p for p in self.unreadable_batches if p >= floor}
+
+    def forget_released(self, attempts: Collection[tuple[int, int]]) -> None:
+        """Drop the released commits of attempts whose clean-up is done.
+
+        A pin may keep the log from being trimmed for long: without this, each commit since then would
+        stay in memory and be cleaned up after each later one.
+        """
+        for position, commit in list(self.released.items()):
+            if (commit.attempt_epoch, commit.attempt) in attempts:
+                del self.released[position]
 
     def usable_checkpoint(self, commit: CommitRecord, task: str) -> CheckpointV2 | None:
         """Return a task's checkpoint in a commit without bad markers; None where it has none.

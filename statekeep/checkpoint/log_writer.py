@@ -1,9 +1,11 @@
 """The one way to write to a job log: append at the end, and know when one is fenced (R1)."""
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -19,6 +21,12 @@ from statekeep.checkpoint.records import (
     encode_record,
 )
 from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
+
+logger = logging.getLogger(__name__)
+
+_LONG: Final = 10_000
+"""Records that a start reads before it says that they are many: seconds on a disk, minutes on an
+object store."""
 
 
 def random_nonce() -> str:
@@ -83,6 +91,7 @@ class LogWriter:
             await self._log.probe()
             await self._catch_up()
             self._reader.require_here()
+            _warn_if_long(self.view)
             return self.view
 
     async def take_over(self, owner: str) -> int:
@@ -241,6 +250,18 @@ class LogWriter:
             self._fenced_by = max(self._own_epoch, self.view.epoch) + 1
             msg = f"the job log was trimmed past the record: position={position} floor={floor}"
             raise TaskFencedError(msg, own_epoch=self._own_epoch, newer_epoch=self._fenced_by)
+
+
+def _warn_if_long(view: LogView) -> None:
+    """Say which pins make the start slow, and what to do about them."""
+    kept = view.next_position - view.lowest_needed
+    if kept > _LONG and view.pins_of_oldest:
+        logger.warning(
+            "a pin keeps the job log from being trimmed, and every start reads all of it: records=%d "
+            "pins=%s (make a job of it by `statekeep savepoint restore NAME --as JOB`, then drop it)",
+            kept,
+            ",".join(view.pins_of_oldest),
+        )
 
 
 def _raise_if_contradicted(record: Record, view: LogView) -> None:

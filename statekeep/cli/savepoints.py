@@ -83,7 +83,8 @@ def list_savepoints(
     if as_json:
         print_json(rows)
     else:
-        print_table(["savepoint", "log", "commit", "batch"], [list(row.values()) for row in rows])
+        columns = ["savepoint", "log", "commit", "batch", "records since then"]
+        print_table(columns, [list(row.values()) for row in rows])
 
 
 @app.command()
@@ -124,6 +125,7 @@ def _row(job: InspectedJob, log: str | None, pin: str) -> dict[str, JsonValue]:
         "log": log or job.config.job.name,
         "commit": position,
         "batch": job.view.commits[position].batch,
+        "records": job.view.next_position - position,
     }
 
 

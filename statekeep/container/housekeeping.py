@@ -83,6 +83,7 @@ class Housekeeper:
             released = await self._release()
             closed = closed_attempts(self._log.view)
             await self._pipeline.clean_up(self._log.retained(), closed)
+            self._log.view.forget_released(closed)
             await self._trim()
             await self._drop_versions()
             if closed:

@@ -89,6 +89,7 @@ class CleanUp:
         for epoch, attempt in {*closed, *await self._checkpoints.attempts()}:
             if (epoch, attempt) <= closed[-1]:
                 await self._checkpoints.delete(f"{epoch}-{attempt}")
+        view.forget_released(closed)
         fault_point("log_trim.before")
         await self._writer.trim(view.lowest_needed)
         logger.info("clean-up done: attempts=%d released=%d", len(closed), len(positions))

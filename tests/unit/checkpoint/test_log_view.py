@@ -120,6 +120,22 @@ def test_current_and_pinned_commits_are_never_released() -> None:
     assert list(view.commits) == [1, 3]
 
 
+def test_released_commits_are_forgotten_once_their_clean_up_is_done() -> None:
+    view = folded(epoch_record(1), *(commit_record(n) for n in (1, 2, 3)), release(1, 2))
+
+    view.forget_released([(1, 1), (1, 9)])
+
+    assert list(view.released) == [2]
+    assert list(view.commits) == [3]
+
+
+def test_the_pins_are_named_that_keep_the_log_where_it_begins() -> None:
+    begun: list[Record] = [epoch_record(1), commit_record(1), commit_record(2)]
+
+    assert folded(*begun, pin("late", 2)).pins_of_oldest == []
+    assert folded(*begun, pin("b", 1), pin("a", 1), pin("late", 2)).pins_of_oldest == ["a", "b"]
+
+
 def test_unpinned_commit_can_be_released() -> None:
     unpin = UnpinRecord(epoch=0, nonce="", name="keep")
 
@@ -132,7 +148,7 @@ def test_unpinned_commit_can_be_released() -> None:
 
 
 def test_the_newest_record_of_a_pin_says_whether_it_expires() -> None:
-    begun = [epoch_record(1), commit_record(1)]
+    begun: list[Record] = [epoch_record(1), commit_record(1)]
     expiring = [
         PinRecord(epoch=0, nonce="", name="read", position=1, expires_ms=millis)
         for millis in (10, 20)

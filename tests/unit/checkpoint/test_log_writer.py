@@ -19,6 +19,7 @@ from log_kit import (
 )
 
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.checkpoint import log_writer
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
     CommitRecord,
@@ -354,6 +355,25 @@ async def test_released_commit_is_not_pinned() -> None:
 
     with pytest.raises(ValueError, match="no retained commit"):
         await writer.append(PinRecord(epoch=0, nonce="", name="late", position=first))
+
+
+@pytest.mark.parametrize("pins", [[], ["v1"]], ids=["without", "with"])
+async def test_a_start_that_reads_much_because_of_a_pin_says_so(
+    pins: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    first = await writer.append(commit_record(1))
+    for name in pins:
+        await writer.append(PinRecord(epoch=0, nonce="", name=name, position=first))
+    for batch in range(5):
+        await writer.append(batch_record(batch))
+    monkeypatch.setattr(log_writer, "_LONG", 5)
+
+    await LogWriter(log_on(blobs)).open()
+
+    told = [record.getMessage() for record in caplog.records]
+    assert ["records=7 pins=v1" in text for text in told] == [True for _ in pins]
 
 
 async def test_append_before_take_over_is_refused() -> None:

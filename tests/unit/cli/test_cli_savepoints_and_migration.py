@@ -143,6 +143,8 @@ def test_a_savepoint_outlives_retention_until_it_is_dropped(
 
     asyncio.run(commit_numbers(job, [5, 6, 7, 8], retained=2))
     assert statekeep(f"verify v1 {LOG}").status == 0
+    (later,) = statekeep(f"savepoint list {LOG} --json").json
+    assert later["records"] > row["records"] + 8
 
     statekeep(f"savepoint drop v1 {LOG}")
     assert statekeep(f"savepoint list {LOG} --json").json == []

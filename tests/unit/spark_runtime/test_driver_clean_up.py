@@ -158,6 +158,38 @@ async def test_the_pin_of_a_killed_reader_disappears_once_it_has_expired(tmp_pat
 
 
 @pytest.mark.asyncio
+async def test_what_was_cleaned_up_behind_a_pin_is_not_cleaned_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_void_attempt()
+    await rig.succeed()
+    view = rig.writer.view
+    await rig.writer.append(
+        PinRecord(epoch=0, nonce="", name="keep", position=view.last_commit_position)
+    )
+    for number in (2, 3, 4, 5):
+        commit = msgspec.structs.replace(
+            view.commits[view.last_commit_position], attempt=number, checkpoint_id=f"7-{number}"
+        )
+        await rig.writer.append(commit)
+    cleaned: list[str] = []
+    delete = rig.checkpoints.delete
+
+    async def note(attempt: str) -> None:
+        cleaned.append(attempt)
+        await delete(attempt)
+
+    monkeypatch.setattr(rig.checkpoints, "delete", note)
+    await rig.clean_up().run()
+    assert sorted(cleaned) == ["1-1", "2-2", "2-3"]
+    cleaned.clear()
+    await rig.clean_up().run()
+    assert cleaned == ["1-1"]
+    assert "keep" in view.pins
+
+
+@pytest.mark.asyncio
 async def test_what_a_late_writer_leaves_for_a_forgotten_attempt_disappears(
     tmp_path: Path,
 ) -> None:
