@@ -87,6 +87,25 @@ def test_a_second_record_at_one_position_is_told(tmp_path: Path) -> None:
     assert numbers(watch.failures) == {"02"}
 
 
+def test_what_is_written_anew_below_the_floor_is_no_second_winner(tmp_path: Path) -> None:
+    watch, log = watch_of(tmp_path)
+    (log.with_name("log-floor")).mkdir()
+    (log.with_name("log-floor") / f"{3:020d}").touch()
+    (log / f"{2:020d}.json").write_bytes(frame(record("epoch", "z")))
+    watch.check_one_winner()
+    assert watch.failures == []
+
+
+def test_a_record_that_was_trimmed_unseen_is_told(tmp_path: Path) -> None:
+    watch, log = watch_of(tmp_path)
+    watch.check_unbroken()
+    assert watch.failures == []
+    (log / f"{len(STORY) + 2:020d}.json").write_bytes(frame(record("epoch", "z")))
+    watch.look(is_location_whole=False)
+    watch.check_unbroken()
+    assert numbers(watch.failures) == {"00"}
+
+
 @pytest.mark.parametrize(
     ("number", "more", "expected"),
     [

@@ -56,7 +56,7 @@ class PlayedJob:
     def plan(self) -> Path:
         return self.places.root / "plan.json"
 
-    def take(self) -> "PlayedJob":
+    def take(self, meanwhile: Callable[[], None]) -> "PlayedJob":
         return self
 
     def warm_up(self) -> None:
