@@ -1,5 +1,9 @@
 """A Spark query as the job behind it sees it."""
 
+# The JVM's objects have no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -18,7 +22,8 @@ class WatchedQuery:
 
     def is_running(self) -> bool:
         """Whether the query's thread lives: a batch may still come."""
-        stream: Any = self._query._jsq.streamingQuery()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - no public way to the thread
+        handle: Any = self._query._jsq  # noqa: SLF001 - no public way to the thread
+        stream = handle.streamingQuery()
         return bool(stream.queryExecutionThread().isAlive())
 
     def is_stopping(self) -> bool:
