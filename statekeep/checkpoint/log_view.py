@@ -61,6 +61,8 @@ class LogView:
     Their records count for nothing; but the older driver may have ended such a batch in the query's
     own location after the newer one had looked there.
     """
+    done_batch: int = -1
+    """The newest batch that a driver of the query has found done in its location; -1 before any."""
     query_id: str | None = None
     """The query whose batch numbers `batches` holds; None before the first."""
     pins: dict[str, int] = field(default_factory=dict[str, int])
@@ -109,6 +111,16 @@ class LogView:
         committed = -1 if self.last_commit is None else self.last_commit.batch
         known = max([*self.batches, committed])
         return max([known + len(self.unreadable_batches), *self.overtaken_batches])
+
+    @property
+    def newest_done_batch(self) -> int:
+        """The newest batch that Spark has surely taken for done, in the query's location.
+
+        A batch is begun only after that.
+        """
+        committed = -1 if self.last_commit is None else self.last_commit.batch
+        begun = max([*self.batches, *self.overtaken_batches, committed])
+        return max(begun - 1, self.done_batch)
 
     @property
     def lowest_needed(self) -> int:
@@ -253,6 +265,9 @@ class LogView:
         overtaken = [batch for batch in self.batches if batch > record.head]
         self._drop_batches(overtaken)
         self.overtaken_batches.update(overtaken)
+        committed = -1 if self.last_commit is None else self.last_commit.batch
+        if record.head > committed:  # else the head may be the commit, made before Spark's own
+            self.done_batch = max(self.done_batch, record.head)
 
     def _fold_batch(self, position: int, record: BatchRecord) -> None:
         self._switch_query(record.query_id)
@@ -288,6 +303,7 @@ class LogView:
             self.query_id = query_id
             self._drop_batches(list(self.batches))
             self.overtaken_batches.clear()
+            self.done_batch = -1
 
     def _drop_batches(self, batches: list[int]) -> None:
         for batch in batches:

@@ -89,14 +89,14 @@ def find_resumption(
             )
         return None
     _check_query(location, commit.query.query_id)
-    logged = max([*view.batches, commit.batch])
     # A batch is recorded before Spark writes its commit: at most one is between the two. What no
     # readable record that counts says, the location itself may.
-    if not logged - 1 <= newest <= view.newest_possible_batch:
+    if not view.newest_done_batch <= newest <= view.newest_possible_batch:
         raise _mismatch(
             location,
             f"the checkpoint location and the job log are not of one time: commits={newest}"
-            f" logged={logged} committed={commit.batch}",
+            f" logged={max([*view.batches, commit.batch])} committed={commit.batch}"
+            f" done={view.newest_done_batch}",
             "put the checkpoint location back as it was at the job's last batch; a copy of an"
             " earlier time fits only the backup location of the same time",
         )

@@ -118,6 +118,47 @@ async def test_a_batch_that_a_fenced_driver_ended_late_counts() -> None:
         resumption_of(new.view, 3)
 
 
+@pytest.mark.asyncio
+async def test_a_batch_that_was_begun_says_that_the_one_before_it_was_done() -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs)
+    await old.append(commit_record(1, -1))
+    for batch in range(3):
+        await old.append(batch_record(batch))
+    new = await driver_on(blobs)
+    await new.append(base_record(1))
+    with pytest.raises(CheckpointLocationError, match="commits=0 logged=1 committed=-1 done=1"):
+        resumption_of(new.view, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_location_older_than_a_driver_has_seen_it_is_refused() -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs)
+    await old.append(commit_record(1, -1))
+    for batch in range(2):
+        await old.append(batch_record(batch))
+    new = await driver_on(blobs)
+    assert resumption_of(new.view, 0) == 0
+    await new.append(base_record(1))
+    assert resumption_of(new.view, 1) == 1
+    with pytest.raises(CheckpointLocationError, match="commits=0 logged=1 committed=-1 done=1"):
+        resumption_of(new.view, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_commit_made_inside_its_batch_does_not_say_that_spark_took_it_for_done() -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs)
+    await old.append(commit_record(1, -1))
+    await old.append(batch_record(0))
+    await old.append(batch_record(1))
+    await old.append(commit_record(2, 1))
+    new = await driver_on(blobs)
+    await new.append(base_record(1))
+    assert resumption_of(new.view, 0) == 1
+
+
 class Reigns:
     """A log whose first driver died with an attempt for batch 2 open, and its successor."""
 
