@@ -7,7 +7,7 @@ import msgspec
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_writer import random_nonce
-from statekeep.checkpoint.records import PinRecord, UnpinRecord, encode_record
+from statekeep.checkpoint.records import PinRecord, Record, UnpinRecord, encode_record
 from statekeep.errors import ConfigError, RetriableError
 
 
@@ -47,11 +47,8 @@ class LogGuest:
         other = view.pins.get(name)
         if other == position and view.pin_expiries.get(name, 0) == expires_ms:
             return
-        if other not in (None, position):
-            raise ConfigError(
-                f"the name is in use: name={name} commit={other}",
-                hint=f"choose another one, or `statekeep checkpoints unpin {name}` first",
-            )
+        if other is not None and other != position:
+            raise _name_in_use(name, other)
         await self._append(
             PinRecord(
                 epoch=0,
@@ -98,6 +95,7 @@ class LogGuest:
                 for found, other in await self._reader.catch_up():
                     if other.nonce == record.nonce:
                         return found
+                    _check_name_is_free(record, other)
                 if self._reader.view.next_position == position:
                     msg = f"the log refuses a position that it does not show: position={position}"
                     raise RetriableError(msg) from None
@@ -110,3 +108,21 @@ class LogGuest:
         self._reader.require_here()
         if not self._reader.view.commits:
             raise ConfigError("the job has no commit yet")
+
+
+def _check_name_is_free(wanted: PinRecord | UnpinRecord, other: Record) -> None:
+    """Make sure that what landed meanwhile does not pin another commit under the same name."""
+    if (
+        isinstance(wanted, PinRecord)
+        and isinstance(other, PinRecord)
+        and other.name == wanted.name
+        and other.position != wanted.position
+    ):
+        raise _name_in_use(wanted.name, other.position)
+
+
+def _name_in_use(name: str, commit: int) -> ConfigError:
+    return ConfigError(
+        f"the name is in use: name={name} commit={commit}",
+        hint=f"choose another one, or `statekeep checkpoints unpin {name}` first",
+    )

@@ -55,10 +55,10 @@ class LogView:
     """Position of the record of each batch in `batches`."""
     unreadable_batches: set[int] = field(default_factory=set[int])
     """Positions of batch records that are damaged; the batch of one is unknown."""
-    overtaken_batches: set[int] = field(default_factory=set[int])
-    """Batches above the head of a base record that were recorded before it.
+    overtaken_batches: dict[int, str] = field(default_factory=dict[int, str])
+    """Batches above the head of a base record that were recorded before it, with their offsets.
 
-    Their records count for nothing; but the older driver may have ended such a batch in the query's
+    The versions in their records count for nothing; but the older driver may have ended such a batch in the query's
     own location after the newer one had looked there.
     """
     done_batch: int = -1
@@ -88,8 +88,13 @@ class LogView:
 
     @property
     def comparable_commits(self) -> list[CommitRecord]:
-        """The retained commits of the current one's query, oldest first: their batches compare."""
+        """The retained commits of the current one's query, oldest first: their batches compare.
+
+        One with which a new query is to begin compares with no other.
+        """
         commits = list(self.commits.values())
+        if commits and commits[-1].query is None:
+            return commits[-1:]
         return [c for c in commits if _query_id(c) == _query_id(commits[-1])]
 
     @property
@@ -121,6 +126,24 @@ class LogView:
         committed = -1 if self.last_commit is None else self.last_commit.batch
         begun = max([*self.batches, *self.overtaken_batches, committed])
         return max(begun - 1, self.done_batch)
+
+    @property
+    def is_half_made(self) -> bool:
+        """Whether a tool began to make the job from another one's state, and did not come to its end.
+
+        A log of a job's own begins with the empty commit, before any attempt.
+        """
+        return not self.commits and bool(self.open_attempts or self.void_attempts)
+
+    def known_offsets(self, batch: int) -> str | None:
+        """Return the boundaries that a batch keeps for ever, as Spark wrote them; None if unknown."""
+        if batch in self.batches:
+            return self.batches[batch].offsets
+        if batch in self.overtaken_batches:
+            return self.overtaken_batches[batch]
+        queries = {c.batch: c.query for c in self.comparable_commits}
+        query = queries.get(batch)
+        return None if query is None else query.offsets
 
     @property
     def lowest_needed(self) -> int:
@@ -262,8 +285,8 @@ class LogView:
         for key in [key for key in self.open_attempts if key[0] < record.epoch]:
             self._close(key)
         self._switch_query(record.query_id)
-        overtaken = [batch for batch in self.batches if batch > record.head]
-        self._drop_batches(overtaken)
+        overtaken = {b: found.offsets for b, found in self.batches.items() if b > record.head}
+        self._drop_batches(list(overtaken))
         self.overtaken_batches.update(overtaken)
         committed = -1 if self.last_commit is None else self.last_commit.batch
         if record.head > committed:  # else the head may be the commit, made before Spark's own
@@ -273,7 +296,7 @@ class LogView:
         self._switch_query(record.query_id)
         self.batches[record.batch] = record
         self.batch_positions[record.batch] = position
-        self.overtaken_batches.discard(record.batch)
+        self.overtaken_batches.pop(record.batch, None)
 
     def _fold_pin(self, record: PinRecord) -> None:
         if record.position not in self.commits:
@@ -289,7 +312,8 @@ class LogView:
             if position in self.commits and position not in kept:
                 self.released[position] = self.commits.pop(position)
         self._drop_batches([batch for batch in self.batches if not self._is_ahead(batch + 1)])
-        self.overtaken_batches = {b for b in self.overtaken_batches if self._is_ahead(b)}
+        for batch in [b for b in self.overtaken_batches if not self._is_ahead(b)]:
+            del self.overtaken_batches[batch]
 
     def _is_ahead(self, batch: int) -> bool:
         """Whether a recovery from the oldest retained commit would run ``batch`` again."""

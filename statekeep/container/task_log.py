@@ -268,14 +268,10 @@ class TaskLog:
     def _require_made(self) -> None:
         """Make sure that the log is not that of a job which is being made from another one's state.
 
-        A log of our own begins with the empty commit, before any attempt. One with an attempt alone
-        was begun by a tool that has not come to its end: the state would be lost without a word.
-
         Raises:
-            ConfigError: It is.
+            ConfigError: It is: the state would be lost without a word.
         """
-        begun = self.view.open_attempts.keys() | self.view.void_attempts
-        if begun and not self.view.commits:
+        if self.view.is_half_made:
             raise ConfigError(
                 f"the job was not made to its end: job={self._task.job_name} "
                 f"task={self._task.task_name}",

@@ -167,10 +167,13 @@ class BatchLoop:
 
     def _check_repeated(self, batch: int) -> None:
         """A batch that is committed already: Spark repeats it after a crash; nothing to do (R4)."""
-        record = self._reign.view.batches.get(batch)
-        if record is not None and record.offsets != self._location.require(f"offsets/{batch}"):
-            msg = f"Spark repeats a committed batch with other offsets: batch={batch}"
-            raise StateBackupError(msg)
+        known = self._reign.view.known_offsets(batch)
+        if known is None or known != self._location.require(f"offsets/{batch}"):
+            error = StateBackupError(
+                f"Spark repeats a committed batch with other offsets: batch={batch}"
+            )
+            error.add_note("hint: put the checkpoint location back as it was at that batch")
+            raise error
 
     def _prepare_commit(self) -> HandOverPlan | None:
         committer = self._reign.committer

@@ -79,6 +79,26 @@ class CommitRecords:
         markers = base.checkpoint.state_markers
         return any(STATE_STORE not in markers.get(name, {}) for name in self._required_backends)
 
+    def without_backup(
+        self, versions: Mapping[int, str], uploaded: Collection[int]
+    ) -> Sequence[int]:
+        """Return the tasks of which a commit would have no backup at all.
+
+        They were to keep what the commit before had, and that was found bad meanwhile.
+
+        Args:
+            versions: ``{partition: VersionId}`` of all tasks.
+            uploaded: Those that have uploaded for the commit.
+        """
+        bases = bases_of(self._writer.view)
+        return [
+            p
+            for p, version in versions.items()
+            if p not in uploaded
+            and self.must_upload(version, bases.get(p))
+            and not any(STATE_STORE in found for found in _markers(bases.get(p)).values())
+        ]
+
     def left_out(self) -> Sequence[BackendName]:
         """Return the optional backends that lack the state of some task at the newest commit."""
         if not self._optional_backends:

@@ -211,8 +211,17 @@ class Committer:
     async def record_now(
         self, attempt_key: tuple[int, int], attempt: AttemptRecord, gathered: GatheredTasks
     ) -> CommitSummary:
-        """Append the commit record of an attempt of an earlier driver: roll it forward (R5)."""
+        """Append the commit record of an attempt of an earlier driver: roll it forward (R5).
+
+        Raises:
+            CommitFailedError: A task's backup was found bad meanwhile.
+        """
         versions = {partition_of(task): version for task, version in attempt.versions.items()}
+        lacking = self._records.without_backup(versions, gathered.checkpoints.keys())
+        if lacking:
+            raise CommitFailedError(
+                _found_bad(lacking), checkpoint_id=attempt.checkpoint_id, step="upload"
+            )
         record = await self._records.build(
             attempt_key, attempt.batch, attempt.checkpoint_id, versions, gathered.checkpoints
         )
@@ -281,6 +290,10 @@ class Committer:
         plan = attempt.plan
         attempt.bytes_uploaded = gathered.bytes_uploaded
         key = (plan.epoch, plan.attempt)
+        lacking = self._records.without_backup(attempt.all_versions, gathered.checkpoints.keys())
+        if lacking:
+            await self._abandon(attempt, _found_bad(lacking))
+            return
         record = await self._records.build(
             key, plan.batch, plan.checkpoint_id, attempt.all_versions, gathered.checkpoints
         )
@@ -389,6 +402,10 @@ class Committer:
         """
         if self._fenced is not None:
             raise self._fenced
+
+
+def _found_bad(partitions: Sequence[int]) -> str:
+    return f"a backup that was to be kept was found bad: task={task_name(min(partitions))}"
 
 
 def _described(exc: Exception) -> str:

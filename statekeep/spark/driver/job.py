@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.errors import StateBackupError, TaskFencedError
+from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
 from statekeep.spark.anchor import ROUTER, Anchor, expected_executors, wait_for_executors
 from statekeep.spark.driver.batch_loop import BatchLoop, Sink
 from statekeep.spark.driver.committer import CommitSummary
@@ -284,8 +284,11 @@ class StatefulJob:
             if not self._turn.locked():
                 await fence_watch.look()
             await self._commit_if_idle()
-            await repeats.look()
-            await at_stop.look()
+            try:
+                await repeats.look()
+                await at_stop.look()
+            except RetriableError as exc:
+                logger.warning("the job log could not be written: error=%s", exc)
 
     async def _commit_if_idle(self) -> None:
         """Commit the newest batch if that is due and no batch comes along to ride on."""

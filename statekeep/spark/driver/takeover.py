@@ -18,6 +18,7 @@ from statekeep.errors import (
     CheckpointCorruptError,
     CheckpointLocationError,
     CommitFailedError,
+    ConfigError,
     StateBackupError,
 )
 from statekeep.spark.driver.commit_records import bases_of, encoded_bases
@@ -64,9 +65,16 @@ def find_resumption(
         start_from: The checkpoint id from which a new query is to go on, if the settings name one.
 
     Raises:
-        ConfigError: The job cannot go on from that checkpoint.
+        ConfigError: The job cannot go on from that checkpoint, or was not made to its end.
         CheckpointLocationError: It belongs to another job or query, is older, damaged, or gone.
     """
+    if view.is_half_made:
+        raise ConfigError(
+            f"the job was not made to its end: location={location.uri}",
+            key="job.name",
+            hint="run `statekeep savepoint restore` or `statekeep rescale` again; or `statekeep reset`"
+            " this job, to start it with empty state",
+        )
     commit = view.last_commit
     newest = location.newest("commits")
     if is_new_query(location, view, start_from):
@@ -101,7 +109,23 @@ def find_resumption(
             " earlier time fits only the backup location of the same time",
         )
     location.check_newest()
+    _check_begun(location, view, newest + 1)
     return Resumption(commit.query.query_id, commit.batch, max(newest, commit.batch))
+
+
+def _check_begun(location: CheckpointLocation, view: LogView, batch: int) -> None:
+    """Make sure that a batch which was begun before is run again with its own boundaries (R3).
+
+    Spark writes them before it calls the batch: where they lack, the location is a copy from before.
+    """
+    known = view.known_offsets(batch)
+    if known is not None and location.read(f"offsets/{batch}") != known:
+        raise _mismatch(
+            location,
+            f"the checkpoint location has not the boundaries of a batch that was run: batch={batch}",
+            f"put the checkpoint location back as it was, with offsets/{batch}: Spark would run the"
+            " batch with other rows, and what was delivered would be delivered again",
+        )
 
 
 def _check_query(location: CheckpointLocation, expected: str) -> None:
@@ -162,9 +186,13 @@ async def roll_forward(
     attempt = view.open_attempts[key]
     if not resumption.committed < attempt.batch <= resumption.head:
         return None
+    current = view.last_commit
+    if current is None or len(attempt.versions) < current.identity.partitions:
+        return None  # a tool's, which never had every task
     try:
         plan = _plan(key, attempt, view)
         gathered = await _gather(plan, checkpoints, clock, find_abandoned)
+        return await committer.record_now(key, attempt, gathered)
     except (CommitFailedError, CheckpointCorruptError) as exc:
         logger.error(  # noqa: TRY400 - the text says it all
             "open attempt cannot be completed, it is void: attempt=%d-%d batch=%d error=%s",
@@ -173,7 +201,6 @@ async def roll_forward(
             exc,
         )
         return None
-    return await committer.record_now(key, attempt, gathered)
 
 
 async def _gather(

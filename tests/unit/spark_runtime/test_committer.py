@@ -223,6 +223,31 @@ async def test_a_lost_version_in_flight_leaves_the_commit_owed_and_uncounted() -
 
 
 @pytest.mark.asyncio
+async def test_a_backup_that_is_found_bad_meanwhile_ends_the_commit_that_was_to_keep_it() -> None:
+    rig = await new_rig((BLOB,))
+    await committed(rig, {0: V0})
+    plan = await rig.begin(1, {0: V0})
+    assert plan.versions == {}
+    await rig.writer.append(
+        BadMarkerRecord(
+            epoch=0,
+            nonce="",
+            backend=BLOB,
+            task=task_name(0),
+            store=STATE_STORE,
+            marker="m",
+            reason="damaged",
+        )
+    )
+    await rig.committer.handed_over(plan, {})
+    await rig.committer.settle(60)
+    assert rig.committer.committed_batch == 0
+    assert rig.gate.failures == 0
+    assert "was found bad: task=Partition 0" in rig.notes[-1][1]["reason"]
+    assert (await rig.begin(1, {0: V0})).versions == {0: V0}
+
+
+@pytest.mark.asyncio
 async def test_who_waits_for_an_abandoned_commit_goes_on_and_it_is_not_counted() -> None:
     rig = await new_rig()
     plan = await rig.begin(0, {0: V0})

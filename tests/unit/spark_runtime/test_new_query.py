@@ -237,6 +237,15 @@ def test_batches_of_the_query_before_are_not_compared_with_those_of_the_new_one(
     assert LogView().comparable_commits == []
 
 
+def test_a_commit_with_which_a_new_query_is_to_begin_compares_with_no_other() -> None:
+    before = commit(7, "q1")
+    first = msgspec.structs.replace(first_commit(before, IDENTITY, "", 2), epoch=2)
+    begun = msgspec.structs.replace(first, query=QueryState(query_id="q2", metadata="{}"))
+    after = commit(9, "q2", epoch=2, attempt_epoch=2)
+    again = msgspec.structs.replace(first_commit(after, IDENTITY, "", 2), epoch=2)
+    assert log(before, first, begun, after, again).comparable_commits == [again]
+
+
 def test_each_source_gets_the_offsets_of_its_topics() -> None:
     start = StartingPoint("7-1", {CLICKS: "4", VIEWS: "-1"})
     assert start.kafka_offsets() == '{"page.clicks": {"0": 5}, "views": {"0": 0}}'
@@ -254,7 +263,7 @@ class Job:
             "stores.backup.factories": "blob",
             "blob.store.uri": root.as_uri(),
         }
-        self.location = Location("old", 7)
+        self.location = Location("old", 7, {"offsets/8": batch_record(8).offsets})
         self.reigns: list[Reign] = []
         old = self.open()
         old.fence(IDENTITY)

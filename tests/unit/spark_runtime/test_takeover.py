@@ -10,6 +10,7 @@ from log_kit import (
     batch_record,
     commit_record,
     driver_on,
+    log_on,
     new_blobs,
 )
 
@@ -24,7 +25,8 @@ from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, e
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
-from statekeep.errors import CheckpointLocationError, StateBackupError
+from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
+from statekeep.inspection.job_owner import JobOwner
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
@@ -43,6 +45,7 @@ class FakeLocation:
     def __init__(self, newest_commit: int, query_id: str | None = "q") -> None:
         self._newest_commit = newest_commit
         self._query_id = query_id
+        self.files: dict[str, str | None] = {}
 
     def newest(self, log: str) -> int:
         assert log == "commits"
@@ -53,6 +56,9 @@ class FakeLocation:
 
     def check_newest(self) -> None:
         pass
+
+    def read(self, name: str) -> str | None:
+        return self.files.get(name, f"offsets of {name.removeprefix('offsets/')}")
 
 
 def resumption_of(view: LogView, newest_commit: int, query_id: str | None = "q") -> int | None:
@@ -159,6 +165,39 @@ async def test_a_commit_made_inside_its_batch_does_not_say_that_spark_took_it_fo
     assert resumption_of(new.view, 0) == 1
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("found", [None, "offsets of another time"])
+@pytest.mark.parametrize("is_overtaken", [False, True])
+async def test_a_batch_that_was_run_must_have_its_boundaries(
+    found: str | None, *, is_overtaken: bool
+) -> None:
+    blobs = new_blobs()
+    old = await driver_on(blobs)
+    await old.append(commit_record(1, -1))
+    for batch in range(3):
+        await old.append(batch_record(batch))
+    new = await driver_on(blobs)
+    if is_overtaken:
+        await new.append(base_record(1))
+    location = FakeLocation(1)
+    find_resumption(cast("CheckpointLocation", location), new.view)
+    location.files["offsets/2"] = found
+    with pytest.raises(
+        CheckpointLocationError, match="not the boundaries of a batch that was run: batch=2"
+    ):
+        find_resumption(cast("CheckpointLocation", location), new.view)
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_a_tool_has_made_half_is_refused() -> None:
+    blobs = new_blobs()
+    owner = await JobOwner.take_over(log_on(blobs), "tool")
+    await owner.begin_attempt(3, CheckpointId(1, 1), {}, [])
+    driver = await driver_on(blobs)
+    with pytest.raises(ConfigError, match="not made to its end"):
+        resumption_of(driver.view, -1, None)
+
+
 class Reigns:
     """A log whose first driver died with an attempt for batch 2 open, and its successor."""
 
@@ -205,10 +244,13 @@ async def query_state(batch: int) -> QueryState:
     return QueryState(query_id="q", metadata="{}", offsets=f"offsets of {batch}")
 
 
-async def new_reigns() -> Reigns:
+async def new_reigns(*, partitions: int = 2) -> Reigns:
     blobs = new_blobs()
     first = await driver_on(blobs)
-    empty = msgspec.structs.replace(commit_record(1, -1), checkpoints={}, versions={})
+    identity = JobIdentity(job_uid="u", job_name="job", partitions=partitions)
+    empty = msgspec.structs.replace(
+        commit_record(1, -1), checkpoints={}, versions={}, identity=identity
+    )
     await first.append(empty)
     attempt = AttemptRecord(
         epoch=0,
@@ -237,6 +279,14 @@ async def test_an_attempt_whose_uploads_are_all_there_is_committed() -> None:
     assert summary is not None
     assert (summary.batch, summary.was_rolled_forward) == (2, True)
     assert (reigns.clock.slept, reigns.asked) == ([], [])
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_of_some_tasks_alone_is_not_completed() -> None:
+    reigns = await new_reigns(partitions=3)
+    await reigns.enter(0, finished())
+    await reigns.enter(1, finished())
+    assert await reigns.roll_forward() is None
 
 
 @pytest.mark.asyncio
