@@ -184,7 +184,7 @@ def test_rows_beyond_the_bound_are_sorted_by_spark(stream: Stream) -> None:
     stream.on_batch = lambda batch: seen.append(_tasks_of_open_batch())
     stream.run(task__grouping__max__bytes=100)
     assert stream.received() == stream.expected(2)
-    assert [task.is_sorted for tasks in seen for task in tasks] == [True] * PARTITIONS
+    assert [task.is_sorted for tasks in seen for task in tasks] == [True] * 2 * PARTITIONS
 
 
 def test_a_processor_on_pandas_frames_gives_the_same(stream: Stream) -> None:

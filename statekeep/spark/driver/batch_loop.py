@@ -111,7 +111,7 @@ class BatchLoop:
         self._note_recovery(summary.__dict__, began_ns)
 
     def run(self, rows: DataFrame, batch: int) -> None:
-        """Process one batch, deliver its output, record it.
+        """Process one batch, record it, deliver its output.
 
         Raises:
             StateBackupError: The batch is not the next one, or cannot be processed exactly.
@@ -131,11 +131,10 @@ class BatchLoop:
         offsets = self._location.require(f"offsets/{batch}")
         plan = self._prepare_commit()
         result = self._process_all(rows, batch, offsets, plan)
+        # Before the sink: what was delivered has its boundaries on record, whatever the location
+        # loses; and a driver that was replaced delivers nothing.
+        self._put_on_record(batch, offsets, result)
         self._deliver(rows, batch, offsets, result)
-        self._history.put(batch, result.tasks)
-        fault_point("batch_record.before")
-        self._reign.append(self._record(batch, offsets, result.tasks))
-        fault_point("batch_record.after")
         self.head = batch
         self._history.forget_below(min(self._reign.retained_batches(), default=-1))
         self._note(batch, result)
@@ -239,6 +238,13 @@ class BatchLoop:
             committed=self._committed_versions(),
         )
 
+    def _put_on_record(self, batch: int, offsets: str, result: BatchResult) -> None:
+        """Say in the log which versions a batch made; of several records the last one counts."""
+        self._history.put(batch, result.tasks)
+        fault_point("batch_record.before")
+        self._reign.append(self._record(batch, offsets, result.tasks))
+        fault_point("batch_record.after")
+
     def _kept_commits(self) -> list[int]:
         """Return the batches of the newest commits, whose versions stay where they are."""
         batches = sorted(self._reign.retained_batches())
@@ -262,6 +268,7 @@ class BatchLoop:
                 if MISSING_OUTPUT not in str(exc) and not self._jobs.anchor.was_stalled(exc):
                     raise
                 self._heal_output(rows, batch, offsets, result)
+                self._put_on_record(batch, offsets, result)
             else:
                 fault_point("sink.after")
                 return

@@ -171,7 +171,7 @@ class StatefulJob:
         )
 
     def run_batch(self, rows: DataFrame, batch: int) -> None:
-        """Process one batch, deliver its output, record it (R3-R5); Spark's ``foreachBatch``.
+        """Process one batch, record it, deliver its output (R3-R5); Spark's ``foreachBatch``.
 
         Raises:
             StateBackupError: The batch is not the next one, or cannot be processed exactly.
