@@ -72,6 +72,27 @@ async def test_a_name_belongs_to_one_commit() -> None:
         await guest.pin("name", second)
 
 
+async def test_of_two_pins_of_one_name_at_once_the_second_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blobs = new_blobs()
+    driver = await driver_on(blobs)
+    first = await driver.append(commit_record(1))
+    second = await driver.append(commit_record(2))
+    log = log_on(blobs)
+    append = log.append
+
+    async def after_another_pin(position: int, data: bytes) -> None:
+        monkeypatch.setattr(log, "append", append)
+        await LogGuest(log_on(blobs)).pin("name", first)
+        await append(position, data)
+
+    monkeypatch.setattr(log, "append", after_another_pin)
+    with pytest.raises(ConfigError, match=f"the name is in use: name=name commit={first}"):
+        await LogGuest(log).pin("name", second)
+    assert (await view_of(blobs)).pins == {"name": first}
+
+
 async def test_a_name_that_is_not_there_is_not_unpinned() -> None:
     blobs = new_blobs()
     await (await driver_on(blobs)).append(commit_record(1))
