@@ -58,23 +58,23 @@ def run_until_broken_off(stream: Stream, batch: int, **settings: Any) -> None:
     stream.on_batch = lambda number: None
 
 
-def run_until_delivered(stream: Stream, batch: int, **settings: Any) -> bytes:
-    """Run the stream until its sink has taken ``batch``, as if the driver had died then.
+def run_until_delivered(stream: Stream, last: int, **settings: Any) -> bytes:
+    """Run the stream until its sink has taken batch ``last``, as if the driver had died then.
 
-    Returns what Spark would have written to ``commits/<batch>``.
+    Returns what Spark would have written to ``commits/<last>``.
     """
     deliver = stream.sink
 
-    def sink(frame: DataFrame, number: int) -> None:
-        deliver(frame, number)
-        if number == batch:
-            raise StoppedError(f"batch={number}")
+    def sink(frame: DataFrame, batch: int) -> None:
+        deliver(frame, batch)
+        if batch == last:
+            raise StoppedError(f"batch={batch}")
 
     stream.sink = sink  # type: ignore[method-assign]
     with pytest.raises(StreamingQueryException):
         stream.run(**settings)
     stream.sink = deliver  # type: ignore[method-assign]
-    return (stream.location / "commits" / f"{batch - 1}").read_bytes()
+    return (stream.location / "commits" / f"{last - 1}").read_bytes()
 
 
 def take_over_beside(stream: Stream) -> None:
