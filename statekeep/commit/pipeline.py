@@ -155,6 +155,11 @@ class TaskCommitPipeline:
         """Return the optional backends of which a checkpoint has no markers."""
         return [b.name for b in self._backends if b.name not in checkpoint.state_markers]
 
+    def leave_out(self, checkpoint: CheckpointV2) -> None:
+        """Take the optional backends that a checkpoint lacks for away: `clean_up` asks them nothing."""
+        lacking = set(self.left_out_of(checkpoint))
+        self._left_out |= {b.name for b in self._backends if b.is_optional and b.name in lacking}
+
     async def clean_up(
         self, retained: Sequence[CheckpointV2], closed_attempts: Sequence[tuple[int, int]]
     ) -> None:
@@ -314,6 +319,10 @@ class TaskCommitPipeline:
                 preliminary = await self._rejoin(backend, checkpoint_id)
             markers = dict(await backend.manager.upload(checkpoint_id, preliminary))
         except TaskFencedError:
+            raise
+        except asyncio.CancelledError:
+            if backend.is_optional:  # it may hang: the next commit asks it first
+                self._left_out.add(backend.name)
             raise
         except Exception as exc:
             if not backend.is_optional:

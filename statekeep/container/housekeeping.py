@@ -81,11 +81,11 @@ class Housekeeper:
     async def _run(self) -> None:
         try:
             released = await self._release()
+            await self._drop_versions()  # first: a backend that is away must not fill the disk
             closed = closed_attempts(self._log.view)
             await self._pipeline.clean_up(self._log.retained(), closed)
             self._log.view.forget_released(closed)
             await self._trim()
-            await self._drop_versions()
             if closed:
                 self._note("clean-up", attempts=len(closed), released=released)
         except TaskFencedError as exc:

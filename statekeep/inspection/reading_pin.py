@@ -47,7 +47,17 @@ async def reading_pin(log: JobLog, position: int, clock: Clock) -> AsyncGenerato
     finally:
         renewing.cancel()
         await asyncio.wait({renewing})
+        await _let_go(log, name)
+
+
+async def _let_go(log: JobLog, name: str) -> None:
+    """Take the pin away; what cannot be is a warning, as the pin then goes by itself."""
+    try:
         await LogGuest(log).unpin(name)
+    except StateBackupError as exc:
+        logger.warning(
+            "the pin of a commit that was read stays until it expires: name=%s error=%s", name, exc
+        )
 
 
 async def _keep_renewing(log: JobLog, name: str, position: int, clock: Clock) -> None:

@@ -206,16 +206,20 @@ class TaskRestorer:
             listed=candidate.listed,
             bad_markers=self._bad_markers,
         )
-        stranded = [name for name, plan in plans.items() if not plan.is_new and not plan.sources]
-        for name in stranded:
+        stranded = {name: plan for name, plan in plans.items() if plan.is_stranded}
+        for name, plan in stranded.items():
             backends = ",".join(self._stores[name].restore_factories)
-            self._note(
-                RestoreFailure(
-                    name, backends, Marker(""), error="no usable marker in the checkpoint"
+            error = "no usable marker in the checkpoint"
+            if plan.elsewhere:
+                error += (
+                    f"; it has one of {','.join(plan.elsewhere)}, which is not in"
+                    f" stores.{name}.restore.factories"
                 )
-            )
+            self._note(RestoreFailure(name, backends, Marker(""), error=error))
         if stranded:
-            raise StoreOutOfReachError(is_for_good=True)
+            # What another backend holds is not lost: no older commit takes its place.
+            is_held = any(plan.elsewhere for plan in stranded.values())
+            raise StoreOutOfReachError(is_for_good=not is_held)
         return plans
 
     async def _fetch(

@@ -34,6 +34,13 @@ class StorePlan:
     sources: tuple[Source, ...] = ()
     """Where its state is, in the order in which to try. Empty for a store that is not new: this
     checkpoint cannot restore it."""
+    elsewhere: tuple[BackendName, ...] = ()
+    """Backends that have it, and that the settings do not restore from; only without sources."""
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether the checkpoint cannot restore the store."""
+        return not self.is_new and not self.sources
 
 
 def plan_restore(
@@ -88,7 +95,8 @@ def _plan_store(
     if not is_listed or not settings.restore_factories:
         return StorePlan(is_new=True)
     backends = [name for name in map(BackendName, settings.restore_factories) if name in markers]
-    return StorePlan(is_new=False, sources=tuple(Source(b, markers[b]) for b in backends))
+    sources = tuple(Source(b, markers[b]) for b in backends)
+    return StorePlan(is_new=False, sources=sources, elsewhere=() if sources else tuple(markers))
 
 
 def _usable_markers(

@@ -184,9 +184,7 @@ class ContainerServer:
         acknowledged and nothing else.
         """
         key = (request.epoch, request.attempt)
-        if key < self._newest:
-            msg = f"a newer attempt was handed over: attempt={key} newest={self._newest}"
-            raise StateBackupError(msg)
+        self._refuse_older(key)
         if key > self._newest:
             self._newest = key
             self._settled.clear()
@@ -197,8 +195,18 @@ class ContainerServer:
         fault_point("outbox.before_write")
         await self._work.executor.run(self._outbox.replace, request)
         fault_point("outbox.after_write")
+        try:
+            self._refuse_older(key)  # one may have come while this one waited for the disk
+        except StateBackupError:
+            await self._work.executor.run(self._outbox.remove, request)
+            raise
         self._start_upload(request)
         return Done()
+
+    def _refuse_older(self, key: tuple[int, int]) -> None:
+        if key < self._newest:
+            msg = f"a newer attempt was handed over: attempt={key} newest={self._newest}"
+            raise StateBackupError(msg)
 
     def _start_upload(self, request: HandOver) -> None:
         key = (request.epoch, request.attempt, request.partition)

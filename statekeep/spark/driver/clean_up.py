@@ -55,11 +55,15 @@ class CleanUp:
         self._clock = clock
         self._note = note
         self._running = asyncio.Lock()
+        self.is_waiting = False
+        """Whether a run is to begin once the one before it has ended: it does for all commits."""
         self._places = asyncio.Semaphore(_TASKS_AT_ONCE)
 
     async def run(self) -> None:
         """Release, delete, trim; a failure is a warning and is retried after the next commit."""
+        self.is_waiting = True
         async with self._running:
+            self.is_waiting = False
             try:
                 await self._run()
             except TaskFencedError as exc:
@@ -82,9 +86,7 @@ class CleanUp:
         if not closed:
             return
         retained = [_retained(view, partition) for partition in self._partitions]
-        async with asyncio.TaskGroup() as group:
-            for partition in self._partitions:
-                group.create_task(self._clean_up_task(partition, retained[partition], closed))
+        await self._clean_up_tasks(retained, closed)
         # An entry that a late writer left for an attempt that nobody names any more is among them.
         for epoch, attempt in {*closed, *await self._checkpoints.attempts()}:
             if (epoch, attempt) <= closed[-1]:
@@ -94,6 +96,22 @@ class CleanUp:
         await self._writer.trim(view.lowest_needed)
         logger.info("clean-up done: attempts=%d released=%d", len(closed), len(positions))
         self._note("clean-up", attempts=len(closed), released=len(positions))
+
+    async def _clean_up_tasks(
+        self, retained: Sequence[Sequence[CheckpointV2]], closed: Sequence[tuple[int, int]]
+    ) -> None:
+        """Clean up every task, whatever goes wrong with others.
+
+        Raises:
+            ExceptionGroup: What went wrong.
+        """
+        done = await asyncio.gather(
+            *(self._clean_up_task(p, retained[p], closed) for p in self._partitions),
+            return_exceptions=True,
+        )
+        errors = [error for error in done if isinstance(error, Exception)]
+        if errors:
+            raise ExceptionGroup("tasks could not be cleaned up", errors)
 
     async def _clean_up_task(
         self,
@@ -111,6 +129,8 @@ class CleanUp:
                 clock=self._clock,
                 metrics=CommitMetrics(),
             )
+            if retained:
+                pipeline.leave_out(retained[-1])
             try:
                 await pipeline.clean_up(retained, closed)
             finally:

@@ -358,7 +358,8 @@ class Reign:
 
         def committed(summary: CommitSummary) -> None:
             on_commit(summary)
-            self._cleaning = asyncio.create_task(clean_up.run())
+            if not clean_up.is_waiting:
+                self._cleaning = asyncio.create_task(clean_up.run())
 
         self._committer = Committer(
             writer=self._log,
@@ -388,6 +389,9 @@ class Reign:
 
     async def _close(self) -> None:
         if self._cleaning is not None:
+            # What is cut off here is made up for after the next start.
+            await asyncio.wait([self._cleaning], timeout=self._config.task.shutdown_ms / 1000)
+            self._cleaning.cancel()
             await asyncio.gather(self._cleaning, return_exceptions=True)
         self._events.pass_to(None)
         if self._recorder is not None:

@@ -56,7 +56,7 @@ class FakeBackup(TaskBackupManager):
         self.name = name
         self.context = context
         self.calls = calls
-        self.fail: dict[str, Exception] = {}
+        self.fail: dict[str, BaseException] = {}
         self.hang = False
         self.markers: Mapping[StoreName, Marker] = {
             store: Marker(f"{name}-{store}") for store in context.stores
@@ -343,6 +343,31 @@ async def test_clean_up_leaves_a_backend_alone_that_was_left_out_of_the_commit(
     await lenient.pipeline.clean_up([checkpoint], [])
     assert "f0.clean_up" in lenient.calls
     assert "f1.clean_up" not in lenient.calls
+
+
+@pytest.mark.asyncio
+async def test_clean_up_leaves_an_optional_backend_alone_that_a_checkpoint_lacks(
+    lenient: Rig,
+) -> None:
+    checkpoint = CheckpointV2(ID, {}, {F0: {S0: Marker("m")}})
+    lenient.pipeline.leave_out(checkpoint)
+    await lenient.pipeline.clean_up([checkpoint], [])
+    assert "f0.clean_up" in lenient.calls
+    assert not [call for call in lenient.calls if call.startswith("f1.")]
+
+
+@pytest.mark.asyncio
+async def test_an_optional_backend_that_was_busy_when_a_commit_was_given_up_is_asked_first(
+    lenient: Rig,
+) -> None:
+    await lenient.pipeline.init(None)
+    lenient.backup(F1).fail["upload"] = asyncio.CancelledError()
+    with pytest.raises(asyncio.CancelledError):
+        await lenient.commit()
+    lenient.backup(F1).fail.clear()
+    lenient.calls.clear()
+    await lenient.commit()
+    assert next(call for call in lenient.calls if call.startswith("f1.")) == "f1.check"
 
 
 @pytest.mark.asyncio

@@ -45,6 +45,17 @@ async def test_the_pin_says_until_when_it_holds_and_goes_with_the_reader() -> No
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_a_pin_that_cannot_be_taken_away_does_not_hide_how_the_reading_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    blobs, clock = new_blobs(), WaitingClock()
+    first = await (await driver_on(blobs)).append(commit_record(1))
+    async with reading_pin(log_on(blobs), first, clock):
+        ((name, _),) = (await view_of(blobs)).pins.items()
+        await LogGuest(log_on(blobs)).unpin(name)
+    assert "stays until it expires" in caplog.text
+
+
 async def test_a_reader_who_takes_long_renews_the_pin_each_hour() -> None:
     blobs, clock = new_blobs(), WaitingClock()
     first = await (await driver_on(blobs)).append(commit_record(1))

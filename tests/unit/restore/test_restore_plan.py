@@ -87,7 +87,8 @@ def test_a_listed_store_without_a_marker_is_not_empty_but_out_of_reach() -> None
 
 def test_a_marker_in_a_backend_that_is_no_longer_listed_does_not_make_the_store_new() -> None:
     plans = plan_restore(TASK, STORES, checkpoint({"gone": ["s0"]}))
-    assert plans[S0] == StorePlan(is_new=False, sources=())
+    assert plans[S0] == StorePlan(is_new=False, sources=(), elsewhere=(BackendName("gone"),))
+    assert plans[S0].is_stranded
 
 
 def test_bad_markers_are_passed_over() -> None:

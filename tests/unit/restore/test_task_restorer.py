@@ -207,6 +207,28 @@ async def test_a_store_that_no_backend_has_takes_all_stores_to_the_older_commit(
 
 
 @pytest.mark.asyncio
+async def test_what_a_backend_holds_that_is_not_restored_from_is_no_reason_for_an_older_commit(
+    rig: Rig,
+) -> None:
+    old, new = await rig.commit(b"old"), await rig.commit(b"new")
+    assert new.checkpoint is not None
+    markers = {SECOND: new.checkpoint.state_markers[SECOND]}
+    in_second = dataclasses.replace(
+        new, checkpoint=dataclasses.replace(new.checkpoint, state_markers=markers)
+    )
+    rig.lose_disk()
+    rig.stores = {
+        name: dataclasses.replace(settings, restore_factories=(FIRST,))
+        for name, settings in rig.stores.items()
+    }
+    with pytest.raises(RestoreFailedError) as caught:
+        await rig.restore(in_second, old)
+    told = "".join(caught.value.__notes__)
+    assert "it has one of second, which is not in stores.a.restore.factories" in told
+    assert rig.directory.versions() == []
+
+
+@pytest.mark.asyncio
 async def test_a_backend_that_does_not_answer_gives_way_to_the_next_one(rig: Rig) -> None:
     new = await rig.commit(b"new")
     rig.lose_disk()

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -109,6 +109,29 @@ async def test_a_hand_over_without_an_entry_is_worked_on_again_when_repeated(rig
     await until(lambda: rig.work.began == [1, 1])
     rig.work.may_end.set()
     await until(lambda: not rig.server._uploads)
+
+
+@pytest.mark.asyncio
+async def test_a_hand_over_that_waited_for_the_disk_while_a_newer_one_came_is_refused(
+    rig: Rig,
+) -> None:
+    put_down = rig.work.executor.run
+    newer: list[Answer] = []
+
+    async def slow_disk(*call: Any) -> Any:
+        rig.work.executor.run = put_down  # type: ignore[method-assign]
+        newer.append(await rig.ask(hand_over(attempt=2)))
+        return await put_down(*call)
+
+    rig.work.executor.run = slow_disk  # type: ignore[method-assign,assignment]
+    older = await rig.ask(hand_over(attempt=1))
+    assert newer == [Done()]
+    assert isinstance(older, Refused)
+    assert "a newer attempt was handed over" in older.message
+    await until(lambda: rig.work.began == [2])
+    rig.work.may_end.set()
+    await until(lambda: not rig.server._uploads)
+    assert Outbox(rig.place.outbox).pending() == []
 
 
 @pytest.mark.asyncio

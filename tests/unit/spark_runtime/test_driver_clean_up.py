@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -25,6 +25,7 @@ from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
+from statekeep.errors import RetriableError
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE, task_name
@@ -76,10 +77,10 @@ class Rig:
         void = VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=1, reason="test")
         await self.writer.append(void)
 
-    def clean_up(self) -> CleanUp:
+    def clean_up(self, *, partitions: int = 1) -> CleanUp:
         return CleanUp(
             spec=self.spec,
-            partitions=1,
+            partitions=partitions,
             factories=self.factories,
             writer=self.writer,
             checkpoints=self.checkpoints,
@@ -128,6 +129,39 @@ class Rig:
         checkpoint = await pipeline.commit(context, {})
         await pipeline.close()
         return checkpoint
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_cannot_be_cleaned_up_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_void_attempt()
+    clean_up = rig.clean_up(partitions=3)
+    before = clean_up._clean_up_task
+
+    async def first_fails(partition: int, *rest: Any) -> None:
+        if partition == 2:
+            raise RetriableError("down, on purpose")
+        await before(partition, *rest)
+
+    monkeypatch.setattr(clean_up, "_clean_up_task", first_fails)
+    await clean_up.run()
+    assert rig.state_blobs() == []
+    assert "clean-up failed and will be repeated" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_one_run_at_most_waits_for_the_one_before(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    await rig.writer.open()
+    clean_up = rig.clean_up()
+    async with clean_up._running:
+        waiting = asyncio.create_task(clean_up.run())
+        await asyncio.sleep(0)
+        assert clean_up.is_waiting
+    await waiting
+    assert not clean_up.is_waiting
 
 
 @pytest.mark.asyncio
