@@ -108,6 +108,7 @@ def test_each_batch_is_committed_and_lost_state_comes_back_without_a_replay(
             shutil.rmtree(state)
         server.send({"a": 10})
         lines.wait_for({"a": (2, 15), "b": (1, 7)})
+        query.processAllAvailable()
     finally:
         query.stop()
     batches, commits = events_of(query, "batch"), events_of(query, "commit")
