@@ -58,7 +58,7 @@ class LogView:
     overtaken_batches: dict[int, str] = field(default_factory=dict[int, str])
     """Batches above the head of a base record that were recorded before it, with their offsets.
 
-    The versions in their records count for nothing; but the older driver may have ended such a batch in the query's
+    Versions in their records count for nothing; but the older driver may have ended one in the query's
     own location after the newer one had looked there.
     """
     done_batch: int = -1

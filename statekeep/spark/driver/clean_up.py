@@ -109,9 +109,9 @@ class CleanUp:
             *(self._clean_up_task(p, retained[p], closed) for p in self._partitions),
             return_exceptions=True,
         )
-        errors = [error for error in done if isinstance(error, Exception)]
+        errors = [error for error in done if error is not None]
         if errors:
-            raise ExceptionGroup("tasks could not be cleaned up", errors)
+            raise BaseExceptionGroup("tasks could not be cleaned up", errors)
 
     async def _clean_up_task(
         self,

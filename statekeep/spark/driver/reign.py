@@ -79,7 +79,8 @@ class Reign:
         self._writer: LogWriter | None = None
         self._checkpoints: CheckpointStore | None = None
         self._committer: Committer | None = None
-        self._cleaning: asyncio.Task[None] | None = None
+        self._cleaning: set[asyncio.Task[None]] = set()
+        """At most two: one that runs and one that waits for it."""
         self._background: list[Future[None]] = []
 
     @property
@@ -359,7 +360,9 @@ class Reign:
         def committed(summary: CommitSummary) -> None:
             on_commit(summary)
             if not clean_up.is_waiting:
-                self._cleaning = asyncio.create_task(clean_up.run())
+                cleaning = asyncio.create_task(clean_up.run())
+                self._cleaning.add(cleaning)
+                cleaning.add_done_callback(self._cleaning.discard)
 
         self._committer = Committer(
             writer=self._log,
@@ -388,11 +391,11 @@ class Reign:
         return await self._executor.run(query_state, self._location, self.view.last_commit, batch)
 
     async def _close(self) -> None:
-        if self._cleaning is not None:
-            # What is cut off here is made up for after the next start.
-            await asyncio.wait([self._cleaning], timeout=self._config.task.shutdown_ms / 1000)
-            self._cleaning.cancel()
-            await asyncio.gather(self._cleaning, return_exceptions=True)
+        if cleaning := list(self._cleaning):
+            await asyncio.wait(cleaning, timeout=self._config.task.shutdown_ms / 1000)
+            for run in cleaning:
+                run.cancel()  # what is cut off here is made up for after the next start
+            await asyncio.gather(*cleaning, return_exceptions=True)
         self._events.pass_to(None)
         if self._recorder is not None:
             await self._recorder.finish()

@@ -20,7 +20,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
-from statekeep.checkpoint.records import AttemptRecord, JobIdentity, QueryState
+from statekeep.checkpoint.records import AttemptRecord, JobIdentity, QueryState, Record
 from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, encode_attempt_entry
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
@@ -75,6 +75,16 @@ async def view_after_batches(last: int) -> LogView:
     return writer.view
 
 
+async def driver_after(*records: Record) -> LogWriter:
+    """Return a driver that has taken over a log whose first commit is followed by some records."""
+    blobs = new_blobs()
+    old = await driver_on(blobs)
+    await old.append(commit_record(1, -1))
+    for record in records:
+        await old.append(record)
+    return await driver_on(blobs)
+
+
 @pytest.mark.asyncio
 async def test_a_recorded_batch_counts_once_spark_has_ended_it() -> None:
     view = await view_after_batches(2)
@@ -111,12 +121,7 @@ async def test_a_batch_whose_record_is_damaged_counts_once_spark_has_ended_it() 
 
 @pytest.mark.asyncio
 async def test_a_batch_that_a_fenced_driver_ended_late_counts() -> None:
-    blobs = new_blobs()
-    old = await driver_on(blobs)
-    await old.append(commit_record(1, -1))
-    for batch in range(3):
-        await old.append(batch_record(batch))
-    new = await driver_on(blobs)
+    new = await driver_after(*map(batch_record, range(3)))
     await new.append(base_record(1))
     assert resumption_of(new.view, 1) == 1
     assert resumption_of(new.view, 2) == 2
@@ -126,12 +131,7 @@ async def test_a_batch_that_a_fenced_driver_ended_late_counts() -> None:
 
 @pytest.mark.asyncio
 async def test_a_batch_that_was_begun_says_that_the_one_before_it_was_done() -> None:
-    blobs = new_blobs()
-    old = await driver_on(blobs)
-    await old.append(commit_record(1, -1))
-    for batch in range(3):
-        await old.append(batch_record(batch))
-    new = await driver_on(blobs)
+    new = await driver_after(*map(batch_record, range(3)))
     await new.append(base_record(1))
     with pytest.raises(CheckpointLocationError, match="commits=0 logged=1 committed=-1 done=1"):
         resumption_of(new.view, 0)
@@ -139,12 +139,7 @@ async def test_a_batch_that_was_begun_says_that_the_one_before_it_was_done() -> 
 
 @pytest.mark.asyncio
 async def test_a_location_older_than_a_driver_has_seen_it_is_refused() -> None:
-    blobs = new_blobs()
-    old = await driver_on(blobs)
-    await old.append(commit_record(1, -1))
-    for batch in range(2):
-        await old.append(batch_record(batch))
-    new = await driver_on(blobs)
+    new = await driver_after(*map(batch_record, range(2)))
     assert resumption_of(new.view, 0) == 0
     await new.append(base_record(1))
     assert resumption_of(new.view, 1) == 1
@@ -154,13 +149,7 @@ async def test_a_location_older_than_a_driver_has_seen_it_is_refused() -> None:
 
 @pytest.mark.asyncio
 async def test_a_commit_made_inside_its_batch_does_not_say_that_spark_took_it_for_done() -> None:
-    blobs = new_blobs()
-    old = await driver_on(blobs)
-    await old.append(commit_record(1, -1))
-    await old.append(batch_record(0))
-    await old.append(batch_record(1))
-    await old.append(commit_record(2, 1))
-    new = await driver_on(blobs)
+    new = await driver_after(batch_record(0), batch_record(1), commit_record(2, 1))
     await new.append(base_record(1))
     assert resumption_of(new.view, 0) == 1
 
@@ -171,12 +160,7 @@ async def test_a_commit_made_inside_its_batch_does_not_say_that_spark_took_it_fo
 async def test_a_batch_that_was_run_must_have_its_boundaries(
     found: str | None, *, is_overtaken: bool
 ) -> None:
-    blobs = new_blobs()
-    old = await driver_on(blobs)
-    await old.append(commit_record(1, -1))
-    for batch in range(3):
-        await old.append(batch_record(batch))
-    new = await driver_on(blobs)
+    new = await driver_after(*map(batch_record, range(3)))
     if is_overtaken:
         await new.append(base_record(1))
     location = FakeLocation(1)
