@@ -52,9 +52,10 @@ class TaskCommitPipeline:
 
     1. **snapshot**: every backend takes note of the version (executor thread, milliseconds).
     2. **upload**: all backends at once. The first failure cancels the rest, unless the backend is
-       optional for all of its stores: that failure is logged and its markers are absent. Such a
-       backend is asked whether it answers before it is given the next version, so that an outage
-       costs the patience of a call once and the shorter one of a check from then on.
+       optional for all of its stores: that failure is logged and its markers are absent, and so
+       are those of one that takes longer than ``task.commit.optional.timeout.ms``. Such a backend
+       is asked whether it answers before it is given the next version, so that an outage costs the
+       patience of a call once and the shorter one of a check from then on.
     3. **checkpoint**: a `CheckpointV2` with the input offsets and every marker.
     4. **local checkpoint**: it is written beside the version, before anyone else learns of it.
 
@@ -74,6 +75,7 @@ class TaskCommitPipeline:
         executor: BlockingExecutor,
         clock: Clock,
         metrics: CommitMetrics,
+        optional_timeout_s: float | None = None,
     ) -> None:
         """Build the backup manager of every backend that a store lists; no I/O.
 
@@ -84,12 +86,15 @@ class TaskCommitPipeline:
             executor: For blocking calls.
             clock: For durations.
             metrics: Where they are counted.
+            optional_timeout_s: How many seconds an upload to an optional backend may take; None:
+                as long as it wants.
         """
         self._task = task
         self._stores = stores
         self._executor = executor
         self._clock = clock
         self._metrics = metrics
+        self._optional_timeout_s = optional_timeout_s
         self._factories = factories
         self._contexts: dict[CheckpointId, CommitContext] = {}
         names = dict.fromkeys(name for store in stores.values() for name in store.backup_factories)
@@ -233,17 +238,23 @@ class TaskCommitPipeline:
             return False
         try:
             await self._init_backend(backend)
-        except Exception:
+        except Exception as exc:
             if not backend.is_optional:
                 raise
-            self._left_out.add(backend.name)
-            logger.exception(
-                "optional backend is not ready: task=%s backend=%s",
-                self._task.task_name,
-                backend.name,
-            )
+            self._go_on_without(backend, "init", exc)
             return False
         return True
+
+    def _go_on_without(self, backend: _Backend, step: str, error: Exception) -> None:
+        """Leave an optional backend out until it answers, loudly."""
+        self._left_out.add(backend.name)
+        logger.error(
+            "optional backend is left out: task=%s backend=%s step=%s",
+            self._task.task_name,
+            backend.name,
+            step,
+            exc_info=error,
+        )
 
     async def _init_backend(self, backend: _Backend) -> None:
         async with self._getting_ready:
@@ -269,9 +280,9 @@ class TaskCommitPipeline:
         def snapshot_all() -> Mapping[BackendName, _Markers]:
             fault_point("snapshot.before")
             identity = context.checkpoint_id
-            taken = {b.name: b.manager.snapshot(identity) for b in backends}
+            taken = {b.name: self._take_note(b, identity) for b in backends}
             fault_point("snapshot.after")
-            return taken
+            return {name: markers for name, markers in taken.items() if markers is not None}
 
         began_ns = self._clock.monotonic_ns()
         try:
@@ -282,6 +293,18 @@ class TaskCommitPipeline:
             raise self._failure(context.checkpoint_id, "snapshot") from exc
         finally:
             self._metrics.time("snapshot-ns", self._clock.monotonic_ns() - began_ns)
+
+    def _take_note(self, backend: _Backend, checkpoint_id: CheckpointId) -> _Markers | None:
+        """Let one backend take its snapshot; None if it failed and is optional: it may rejoin."""
+        try:
+            return backend.manager.snapshot(checkpoint_id)
+        except TaskFencedError:
+            raise
+        except Exception as exc:
+            if not backend.is_optional:
+                raise
+            self._go_on_without(backend, "snapshot", exc)
+            return None
 
     async def _upload(
         self, context: CommitContext, preliminary: Mapping[BackendName, _Markers]
@@ -314,10 +337,12 @@ class TaskCommitPipeline:
         self, backend: _Backend, checkpoint_id: CheckpointId, preliminary: _Markers | None
     ) -> _Markers | None:
         """Upload to one backend; None when it failed and is optional."""
+        limit = asyncio.timeout(self._optional_timeout_s if backend.is_optional else None)
         try:
-            if preliminary is None:
-                preliminary = await self._rejoin(backend, checkpoint_id)
-            markers = dict(await backend.manager.upload(checkpoint_id, preliminary))
+            async with limit:
+                if preliminary is None:
+                    preliminary = await self._rejoin(backend, checkpoint_id)
+                markers = dict(await backend.manager.upload(checkpoint_id, preliminary))
         except TaskFencedError:
             raise
         except asyncio.CancelledError:
@@ -327,14 +352,8 @@ class TaskCommitPipeline:
         except Exception as exc:
             if not backend.is_optional:
                 raise self._failure(checkpoint_id, "upload", backend.name) from exc
-            self._left_out.add(backend.name)
+            self._go_on_without(backend, "timeout" if limit.expired() else "upload", exc)
             self._metrics.count("optional-upload-failures")
-            logger.exception(
-                "optional backend left out of the checkpoint: task=%s checkpoint_id=%s backend=%s",
-                self._task.task_name,
-                checkpoint_id,
-                backend.name,
-            )
             return None
         self._left_out.discard(backend.name)
         missing = [store for store in backend.stores if not markers.get(store)]

@@ -157,6 +157,15 @@ COMMIT_TIMEOUT_MS = Key(
     "How long processing blocks beyond the max delay before the commit counts as failed.",
     "Half an hour outlasts most outages of a store; blocking loses nothing.",
 )
+OPTIONAL_TIMEOUT_MS = Key(
+    "task.commit.optional.timeout.ms",
+    milliseconds(1),
+    900_000,
+    "How long a commit waits for the upload to a backend of `stores.*.backup.optional`; after that "
+    "the commit goes on without its marker.",
+    "Half of the commit timeout: it never fails a commit, and a first full upload of 18 GB at "
+    "20 MB/s fits in.",
+)
 COMMIT_EVERY_BATCH = Key(
     "task.commit.every.batch",
     BOOLEAN,

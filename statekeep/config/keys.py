@@ -38,6 +38,7 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             job_keys.COMMIT_MS,
             job_keys.COMMIT_MAX_DELAY_MS,
             job_keys.COMMIT_TIMEOUT_MS,
+            job_keys.OPTIONAL_TIMEOUT_MS,
             job_keys.COMMIT_EVERY_BATCH,
             job_keys.SKIP_FAILURES,
             job_keys.EXCEPTION_MAX_LIMIT,

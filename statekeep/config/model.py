@@ -102,6 +102,8 @@ class TaskSettings:
     upload that follows a compaction."""
     commit_timeout_ms: int = _setting(job_keys.COMMIT_TIMEOUT_MS)
     """Milliseconds that processing then blocks before the commit fails: outlasts most outages."""
+    commit_optional_timeout_ms: int = _setting(job_keys.OPTIONAL_TIMEOUT_MS)
+    """Milliseconds that a commit waits for an optional backend's upload: half of the timeout."""
     is_commit_every_batch: bool = _setting(job_keys.COMMIT_EVERY_BATCH)
     """Commits inside each batch; off, because only processors that are not deterministic need it."""
     is_skipping_failures: bool = _setting(job_keys.SKIP_FAILURES)

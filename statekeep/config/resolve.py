@@ -65,7 +65,8 @@ def restore_factories(settings: Mapping[str, Setting], store: str) -> Names:
     """Return the backends that a restore of the store tries, in order.
 
     Raises:
-        ConfigError: One is not a backup backend of any store, or none is of this store.
+        ConfigError: One is not a backup backend of any store, none is of this store, or each is
+            optional for it.
     """
     backups = backup_factories(settings, store)
     found = find(settings, store_keys.RESTORE_FACTORIES, store)
@@ -89,6 +90,15 @@ def restore_factories(settings: Mapping[str, Setting], store: str) -> Names:
             f"key={found.name} source={found.source}",
             key=found.name,
             hint=f"list one of the backup backends in {store_keys.RESTORE_FACTORIES.of(store)}",
+        )
+    own = set(restores) & set(backups)
+    if own and own <= set(optional_factories(settings, store)):
+        raise ConfigError(
+            f"store could be restored from optional backends only, and a commit may lack those: "
+            f"store={store} restore_backends={','.join(restores)} "
+            f"key={found.name} source={found.source}",
+            key=found.name,
+            hint=f"list a required backend after them in {store_keys.RESTORE_FACTORIES.of(store)}",
         )
     return restores
 

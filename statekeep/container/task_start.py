@@ -92,6 +92,7 @@ async def start_task(parts: TaskParts) -> Task:
             executor=parts.executor,
             clock=parts.clock,
             metrics=metrics,
+            optional_timeout_s=parts.config.task.commit_optional_timeout_ms / 1000,
         )
         undo.push_async_callback(pipeline.close)
         await pipeline.init(restored.candidate.checkpoint)

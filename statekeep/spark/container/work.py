@@ -162,6 +162,7 @@ class ContainerWork:
                 executor=self.executor,
                 clock=self._clock,
                 metrics=self.metrics,
+                optional_timeout_s=self.config.task.commit_optional_timeout_ms / 1000,
             )
             try:
                 await pipeline.init(base)

@@ -169,6 +169,7 @@ class Rig:
             executor=SerialExecutor(),
             clock=FakeClock(),
             metrics=self.metrics,
+            optional_timeout_s=0.001 if optional else None,
         )
         directory = TaskDirectory.of(root, TASK)
         with directory.begin("aaaaaaaa", None, (S0, S1)) as work:
@@ -299,6 +300,29 @@ async def test_an_optional_backend_that_fails_is_left_out_loudly(
     assert set(checkpoint.state_markers) == {F0}
     assert lenient.metrics.counters["optional-upload-failures"] == 1
     assert [r.levelno for r in caplog.records if "optional backend" in r.message] == [logging.ERROR]
+
+
+@pytest.mark.asyncio
+async def test_a_commit_waits_for_an_optional_backend_no_longer_than_it_may(
+    lenient: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await lenient.pipeline.init(None)
+    lenient.backup(F1).hang = True
+    checkpoint = await lenient.commit()
+    assert set(checkpoint.state_markers) == {F0}
+    assert "f1.cancelled" in lenient.calls
+    assert "step=timeout" in caplog.text
+    lenient.backup(F1).hang = False
+    assert set((await lenient.commit()).state_markers) == {F0, F1}
+
+
+@pytest.mark.asyncio
+async def test_an_optional_backend_whose_snapshot_fails_fails_no_commit(lenient: Rig) -> None:
+    await lenient.pipeline.init(None)
+    lenient.backup(F1).fail["snapshot"] = RetriableError("no room for the note")
+    assert set((await lenient.commit()).state_markers) == {F0}
+    lenient.backup(F1).fail.clear()
+    assert set((await lenient.commit()).state_markers) == {F0, F1}
 
 
 @pytest.mark.asyncio

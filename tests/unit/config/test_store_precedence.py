@@ -125,6 +125,19 @@ def test_a_restore_backend_that_nothing_is_backed_up_to_is_refused() -> None:
     assert caught.value.key == "stores.s.restore.factories"
 
 
+def test_a_store_that_would_be_restored_from_optional_backends_only_is_refused() -> None:
+    settings = {
+        "stores.s.backup.factories": "blob,hdfs",
+        "stores.s.backup.optional": "hdfs",
+        "stores.s.restore.factories": "hdfs",
+    }
+    with pytest.raises(ConfigError, match="from optional backends only") as caught:
+        load_dict(settings).store("s")
+    assert caught.value.key == "stores.s.restore.factories"
+    settings["stores.s.restore.factories"] = "hdfs,blob"
+    assert load_dict(settings).store("s").restore_factories == ("hdfs", "blob")
+
+
 def test_a_store_that_could_not_be_restored_from_its_own_backups_is_refused() -> None:
     config = load_dict(
         {
