@@ -105,7 +105,9 @@ class LogView:
         The boundaries in those are good all the same, as a batch keeps them for ever.
         """
         damaged = max(self.unreadable_batches, default=-1)
-        return {b: r for b, r in self.batches.items() if self.batch_positions[b] > damaged}
+        # Copies: the start of a query reads them while a clean-up may already drop some.
+        batches, positions = dict(self.batches), dict(self.batch_positions)
+        return {b: r for b, r in batches.items() if positions.get(b, -1) > damaged}
 
     @property
     def newest_possible_batch(self) -> int:

@@ -107,6 +107,14 @@ class CommitGate:
             return self._is_owed or is_period_over
         return is_period_over and not self._is_owed
 
+    def is_overdue(self, now_ns: int) -> bool:
+        """Tell whether the open commit has lasted for the max delay and the time-out together.
+
+        For an owner who has nothing to process, and so does not ask by `request`.
+        """
+        limit_ns = self._max_delay_ns + self._timeout_ns
+        return self._open_since_ns is not None and now_ns - self._open_since_ns >= limit_ns
+
     def request(self, now_ns: int, *, is_forced: bool = False) -> Decision:
         """Answer the wish for a commit.
 

@@ -137,9 +137,15 @@ class Anchor:
         return self._answers(data.sparkSession, frame)
 
     def give_up(self) -> None:
-        """Cancel what runs, for good: there is nobody left to run it."""
+        """Cancel what runs, for good: nobody is left to run it, or to wait for it.
+
+        What begins only afterwards is not cancelled.
+        """
         self._is_given_up = True
-        self._spark.sparkContext.cancelJobsWithTag(self.tag)
+        try:
+            self._spark.sparkContext.cancelJobsWithTag(self.tag)
+        except (PySparkException, Py4JError, OSError) as exc:
+            logger.info("jobs go with their session: error=%s", exc)
 
     @contextmanager
     def tagged(self) -> Generator[None]:

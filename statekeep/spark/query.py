@@ -153,7 +153,7 @@ class StatefulStreamingQuery:
                 if run.job.failure is not None:
                     raise exc from run.job.failure
                 raise
-            run.raise_if_fenced()
+            run.raise_if_stopped()
             return
 
     def stop(self) -> None:

@@ -63,7 +63,7 @@ class QueryRun:
             raise
         if timeout is None or ended:
             self.job.wait_ended()
-            self.raise_if_fenced()
+            self.raise_if_stopped()
             if self.job.end_error is not None:
                 raise self.job.end_error
         return ended
@@ -76,13 +76,13 @@ class QueryRun:
     def exception(self) -> StreamingQueryException | None:
         """Return what the query failed with, None if it did not."""
         failure = self.query.exception()
-        return self._fencing() if failure is None else self._explain(failure)
+        return self._why_stopped() if failure is None else self._explain(failure)
 
-    def raise_if_fenced(self) -> None:
-        """Raise what stopped an idle query, in the form that failed queries have."""
-        fencing = self._fencing()
-        if fencing is not None:
-            raise fencing
+    def raise_if_stopped(self) -> None:
+        """Raise what an idle query was stopped for, in the form that failed queries have."""
+        why = self._why_stopped()
+        if why is not None:
+            raise why
 
     def _explain(self, failure: StreamingQueryException) -> StreamingQueryException:
         """Add the remedy for what Spark's own text has a harmful one for."""
@@ -90,9 +90,9 @@ class QueryRun:
             failure.add_note(_DATA_LOSS_HINT)
         return failure
 
-    def _fencing(self) -> StreamingQueryException | None:
-        fenced = self.job.fenced
-        return None if fenced is None else as_query_failure(fenced)
+    def _why_stopped(self) -> StreamingQueryException | None:
+        why = self.job.fenced or self.job.commit_failure
+        return None if why is None else as_query_failure(why)
 
 
 def as_query_failure(error: Exception) -> StreamingQueryException:

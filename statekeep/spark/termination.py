@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import threading
-import weakref
 from types import FrameType
 from typing import Final, Protocol
 
@@ -16,6 +15,11 @@ _MARGIN_S: Final = 5.0
 
 class Stoppable(Protocol):
     """A query that runs in this process."""
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """Whether it has not ended."""
+        ...
 
     def stop(self) -> None:
         """Commit and end; blocks for as long as that takes, and is harmless once it has ended."""
@@ -32,7 +36,7 @@ class Termination:
     """
 
     def __init__(self) -> None:
-        self._queries: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+        self._queries: list[Stoppable] = []
         self._patience_s = 0.0
         self._is_asked = False
 
@@ -40,10 +44,10 @@ class Termination:
         """Have a query stopped at SIGTERM. Only the main thread can do more than remember it.
 
         Args:
-            query: Held weakly.
+            query: Held until another one comes after its end: the program need not keep it.
             shutdown_ms: How long its last commit may take.
         """
-        self._queries.add(query)
+        self._queries = [*(other for other in self._queries if other.isActive), query]
         self._patience_s = max(self._patience_s, shutdown_ms / 1000 + _MARGIN_S)
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -18,6 +18,7 @@ from spark_processes import container_processes, wait_until
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.stop_patience import StopPatience
 from statekeep.spark.worker.errands import whereabouts
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -74,8 +75,8 @@ def test_a_stop_that_comes_just_before_a_batch_returns(
             job_ended_early.wait(2)
         run_batch(job, rows, batch)
 
-    async def noted_end(job: StatefulJob, *, is_committing: bool) -> None:
-        await end(job, is_committing=is_committing)
+    async def noted_end(job: StatefulJob, patience: StopPatience, *, is_committing: bool) -> None:
+        await end(job, patience, is_committing=is_committing)
         job_ended_early.set()
 
     monkeypatch.setattr(StatefulJob, "run_batch", late_batch)

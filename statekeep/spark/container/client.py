@@ -203,16 +203,31 @@ def _connect(place: ContainerPlace, spec: ContainerSpec) -> socket.socket:
     raise RetriableError(msg)
 
 
-def _try_connect(path: Path) -> socket.socket | None:
+def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socket | None:
+    """Connect to a container; None if none listens.
+
+    Raises:
+        RetriableError: It takes no connection: it is asleep, and its queue is full.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(str(path))
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
+    connection.settimeout(0)  # a blocking connect waits for a place in the queue without end
+    waited = 0.0
+    while waited < timeout_s:
+        try:
+            connection.connect(str(path))
+        except BlockingIOError:
+            _tick.wait(_CONNECT_PAUSE_S)
+            waited += _CONNECT_PAUSE_S
+        except (FileNotFoundError, ConnectionRefusedError):
+            break
+        else:
+            connection.settimeout(_READ_TIMEOUT_S)
+            return connection
+    connection.close()
+    if waited < timeout_s:
         return None
-    # Not before: a connect with a time-out fails at once where the queue is full.
-    connection.settimeout(_READ_TIMEOUT_S)
-    return connection
+    msg = f"the container takes no connection: socket={path} waited_s={timeout_s:g}"
+    raise RetriableError(msg)
 
 
 def _spawn(place: ContainerPlace, spec: ContainerSpec) -> subprocess.CompletedProcess[bytes]:

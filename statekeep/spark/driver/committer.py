@@ -132,6 +132,11 @@ class Committer:
         attempt = self._open
         return None if attempt is None or attempt.follower is None else attempt.plan
 
+    @property
+    def final_error(self) -> CommitFailedError | None:
+        """The failure that used up the tolerance; `prepare` raises it."""
+        return self._gate.final_error
+
     def is_due(self) -> bool:
         """Whether a commit should be asked for now."""
         return self._gate.is_due(self._clock.monotonic_ns())
@@ -195,6 +200,17 @@ class Committer:
             await self._wait_for_open(timeout_s)
         self.raise_if_fenced()
 
+    async def void_if_overdue(self) -> None:
+        """Give the open attempt up once its time is over, or if nobody works on all of it.
+
+        For an owner who is between two batches.
+        """
+        attempt = self._open
+        if attempt is not None and (
+            attempt.follower is None or self._gate.is_overdue(self._clock.monotonic_ns())
+        ):
+            await self._wait_for_open(0)
+
     async def void_if_lost(self, lost: Mapping[int, str]) -> None:
         """Make the open attempt void if it still has to upload a version that is lost.
 
@@ -245,10 +261,11 @@ class Committer:
         checkpoint_id = CheckpointId.at(self._clock.time_ns()).serialize()
         plan = self._records.plan(self._attempts, checkpoint_id, batch, versions)
         fault_point("attempt_record.before")
-        await self._append(attempt_record(plan, versions))
-        fault_point("attempt_record.after")
+        # Open from here on: a record whose append failed may be in the log all the same.
         self._gate.started(now_ns, checkpoint_id)
         self._open = _Attempt(plan, dict(versions), now_ns)
+        await self._append(attempt_record(plan, versions))
+        fault_point("attempt_record.after")
         return plan
 
     async def _append(self, record: AttemptRecord | VoidRecord | CommitRecord) -> int:
@@ -339,8 +356,8 @@ class Committer:
         if attempt is None:
             return
         if attempt.follower is None:
-            # The batch that its hand-over rode on was interrupted: nobody works on all of it.
-            await self._abandon(attempt, "its batch was interrupted")
+            # Its batch was interrupted, or its record may not have landed: nobody works on it all.
+            await self._abandon(attempt, "it was not handed over")
             return
         await asyncio.wait([attempt.follower], timeout=timeout_s)
         if await self._make_void(attempt, "timed out"):

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
+from statekeep.errors import CommitFailedError, RetriableError, StateBackupError, TaskFencedError
 from statekeep.spark.anchor import ROUTER, Anchor, expected_executors, wait_for_executors
 from statekeep.spark.driver.batch_loop import BatchLoop, Sink
 from statekeep.spark.driver.committer import CommitSummary
@@ -30,6 +29,7 @@ from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.fence_watch import FenceWatch, find_successor
 from statekeep.spark.driver.hand_over_repeats import HandOverRepeats
 from statekeep.spark.driver.identity import new_identity, settled_identity
+from statekeep.spark.driver.idle_commits import IdleCommits
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.progress import operator_progress
 from statekeep.spark.driver.reign import Reign
@@ -43,13 +43,13 @@ from statekeep.spark.driver.watched_query import WatchedQuery
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.errands import whereabouts
-from statekeep.spark.worker.job_spec import HandOverPlan, JobSpec
+from statekeep.spark.worker.job_spec import JobSpec
 
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.25
-_IDLE_S: Final = 1.0
-"""A commit that is due waits so long for a batch to ride on before it gets a job of its own."""
+_MARGIN_S: Final = 5.0
+"""Beyond ``task.shutdown.ms``: for a batch that was cancelled to return, for containers to end."""
 
 
 class StatefulJob:
@@ -97,12 +97,13 @@ class StatefulJob:
         """What the batch call raised, as Python has it."""
         self.fenced: TaskFencedError | None = None
         """Another driver has taken over, as was found out when the query was idle or had failed."""
+        self.commit_failure: CommitFailedError | None = None
+        """More commits failed in a row than are tolerated, as was found out when it was idle."""
         self.end_error: Exception | None = None
         """What kept the last commit from being made."""
         self._anchor: Anchor | None = None
         self._turn = threading.Lock()
         self._reign = Reign(config, location, clock, self.events)
-        self._last_batch_ns = clock.monotonic_ns()
         self._is_open = False
         self._commit_made = threading.Condition()
         self._ended = threading.Event()
@@ -154,6 +155,14 @@ class StatefulJob:
             events=self.events,
             clock=self._clock,
         )
+        self._idle = IdleCommits(
+            reign=self._reign,
+            batches=self._batches,
+            jobs=self._jobs,
+            location=self._location,
+            turn=self._turn,
+            clock=self._clock,
+        )
         self._note_start(resumption)
         if resumption is not None:
             self._batches.resume(resumption)
@@ -181,7 +190,7 @@ class StatefulJob:
         try:
             with self._turn:
                 self._batches.run(rows, batch)
-                self._last_batch_ns = self._clock.monotonic_ns()
+                self._idle.note_batch()
         except BaseException as exc:
             self.failure = exc
             raise
@@ -216,7 +225,7 @@ class StatefulJob:
         """Why the job has ended, at its root; None if it was asked to, or runs."""
         if self._query_error is not None:
             return self.fenced or self.failure or self._query_error
-        return self.fenced or self.end_error
+        return self.fenced or self.commit_failure or self.end_error
 
     def close(self) -> None:
         """Release the commit thread. Idempotent, from any thread."""
@@ -245,127 +254,84 @@ class StatefulJob:
 
     async def _watch(self, query: WatchedQuery) -> None:
         """Runs on the commit thread's loop for as long as the query lives, and ends the job."""
+        patience = StopPatience(
+            self._reign.committer,
+            lambda: self._reign.blocking(query.is_stopping),
+            self._jobs.anchor.give_up,
+            self._clock,
+            self._config.task.shutdown_ms,
+        )
+        self._reign.spawn(patience.watch())
         try:
             try:
                 await self._work_beside(query)
-            except TaskFencedError as exc:
+            except (TaskFencedError, CommitFailedError) as exc:
                 logger.warning("the query is stopped: error=%s", exc)
-                self.fenced = exc
+                if isinstance(exc, TaskFencedError):
+                    self.fenced = exc
+                else:
+                    self.commit_failure = exc
                 await self._reign.blocking(query.stop)
             self._query_error = await self._reign.blocking(query.exception)
             if self._query_error is not None and self.fenced is None:
                 self.fenced = await find_successor(self._reign)
-            await self._end(is_committing=self._query_error is None and self.fenced is None)
+            await self._end(patience, is_committing=self.error is None)
         except Exception as exc:
             logger.exception("the job did not end well")
             self.end_error = exc
         finally:
+            patience.end()
             self._is_open = False
             self._note_end()
             self._ended.set()
+            # Nobody may wait for it, and the loop cannot end its own thread.
+            threading.Thread(target=self.close, name="statekeep-close", daemon=True).start()
 
     async def _work_beside(self, query: WatchedQuery) -> None:
         """Do what an active query needs besides its batches.
 
         Raises:
             TaskFencedError: Another driver has taken over, and no batch is there to find out.
+            CommitFailedError: The same of commits that failed.
         """
         fence_watch = FenceWatch(self._reign, self._clock)
         patience_ms = self._config.task.commit_max_delay_ms // 2
-        repeats = HandOverRepeats(self._reign.committer, self._hand_over, self._clock, patience_ms)
-        at_stop = StopPatience(
-            self._reign.committer,
-            lambda: self._reign.blocking(query.is_stopping),
-            self._clock,
-            self._config.task.shutdown_ms,
-        )
+        committer, hand_over = self._reign.committer, self._idle.hand_over
+        repeats = HandOverRepeats(committer, hand_over, self._clock, patience_ms)
         while await self._reign.blocking(query.is_running):
             await self._clock.sleep(_POLL_S)
             if not self._turn.locked():
                 await fence_watch.look()
-            await self._commit_if_idle()
             try:
+                await self._idle.look()
                 await repeats.look()
-                await at_stop.look()
             except RetriableError as exc:
                 logger.warning("the job log could not be written: error=%s", exc)
 
-    async def _commit_if_idle(self) -> None:
-        """Commit the newest batch if that is due and no batch comes along to ride on."""
-        committer = self._reign.committer
-        idle_s = (self._clock.monotonic_ns() - self._last_batch_ns) / 1e9
-        has_new = self._batches.head > committer.committed_batch
-        if idle_s < _IDLE_S or not has_new or committer.open_batch is not None:
-            return
-        if not committer.is_due():
-            return
-        if not self._turn.acquire(blocking=False):
-            return
-        try:
-            await self._commit_settled_batch(is_forced=False)
-        except TaskFencedError:
-            raise
-        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-            # The next batch call meets the same error and fails the query with it.
-            logger.warning("commit of the idle stream failed: error=%s", exc)
-        finally:
-            self._turn.release()
-
-    async def _end(self, *, is_committing: bool) -> None:
+    async def _end(self, patience: StopPatience, *, is_committing: bool) -> None:
         """Commit what was delivered, within ``task.shutdown.ms``; then let the containers end."""
-        timeout_s = self._config.task.shutdown_ms / 1000
+        timeout_s = patience.remaining_s() + _MARGIN_S
         if not await self._reign.blocking(self._turn.acquire, timeout=timeout_s):
             logger.warning("the running batch does not end: timeout_s=%s", timeout_s)
             return
         try:
             if is_committing:
-                await self._commit_last_batch(timeout_s)
+                await self._idle.commit_last(patience)
         finally:
-            await self._stop_containers(timeout_s)
-
-    async def _commit_last_batch(self, timeout_s: float) -> None:
-        committer = self._reign.committer
-        await committer.settle(timeout_s)
-        await self._commit_settled_batch(is_forced=True)
-        await committer.settle(timeout_s)
-        newest = await self._reign.blocking(self._location.newest, "commits")
-        if committer.committed_batch < min(newest, self._batches.head):
-            msg = (
-                "the last commit did not become durable, a restart will replay from the one before:"
-                f" committed={committer.committed_batch} delivered={self._batches.head}"
-            )
-            raise StateBackupError(msg)
+            patience.end()
+            await self._stop_containers(max(patience.remaining_s(), _MARGIN_S))
 
     async def _stop_containers(self, timeout_s: float) -> None:
         """Let the containers end once their uploads are done, if there still are executors."""
         stopping = asyncio.ensure_future(self._reign.blocking(self._jobs.stop_containers))
         await asyncio.wait([stopping], timeout=timeout_s)
-        if not stopping.done():
+        while not stopping.done():
             self._jobs.anchor.give_up()
+            await asyncio.wait([stopping], timeout=_POLL_S)  # its job may begin only now
         try:
             await stopping
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
             logger.warning("containers end with their executors: error=%s", exc)
-
-    async def _commit_settled_batch(self, *, is_forced: bool) -> None:
-        """Hand over the newest batch whose ``commits/`` file is there, by a job of its own."""
-        committer = self._reign.committer
-        batch = min(
-            self._batches.head, await self._reign.blocking(self._location.newest, "commits")
-        )
-        if batch <= committer.committed_batch:
-            return
-        plan = await committer.prepare(batch, self._batches.versions(batch), is_forced=is_forced)
-        if plan is None:
-            return
-        try:
-            errors = await self._hand_over(plan)
-        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-            errors = dict.fromkeys(plan.versions, f"{type(exc).__name__}: {exc}")
-        await committer.handed_over(plan, errors)
-
-    async def _hand_over(self, plan: HandOverPlan) -> Mapping[int, str]:
-        return await self._reign.blocking(self._jobs.hand_over, plan)
 
     def _committed(self, summary: CommitSummary) -> None:
         with self._commit_made:

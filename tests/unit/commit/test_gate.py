@@ -53,6 +53,14 @@ def test_a_request_within_max_delay_is_skipped_and_counted() -> None:
     assert gate.skips == 1
 
 
+def test_a_commit_is_overdue_after_the_max_delay_and_the_timeout() -> None:
+    gate = gate_with_open_commit()
+    assert not gate.is_overdue(24_999 * MS)
+    assert gate.is_overdue(25_000 * MS)
+    gate.timed_out(25_000 * MS)
+    assert not gate.is_overdue(99_000 * MS)
+
+
 def test_a_request_after_max_delay_blocks() -> None:
     gate = gate_with_open_commit()
     assert gate.request(5_000 * MS) is Decision.BLOCK

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from log_kit import LosingBlobs, batch_record, driver_on, new_blobs
+from log_kit import LosingBlobs, RefusingBlobs, batch_record, driver_on, new_blobs
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
@@ -37,7 +37,12 @@ from statekeep.checkpoint.serde import (
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
-from statekeep.errors import CheckpointCorruptError, CommitFailedError, ConfigError
+from statekeep.errors import (
+    CheckpointCorruptError,
+    CommitFailedError,
+    ConfigError,
+    RetriableError,
+)
 from statekeep.spark.driver.committer import CommitSummary, Committer
 from statekeep.spark.driver.gathering import GatheredTasks
 from statekeep.spark.tasks import STATE_STORE, task_name
@@ -277,7 +282,7 @@ async def test_an_attempt_whose_batch_was_interrupted_gives_way_to_the_next_unco
     again = await rig.begin(0, {0: V0, 1: V1})
     assert again.attempt == 2
     assert (rig.gate.timeouts, rig.gate.failures) == (0, 0)
-    assert [details["reason"] for _, details in rig.notes] == ["its batch was interrupted"]
+    assert [details["reason"] for _, details in rig.notes] == ["it was not handed over"]
 
 
 @pytest.mark.asyncio
@@ -321,6 +326,24 @@ async def test_an_error_of_the_follower_fails_the_attempt_with_its_text(error: E
     await rig.committer.settle(60)
     with pytest.raises(CommitFailedError, match="namenode hiccup"):
         await rig.begin(1, {0: ""})
+
+
+@pytest.mark.asyncio
+async def test_an_upload_that_hangs_is_given_up_though_no_batch_waits_for_it() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: V0, 1: V0})
+    await rig.finish(plan, 0)
+    await rig.committer.handed_over(plan, {})
+    rig.gate.is_overdue = lambda _now_ns: False  # type: ignore[method-assign] # the clock runs on
+    await rig.committer.void_if_overdue()
+    assert rig.committer.open_batch == 0
+    rig.gate.is_overdue = lambda _now_ns: True  # type: ignore[method-assign]
+    await rig.committer.void_if_overdue()
+    assert rig.committer.open_batch is None
+    assert [d["reason"] for kind, d in rig.notes if kind == "void"] == ["timed out"]
+    assert rig.committer.final_error is not None
+    with pytest.raises(CommitFailedError, match="did not end in time"):
+        await rig.committer.prepare(0, {0: V0, 1: V0}, is_forced=True)
 
 
 @pytest.mark.asyncio
@@ -488,6 +511,34 @@ async def test_a_commit_record_that_landed_without_an_answer_is_a_commit() -> No
     assert rig.committer.committed_batch == 0
     assert [summary.batch for summary in rig.summaries] == [0]
     assert (rig.gate.successes, rig.gate.failures) == (1, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("has_landed", [True, False], ids=["landed", "not landed"])
+async def test_an_attempt_whose_record_got_no_answer_is_void_before_the_next_one(
+    has_landed: bool,  # noqa: FBT001 - parametrized
+) -> None:
+    blobs = new_blobs()
+    losing, refusing = LosingBlobs(blobs), RefusingBlobs(blobs)
+    place = losing if has_landed else refusing
+    rig = Rig(await driver_on(place), BlobCheckpointStore(blobs, "job"))
+    (losing.losses if has_landed else refusing.refusals)["put"] = 1
+    with pytest.raises(RetriableError):
+        await rig.begin(0, {0: V0})
+    again = await rig.begin(0, {0: V0})
+    view = rig.writer.view
+    assert set(view.open_attempts) == {(again.epoch, again.attempt)}
+    assert view.void_attempts == {(again.epoch, again.attempt - 1)}
+    assert rig.gate.failures == 0
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_that_nobody_handed_over_is_void_once_the_query_is_idle() -> None:
+    rig = await new_rig()
+    await rig.begin(0, {0: V0})
+    await rig.committer.void_if_overdue()
+    assert rig.committer.open_batch is None
+    assert rig.committer.is_due()
 
 
 def open_plan_of(rig: Rig) -> HandOverPlan | None:

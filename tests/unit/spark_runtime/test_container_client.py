@@ -189,3 +189,14 @@ def test_a_stop_waits_until_the_container_has_gone(
     with container(place, [Done()]) as requests:
         client.tell_to_stop(place, epoch=1)
     assert [request.epoch for request in requests] == [1]
+
+
+def test_a_container_that_takes_no_connection_is_given_up(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(place.socket))
+        listener.listen(0)
+        waiting = client._try_connect(place.socket)  # fills the queue
+        assert waiting is not None
+        with waiting, pytest.raises(RetriableError, match="takes no connection"):
+            client._try_connect(place.socket, timeout_s=0.1)

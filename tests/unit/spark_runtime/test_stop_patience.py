@@ -27,10 +27,16 @@ class Rig:
         self.committer = FakeCommitter()
         self.clock = FakeClock()
         committer = cast("Committer", self.committer)
-        self.patience = StopPatience(committer, self._ask, self.clock, patience_ms=2000)
+        self.given_up = 0
+        self.patience = StopPatience(
+            committer, self._ask, self._give_up, self.clock, patience_ms=2000
+        )
 
     async def _ask(self) -> bool:
         return self.is_stopping
+
+    def _give_up(self) -> None:
+        self.given_up += 1
 
     async def look(self, *, after_s: float) -> None:
         self.clock.advance(after_s)
@@ -52,6 +58,7 @@ async def test_the_open_commit_has_the_time_of_the_shutdown() -> None:
     await rig.look(after_s=0)
     await rig.look(after_s=1.9)
     assert rig.committer.abandoned == []
+    assert rig.given_up == 0
     await rig.look(after_s=0.1)
     assert rig.committer.abandoned == ["the query was told to stop"]
 
@@ -66,3 +73,27 @@ async def test_an_attempt_that_the_batch_opens_afterwards_is_void_at_once() -> N
     rig.committer.open_batch = 8
     await rig.look(after_s=0.25)
     assert len(rig.committer.abandoned) == 2
+
+
+@pytest.mark.asyncio
+async def test_jobs_are_cancelled_again_and_again_until_the_query_has_ended() -> None:
+    rig = Rig()
+    rig.is_stopping = True
+    await rig.look(after_s=0)
+    for _ in range(3):
+        await rig.look(after_s=2)
+    assert rig.given_up == 3
+    rig.patience.end()
+    await rig.look(after_s=2)
+    assert rig.given_up == 3
+    await rig.patience.watch()
+
+
+@pytest.mark.asyncio
+async def test_all_that_ends_a_query_shares_one_time() -> None:
+    rig = Rig()
+    assert rig.patience.remaining_s() == 2
+    rig.clock.advance(1.5)
+    assert rig.patience.remaining_s() == 0.5
+    rig.clock.advance(1)
+    assert rig.patience.remaining_s() == 0

@@ -11,14 +11,15 @@ import signal, sys, threading
 from statekeep.spark.termination import termination
 
 class Query:
+    isActive = True
+
     def stop(self):
         print("stopping", flush=True)
         {stop}
         print("stopped", flush=True)
 
-query = Query()
 {before}
-termination.stop_before_end(query, {shutdown_ms})
+termination.stop_before_end(Query(), {shutdown_ms})
 print("running", flush=True)
 threading.Event().wait()
 """
@@ -41,6 +42,13 @@ def read_line(process: "subprocess.Popen[bytes]") -> bytes:
 def end_of(process: "subprocess.Popen[bytes]") -> tuple[bytes, int]:
     output, _ = process.communicate(timeout=20)
     return output, process.returncode
+
+
+def test_a_query_that_has_ended_is_let_go_of_when_another_one_starts() -> None:
+    before = "Query.isActive = False; termination.stop_before_end(Query(), 0)"
+    process = start(before=before)
+    process.send_signal(signal.SIGTERM)
+    assert end_of(process) == (b"stopping\nstopped\n", -signal.SIGTERM)
 
 
 def test_the_query_is_stopped_before_the_signal_has_its_effect() -> None:

@@ -1,0 +1,94 @@
+"""How a query ends that has nothing to process: a commit that fails, a stop that nobody answers."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from conftest import Stream
+from pyspark.errors import StreamingQueryException
+from spark_processes import wait_until
+
+import statekeep.spark as sk
+from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.errors import CommitFailedError, RetriableError, StateBackupError
+from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.worker.job_spec import HandOverPlan
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Let the driver fail so often to find out what the tasks have uploaded."""
+    read, left = BlobCheckpointStore.read, [times]
+
+    async def refused(store: BlobCheckpointStore, attempt: str, **options: Any) -> Any:
+        if left[0] > 0:
+            left[0] -= 1
+            raise RetriableError(f"no answer: attempt={attempt}")
+        return await read(store, attempt, **options)
+
+    monkeypatch.setattr(BlobCheckpointStore, "read", refused)
+
+
+def start_idle(stream: Stream, **settings: Any) -> sk.StatefulStreamingQuery:
+    """Start a query that gets one batch and then waits for more."""
+    stream.add_batches(1)
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    writer = stream.stateful(settings=given).writeStream.foreachBatch(stream.sink)
+    writer = writer.option("checkpointLocation", str(stream.location))
+    query: sk.StatefulStreamingQuery = writer.trigger(processingTime="100 milliseconds").start()
+    return query
+
+
+def test_a_commit_that_fails_while_the_stream_is_idle_ends_the_query(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, times=1000)
+    query = start_idle(stream, task__commit__ms=200)
+    assert wait_until(lambda: not query.isActive)
+    assert wait_until(lambda: query._job._is_closed)  # though nobody has waited for the end
+    failure = query.exception()
+    assert failure is not None
+    assert isinstance(failure.__cause__, CommitFailedError)
+    with pytest.raises(StreamingQueryException, match="no answer"):
+        query.awaitTermination()
+    assert query.lastCommit is None
+
+
+def test_a_query_that_failed_while_idle_is_started_again_and_commits(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, times=1)
+    query = start_idle(
+        stream,
+        task__commit__ms=200,
+        job__restart__strategy="fixed-delay",
+        job__restart__backoff__initial__ms=50,
+    )
+    assert wait_until(lambda: query.status["lastCommittedBatch"] == 0)
+    assert query.status["restarts"] == 1
+    assert "no answer" in query.status["restartReason"]
+    query.stop()
+    assert [batch for batch, _ in stream.delivered] == [0]
+
+
+def sleep(partition: int) -> Iterator[pa.RecordBatch]:
+    """What a task does that nobody will ever run."""
+    threading.Event().wait(3600)
+    yield pa.RecordBatch.from_pydict({"answer": [str(partition)]})
+
+
+def test_a_stop_does_not_wait_for_executors_that_never_come(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(jobs: TaskJobs, _plan: HandOverPlan) -> Any:
+        return jobs.anchor.run(sleep)
+
+    monkeypatch.setattr(TaskJobs, "hand_over", never)
+    query = start_idle(stream, task__commit__ms=0, task__shutdown__ms=1000)
+    assert wait_until(lambda: bool(stream.delivered))
+    query.stop()
+    with pytest.raises(StateBackupError, match="did not become durable"):
+        query.awaitTermination()
