@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
@@ -10,7 +11,16 @@ from typing import Final, Literal
 from chaos.evidence.deltas import load_upload
 from chaos.evidence.files import Files, LocalFiles
 from chaos.evidence.logs import FileLog, LogEvidence
-from chaos.evidence.remote import Reader, RemoteFiles, Topic, TopicLog, folded, marker_place
+from chaos.evidence.remote import (
+    Reader,
+    RemoteFiles,
+    Topic,
+    TopicLog,
+    database_content,
+    folded,
+    marker_place,
+)
+from chaos.evidence.snapshots import read_snapshot
 from chaos.servers import NO_SERVER, Server
 
 Form = Literal["blob", "hdfs", "kafka"]
@@ -85,11 +95,14 @@ class Place:
         return TopicLog(Topic(_READER, self.server.address, name))
 
     def content(self, marker: str) -> Mapping[bytes, bytes]:
-        """Return keys and values of a store at a marker; not for blobs, which hold a database.
+        """Return keys and values of a store at a marker.
 
         Raises:
             ValueError: Something is missing or damaged.
         """
+        if self.form == "blob":
+            snapshot = read_snapshot(self.files(), marker)
+            return snapshot.content(partial(database_content, _READER))
         if self.form == "hdfs":
             return load_upload(self.files(), marker)
         topic, partition, offset = marker_place(marker)

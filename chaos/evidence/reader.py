@@ -1,4 +1,4 @@
-"""The process that reads what servers hold, since their clients have threads and the harness forks.
+"""The process that reads what servers and databases hold: their libraries have threads, the harness forks.
 
 ``python -m chaos.evidence.reader`` answers requests, one JSON document a line, in their order.
 """
@@ -115,12 +115,28 @@ def kafka_read(address: str, topic: str, partition: int) -> list[tuple[int, str,
         consumer.close()
 
 
+def database_read(directory: str) -> list[tuple[str, str]]:
+    """Return keys and values of a RocksDB database, in Base64."""
+    from rocksdict import AccessType, Options, Rdict  # noqa: PLC0415
+
+    database = Rdict(directory, Options(raw_mode=True), access_type=AccessType.read_only())
+    try:
+        return [(_text(key), _text(value)) for key, value in database.items()]
+    finally:
+        database.close()
+
+
+def _text(data: Any) -> str:  # noqa: ANN401 - bytes, in raw mode
+    return base64.b64encode(data).decode()
+
+
 _CALLS: Mapping[str, Callable[..., object]] = {
     "s3_names": s3_names,
     "s3_read": s3_read,
     "hdfs_names": hdfs_names,
     "hdfs_read": hdfs_read,
     "kafka_read": kafka_read,
+    "database_read": database_read,
 }
 
 

@@ -1,4 +1,4 @@
-"""What servers hold, through a process that has their clients."""
+"""What servers and databases hold, through a process that has their libraries."""
 
 import base64
 import json
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from typing_extensions import override
@@ -78,6 +79,24 @@ class RemoteFiles(Files):
         if found is None:
             raise FileNotFoundError(name)
         return base64.b64decode(found)
+
+
+def database_content(reader: Reader, image: Mapping[str, bytes]) -> dict[bytes, bytes]:
+    """Return keys and values of a database, given the bytes of its files.
+
+    Raises:
+        ValueError: It cannot be opened.
+    """
+    with TemporaryDirectory(prefix="statekeep-evidence-") as directory:
+        for path, data in image.items():
+            target = Path(directory) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        try:
+            found = reader.ask("database_read", directory)
+        except UnreadableError as exc:
+            raise ValueError(f"a database cannot be read: {exc}") from exc
+    return {base64.b64decode(key): base64.b64decode(value) for key, value in found}
 
 
 class Topic:

@@ -3,14 +3,16 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from chaos.evidence.deltas import parse_delta
 from chaos.evidence.files import Files
 
 Attempt = tuple[int, int]
+_MEMORY_IMAGE: Final = "image.delta"
 _ATTEMPT: Final = re.compile(r"(\d+)-(\d+)")
 _UPLOAD: Final = re.compile(r"\d+_([0-9a-f]{8})([0-9a-f]{8})[0-9a-f]{16}\.(?:delta|snapshot)")
 
@@ -24,6 +26,35 @@ class Snapshot:
     base: str | None
     """Id of the index that it is an increment to."""
     version: str
+    image: Mapping[str, bytes]
+    """``{path: bytes}`` of the files of the image."""
+    deltas: Sequence[bytes]
+    """Each a file of changes, in order."""
+
+    def content(
+        self, read_database: Callable[[Mapping[str, bytes]], dict[bytes, bytes]]
+    ) -> dict[bytes, bytes]:
+        """Return its keys and values: those of the image, with the deltas applied.
+
+        Args:
+            read_database: Gives those of the files of a database.
+
+        Raises:
+            ValueError: A delta is damaged.
+        """
+        content: dict[bytes, bytes] = {}
+        if set(self.image) == {_MEMORY_IMAGE}:
+            changes = parse_delta(self.image[_MEMORY_IMAGE]).changes
+            content = {key: value for key, value in changes if value is not None}
+        elif self.image:
+            content = read_database(self.image)
+        for data in self.deltas:
+            for key, value in parse_delta(data).changes:
+                if value is None:
+                    content.pop(key, None)
+                else:
+                    content[key] = value
+        return content
 
 
 def read_snapshot(files: Files, marker: str) -> Snapshot:
@@ -37,23 +68,30 @@ def read_snapshot(files: Files, marker: str) -> Snapshot:
     if hashlib.sha256(data).hexdigest() != digest:
         raise ValueError(f"index differs from the digest in its name: {marker}")
     index = json.loads(data)
-    blobs = {marker}
-    for file in _files_of(index["dir-index"]):
-        blobs |= _check(files, file, file["file-metadata"]["size"], f"{file['file-name']} {marker}")
+    blobs, image, deltas = {marker}, dict[str, bytes](), list[bytes]()
+    for path, file in _files_of(index["dir-index"], PurePosixPath()):
+        what = f"{path} {marker}"
+        of_file, image[str(path)] = _check(files, file, file["file-metadata"]["size"], what)
+        blobs |= of_file
     version = index.get("image-version", index["version"])
     for delta in index.get("deltas", ()):
         if delta["parent"] != version:
             raise ValueError(f"deltas do not connect: {delta['parent']} {version} {marker}")
         version = delta["version"]
         whole = {"blobs": [{"blob-id": delta["blob-id"], "offset": 0}], **delta}
-        blobs |= _check(files, whole, delta["size"], f"delta {version} {marker}")
+        of_delta, data = _check(files, whole, delta["size"], f"delta {version} {marker}")
+        blobs |= of_delta
+        deltas.append(data)
     if version != index["version"]:
         raise ValueError(f"deltas end before the version: {version} {marker}")
-    return Snapshot(frozenset(blobs), index["prev-snapshot-index-blob-id"], index["version"])
+    base = index["prev-snapshot-index-blob-id"]
+    return Snapshot(frozenset(blobs), base, index["version"], image, deltas)
 
 
-def _check(files: Files, entry: Mapping[str, Any], size: int, what: str) -> set[str]:
-    """Check one file of an index; return the blobs that it lies in."""
+def _check(files: Files, entry: Mapping[str, Any], size: int, what: str) -> tuple[set[str], bytes]:
+    """Check one file of an index; return the blobs that it lies in, and its bytes."""
+    if "stored-form" in entry:
+        raise ValueError(f"it is compressed or encrypted, which no schedule asks for: {what}")
     whole = bytearray()
     parts = sorted(entry["blobs"], key=lambda part: int(part["offset"]))
     for part in parts:
@@ -63,12 +101,11 @@ def _check(files: Files, entry: Mapping[str, Any], size: int, what: str) -> set[
             if hashlib.sha256(data).hexdigest() != span["sha-256"]:
                 raise ValueError(f"a range differs from its digest: {part['blob-id']} {what}")
         whole += data
-    is_plain = "stored-form" not in entry  # else the digests of its ranges vouch for it
-    if is_plain and len(whole) != size:
+    if len(whole) != size:
         raise ValueError(f"it has another size than its index says: {what}")
-    if is_plain and hashlib.sha256(whole).hexdigest() != entry["sha-256"]:
+    if hashlib.sha256(whole).hexdigest() != entry["sha-256"]:
         raise ValueError(f"it differs from its digest: {what}")
-    return {part["blob-id"] for part in parts}
+    return {part["blob-id"] for part in parts}, bytes(whole)
 
 
 def list_blobs(files: Files, job: str) -> Mapping[str, Attempt]:
@@ -87,10 +124,13 @@ def attempt_of(name: str) -> Attempt | None:
     return None if directory is None else (int(directory[1]), int(directory[2]))
 
 
-def _files_of(directory: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield from directory["files-present"]
+def _files_of(
+    directory: Mapping[str, Any], place: PurePosixPath
+) -> Iterator[tuple[PurePosixPath, Mapping[str, Any]]]:
+    for file in directory["files-present"]:
+        yield place / file["file-name"], file
     for inner in directory["sub-dirs-present"]:
-        yield from _files_of(inner)
+        yield from _files_of(inner, place / inner["dir-name"])
 
 
 def _read(files: Files, blob: str) -> bytes:

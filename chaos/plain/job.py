@@ -85,7 +85,8 @@ class Job:
         }
         if self.life.is_calm:
             settings["task.commit.timeout.ms"] = settings["task.shutdown.ms"] = "10000"
-        if self.schedule.optional:
+        # A backend that is restored from alone cannot be optional.
+        if self.schedule.optional != self.life.restore_from:
             settings["stores.backup.optional"] = self.schedule.optional
         if self.life.restore_from:
             settings["stores.restore.factories"] = self.life.restore_from

@@ -174,8 +174,7 @@ class Verifier:
             for store, marker in markers.items():
                 if place.has_blobs:
                     self._check_snapshot(history, commit, place, store, marker)
-                else:
-                    self._check_content(history, commit, place, store, marker)
+                self._check_content(history, commit, place, store, marker)
         self.checked |= {13, 14}
 
     def _check_content(

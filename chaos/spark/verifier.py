@@ -1,7 +1,8 @@
 """Judges what a schedule left: from the input, the checkpoint location, the sink and the backups.
 
-It shares no code with the runtime but `statekeep.spark.read_state`, the public way to the state,
-whose answer is checked against a fold over the input.
+It shares no code with the runtime: the logs, the backups and the state in them are read by parsers of
+the harness. Besides, the answer of `statekeep.spark.read_state`, the public way to the state, has to
+be the same fold over the input.
 """
 
 import json
@@ -17,6 +18,7 @@ from chaos.spark.expected import Expected, rows_between
 from chaos.spark.frames import DamagedFrameError, parse_frame
 from chaos.spark.log_story import LogStory
 from chaos.spark.places import Places
+from chaos.spark.state_bytes import tally_of
 from chaos.spark.watch import history
 from statekeep.errors import StateBackupError
 
@@ -67,8 +69,7 @@ class Verifier:
     def at_rest(self) -> list[str]:
         """Check, while no process of the job lives, that every retained commit is whole (14).
 
-        What two places hold of one task at one commit is the same where both can be read as keys
-        and values (18).
+        What two places hold of one task at one commit is the same, key by key (18).
         """
         story = self._story()
         found: list[str] = []
@@ -80,21 +81,14 @@ class Verifier:
                         continue
                     where = f"commit of batch {commit['batch']}"
                     try:
-                        content = self._content(place, marker)
+                        content = place.content(marker)
                     except ValueError as exc:
                         found.append(f"14: {where}: {exc}")
                         continue
                     key = (commit["checkpoint-id"], task)
-                    if content is not None and contents.setdefault(key, content) != content:
+                    if contents.setdefault(key, content) != content:
                         found.append(f"18: {where}: {task} differs in {place.name}")
         return found
-
-    def _content(self, place: Place, marker: str) -> Mapping[bytes, bytes] | None:
-        """Check one backup; return what it holds unless that is a database."""
-        if not place.has_blobs:
-            return place.content(marker)
-        read_snapshot(place.files(), marker)
-        return None
 
     def at_end(self, partitions: int, told: Collection[str] = ()) -> list[str]:
         """Check everything, once the job has ended well.
@@ -112,7 +106,7 @@ class Verifier:
         outputs, states = self._fold(boundaries)
         self._check_sink(outputs, boundaries)
         self._check_commit(story, newest, partitions)
-        self._check_state(states.get(newest, Expected()))
+        self._check_state(story, states.get(newest, Expected()))
         self._check_parents(story)
         self._check_bases(story)
         self.failures += self.at_rest()
@@ -235,9 +229,17 @@ class Verifier:
             if version and absent:
                 self.failures.append(f"20: {task} has state and no marker of {absent}")
 
-    def _check_state(self, expected: Expected) -> None:
-        """The state, read from each backend alone, is the fold (10, 18)."""
+    def _check_state(self, story: LogStory, expected: Expected) -> None:
+        """The state in each backend alone is the fold (10, 18), and `read_state` says so too."""
         for place in self._all_backends:
+            markers = _markers(story.last_commit or {}, place.name)
+            try:
+                held = tally_of(place.content(marker) for _, marker in markers)
+            except ValueError as exc:
+                self.failures.append(f"10: state in {place.name} is not whole: {exc}")
+            else:
+                if held != expected:
+                    self.failures.append(f"10: state in {place.name} differs from the fold")
             settings = {**self._settings, "stores.restore.factories": place.name}
             try:
                 found = _read_state(settings)
@@ -245,7 +247,7 @@ class Verifier:
                 self.failures.append(f"10: state in {place.name} cannot be read: {exc}")
             else:
                 if found != expected:
-                    self.failures.append(f"10: state in {place.name} differs from the fold")
+                    self.failures.append(f"10: read_state of {place.name} differs from the fold")
 
     def _check_parents(self, story: LogStory) -> None:
         """A version on disk that a record names was made from one chosen for b - 1 (05)."""
