@@ -338,6 +338,18 @@ class DeltaReader:
         return CheckpointCorruptError(f"{what}: {self._where}")
 
 
+def header_end(start: bytes) -> int:
+    """Return where the header of a delta ends: so many bytes of it `DeltaReader` needs at first.
+
+    Args:
+        start: At least the first 16 bytes; of what is no delta, 0 is returned.
+    """
+    magic, _, header_bytes = _PREAMBLE.unpack_from(start.ljust(_PREAMBLE.size))
+    if magic != MAGIC or header_bytes > _MAX_HEADER_BYTES:
+        return 0
+    return int(_PREAMBLE.size + header_bytes + _U32.size)
+
+
 class _PackedLengths(dict[int, bytes]):
     """Lengths as they are written; the first few that are seen are kept, for few make up most."""
 

@@ -86,7 +86,8 @@ class HdfsBackupManager(TaskBackupManager):
     When a lineage has become long, a snapshot of the version just uploaded is made beside the
     processing, after the commit's own upload has returned; one at a time per store. It has the id
     of its upload: should that never be committed, nothing leads to it, and clean-up deletes both.
-    A snapshot that fails is a warning, and due again at the next commit.
+    A snapshot that fails is a warning, and due again at the next commit. Where a lineage has become
+    many times as long, the upload waits for the snapshot that it begins, well or not.
     """
 
     def __init__(
@@ -210,8 +211,7 @@ class HdfsBackupManager(TaskBackupManager):
             uploaded_bytes = await self._upload_snapshot(upload)
         else:
             uploaded_bytes = await self._upload_delta(upload, increment)
-            if self._is_snapshot_due(increment):
-                self._start_snapshot(upload)
+            await self._see_to_snapshot(upload, increment)
         upload.commit.count_bytes(uploaded_bytes)
         logger.debug(
             "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s bytes=%d elapsed_ms=%d "
@@ -283,20 +283,26 @@ class HdfsBackupManager(TaskBackupManager):
             await self._files_of(store).put(FileName(upload.file_id, FileKind.SNAPSHOT), path)
         return size
 
-    def _is_snapshot_due(self, increment: _Increment) -> bool:
-        deltas = len(increment.plan.deltas) + 1
-        return (
-            deltas >= self._settings.min_deltas_for_snapshot
-            or increment.delta_bytes >= self._settings.max_delta_bytes
-        )
+    async def _see_to_snapshot(self, upload: _StoreUpload, increment: _Increment) -> None:
+        """Begin a snapshot of what was just uploaded where one is due and none is under way.
 
-    def _start_snapshot(self, upload: _StoreUpload) -> None:
-        """Begin a snapshot of what was just uploaded, unless one of the store is under way."""
+        It is waited for where the lineage has become very long: programs that end after a few
+        commits would never finish one otherwise. If it fails, that is no error here either.
+        """
+        deltas = len(increment.plan.deltas) + 1
+        if (
+            deltas < self._settings.min_deltas_for_snapshot
+            and increment.delta_bytes < self._settings.max_delta_bytes
+        ):
+            return
         running = self._snapshots.get(upload.store)
-        if running is None or running.done():
-            self._snapshots[upload.store] = asyncio.create_task(
-                self._make_snapshot(upload), name=f"snapshot {upload.store} {upload.file_id}"
-            )
+        if running is not None and not running.done():
+            return
+        snapshot = self._snapshots[upload.store] = asyncio.create_task(
+            self._make_snapshot(upload), name=f"snapshot {upload.store} {upload.file_id}"
+        )
+        if deltas % self._settings.deltas_before_wait == 0:
+            await asyncio.wait({snapshot})
 
     async def _make_snapshot(self, upload: _StoreUpload) -> None:
         name = FileName(upload.file_id, FileKind.SNAPSHOT)

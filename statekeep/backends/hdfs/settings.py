@@ -10,6 +10,9 @@ from statekeep.errors import ConfigError
 
 T = TypeVar("T")
 
+_TIMES_MIN_DELTAS: Final = 4
+_MIN_DELTAS_BEFORE_WAIT: Final = 64
+
 DEFAULTS_PREFIX: Final = "hdfs.store"
 """What stands before these names in the settings of all HDFS backends."""
 
@@ -32,6 +35,11 @@ class HdfsSettings:
     """Name of a codec of `statekeep.stores.block_codec`."""
     place: Mapping[str, str]
     """What is left: the settings of a blob backend, ``uri``, ``retry.policy.*`` and so on."""
+
+    @property
+    def deltas_before_wait(self) -> int:
+        """Each time that a lineage has become so much longer, a commit waits for a snapshot."""
+        return max(_TIMES_MIN_DELTAS * self.min_deltas_for_snapshot, _MIN_DELTAS_BEFORE_WAIT)
 
     @classmethod
     def parse(cls, backend: str, settings: Mapping[str, str]) -> Self:

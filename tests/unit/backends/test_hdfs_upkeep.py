@@ -1,0 +1,60 @@
+"""What the HDFS backend does beside its commits: snapshots that are late, lineages that are long."""
+
+from pathlib import Path
+
+import pytest
+from hdfs_kit import header_of
+from hdfs_task_kit import Task, upload_of
+
+from statekeep.backends.hdfs import store_files
+from statekeep.backends.hdfs.backup import HdfsBackupManager
+from statekeep.errors import ConfigError
+from statekeep.testing.backend_harness import STORE
+
+
+@pytest.mark.asyncio
+async def test_a_header_that_is_longer_than_what_is_fetched_first_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_files, "_START_BYTES", 512)
+    task = Task(tmp_path / "p", tmp_path / "l", **{"min.deltas.for.snapshot": "100"})
+    await task.start()
+    for number in range(20):
+        commit = await task.commit_next(a=bytes([number]))
+    assert len(header_of(task.file(commit, "delta").read_bytes())["lineage"]) == 19
+    assert (await task.restore(commit.checkpoint)).content == {STORE: task.content}
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_a_program_that_ends_after_each_commit_gets_a_snapshot_in_the_end(
+    tmp_path: Path,
+) -> None:
+    task = Task(tmp_path / "p", tmp_path / "l")
+    for number in range(66):
+        await task.start()
+        await task.commit(task.seal({"a": bytes([number])}))
+        await task.close()
+    made = [path.stem for path in task.files("*.snapshot")]
+    assert made == [upload_of(task.commits[0]), upload_of(task.commits[64])]
+    header = header_of(task.file(task.commits[65], "delta").read_bytes())
+    assert header["lineage"] == [upload_of(task.commits[64])]
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_that_fails_fails_no_commit_however_long_the_lineage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Task(tmp_path / "p", tmp_path / "l")
+    await task.start()
+    await task.commit_next(a=b"first")
+
+    async def fail(*_: object) -> None:
+        raise ConfigError("the disk quota is used up")
+
+    monkeypatch.setattr(HdfsBackupManager, "_upload_snapshot", fail)
+    for number in range(66):
+        commit = await task.commit_next(a=bytes([number]))
+    assert caplog.text.count("snapshot failed") == 64
+    assert (await task.restore(commit.checkpoint)).content == {STORE: {"a": bytes([65])}}
+    await task.close()

@@ -1,0 +1,59 @@
+"""One task on the HDFS backend, on a directory."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from typing_extensions import override
+
+from statekeep.backends.base import CommitContext
+from statekeep.backends.hdfs.backup import HdfsBackupManager
+from statekeep.backends.hdfs.factory import HdfsBackendFactory
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.stores.version import SealedVersion
+from statekeep.testing.backend_harness import STORE, Commit
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.key_value_harness import KeyValueHarness
+
+
+class Task(KeyValueHarness):
+    """One task, whose snapshots are waited for."""
+
+    def __init__(self, place: Path, local: Path, **settings: str) -> None:
+        settings = {"uri": f"file://{place}", "min.deltas.for.snapshot": "3", **settings}
+        factory = HdfsBackendFactory(BackendName("hdfs"), settings)
+        super().__init__(factory, SerialExecutor(), FakeClock(), local)
+        self.place = place
+        self.counted: list[int] = []
+
+    @override
+    def open_attempt(self, version: SealedVersion, *, epoch: int = 1) -> CommitContext:
+        context = super().open_attempt(version, epoch=epoch)
+        counting = replace(context, count_bytes=self.counted.append)
+        self._contexts[context.checkpoint_id] = counting
+        return counting
+
+    async def commit_next(self, **changes: bytes) -> Commit:
+        self.content = {**getattr(self, "content", {}), **changes}
+        commit = await self.commit(self.seal(self.content))
+        manager = self.manager
+        assert isinstance(manager, HdfsBackupManager)
+        await manager.finish_snapshots()
+        return commit
+
+    def files(self, pattern: str = "*") -> list[Path]:
+        found = [path for path in self.place.rglob(pattern) if path.is_file()]
+        return sorted(found, key=lambda path: int(path.name.partition("_")[0]))
+
+    def file(self, commit: Commit, kind: str) -> Path:
+        (found,) = self.place.rglob(f"{upload_of(commit)}.{kind}")
+        return found
+
+
+def upload_of(commit: Commit) -> str:
+    return commit.markers[STORE].rpartition("/")[2]
+
+
+def damage(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
