@@ -115,7 +115,6 @@ class HdfsBackupManager(TaskBackupManager):
         self._new_uid = new_uid
         self._files: dict[StoreName, StoreFiles] = {}
         self._snapshots: dict[StoreName, asyncio.Task[None]] = {}
-        self._making: set[FileName] = set()
         self._verified: set[str] = set()
         self._is_closed = False
 
@@ -153,7 +152,6 @@ class HdfsBackupManager(TaskBackupManager):
             files_of=self._files_of,
             executor=self._context.executor,
             verified=self._verified,
-            making=self._making,
         )
 
     async def unreached(
@@ -305,8 +303,6 @@ class HdfsBackupManager(TaskBackupManager):
             await asyncio.wait({snapshot})
 
     async def _make_snapshot(self, upload: _StoreUpload) -> None:
-        name = FileName(upload.file_id, FileKind.SNAPSHOT)
-        self._making.add(name)
         try:
             await self._upload_snapshot(upload)
         except (StateBackupError, OSError) as exc:
@@ -327,8 +323,6 @@ class HdfsBackupManager(TaskBackupManager):
                 upload.store,
                 upload.file_id,
             )
-        finally:
-            self._making.discard(name)
 
 
 def _sizes(paths: Sequence[Path]) -> int:

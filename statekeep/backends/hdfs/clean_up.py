@@ -8,12 +8,14 @@ the view, whose load is spared.
 
 What is particular here: a load ends at the newest snapshot of the lineage, and snapshots are made
 later than their deltas. So nothing is deleted before the snapshots at which the retained loads end
-were read to their ends and found whole. A snapshot that shows up later only makes loads shorter.
+were read to their ends and found whole. A snapshot that shows up later only makes loads shorter. One
+that is still being written, by whatever process, has a temporary name; it is spared as long as the
+delta of its upload is.
 """
 
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from statekeep.backends.base import BlockingExecutor
@@ -40,7 +42,6 @@ async def delete_unreached(
     files_of: Callable[[StoreName], StoreFiles],
     executor: BlockingExecutor,
     verified: set[str],
-    making: Collection[FileName] = (),
 ) -> None:
     """Delete the files of closed and of older attempts that no retained commit reads. Idempotent.
 
@@ -55,7 +56,6 @@ async def delete_unreached(
         files_of: Gives the files of a store, also of one that is no longer configured.
         executor: For reading snapshots.
         verified: Paths of snapshots that were found whole; more are added.
-        making: Snapshots that are under way, though their attempts may have ended.
 
     Raises:
         BlobNotFoundError: A file of a retained commit is gone: nothing of its store was deleted.
@@ -66,11 +66,7 @@ async def delete_unreached(
         return
     newest_closed = max(closed_attempts)
 
-    def is_closed(path: str) -> bool:
-        name = FileName.parse(path.rpartition("/")[2])
-        return name is not None and name not in making and _is_closed(name, newest_closed)
-
-    await manager.remove_unfinished(str(prefix), is_closed)
+    spared: set[str] = set()
     for store, names in (await _names_by_store(manager, prefix)).items():
         candidates = {name for name in names if _is_closed(name, newest_closed)}
         if not candidates:
@@ -78,7 +74,9 @@ async def delete_unreached(
         markers = {markers[store] for markers in retained if store in markers}
         files = files_of(store)
         cleaner = _StoreCleaner(files, executor, verified)
-        unreached = candidates - await cleaner.reached(markers)
+        reached = await cleaner.reached(markers)
+        spared.update(files.path(FileName(name.id, FileKind.SNAPSHOT)) for name in reached)
+        unreached = candidates - reached
         if unreached and await cleaner.are_ends_whole():
             # The oldest last: what is left by a crash is still a chain.
             ordered = sorted(unreached, key=lambda name: name.id, reverse=True)
@@ -90,6 +88,12 @@ async def delete_unreached(
                 store,
                 len(unreached),
             )
+
+    def is_closed(path: str) -> bool:
+        name = FileName.parse(path.rpartition("/")[2])
+        return name is not None and path not in spared and _is_closed(name, newest_closed)
+
+    await manager.remove_unfinished(str(prefix), is_closed)
 
 
 async def _names_by_store(

@@ -1,8 +1,7 @@
 """What killed uploads leave on HDFS: found by clean-up once their attempts are closed."""
 
-import asyncio
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from fake_hdfs_kit import FakeHdfs
@@ -64,33 +63,31 @@ async def test_a_clean_up_removes_what_killed_uploads_of_closed_attempts_have_le
 
 
 @pytest.mark.asyncio
-async def test_a_snapshot_that_is_being_made_is_left_alone_though_its_commit_is_released(
+async def test_any_process_spares_a_snapshot_in_the_making_as_long_as_it_may_be_of_use(
     hdfs: FakeHdfs, tmp_path: Path
 ) -> None:
-    task = await started("hdfs", tmp_path, **{"min.deltas.for.snapshot": "1"})
-    first = await task.commit(task.seal({"k": b"1"}))
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    async def wait(manager: HdfsBackupManager, upload: object) -> int:
-        begun.set()
-        await go_on.wait()
-        return 0
-
-    with patch.object(HdfsBackupManager, "_upload_snapshot", wait):
-        second = await task.commit(task.seal({"k": b"2"}))
-        await begun.wait()
-        await task.commit(task.seal({"k": b"3"}))
-        for commit in (first, second):
-            task.release(commit)
-        making = unfinish(hdfs, f"/place/{second.markers[STORE]}.snapshot")
-        await task.clean_up()
-        assert making in hdfs.files
-        go_on.set()
-        assert isinstance(task.manager, HdfsBackupManager)
-        await task.manager.finish_snapshots()
-        await task.clean_up()
-        assert making not in hdfs.files
+    task = await started("hdfs", tmp_path, **{"min.deltas.for.snapshot": "2"})
+    driver = await started("hdfs", tmp_path / "driver")
+    commits = [await task.commit(task.seal({"k": b"%d" % number})) for number in range(2)]
+    making = temporary_path(f"/place/{commits[1].markers[STORE]}.snapshot", "ab12")
+    hdfs.files[making] = b"half"
+    with patch.object(HdfsBackupManager, "_see_to_snapshot", AsyncMock()):
+        commits.append(await task.commit(task.seal({"k": b"2"})))
+    for commit in commits[:2]:
+        task.release(commit)
+    await driver.clean_up(task.log_snapshot())
+    assert making in hdfs.files
+    later = await task.commit(task.seal({"k": b"3"}))
+    assert isinstance(task.manager, HdfsBackupManager)
+    await task.manager.finish_snapshots()
+    await driver.clean_up(task.log_snapshot())
+    assert f"/place/{later.markers[STORE]}.snapshot" in hdfs.files
+    assert making in hdfs.files  # a retained commit still reads the delta of its upload
+    task.release(commits[2])
+    await driver.clean_up(task.log_snapshot())
+    assert making not in hdfs.files
     await task.close()
+    await driver.close()
 
 
 def test_a_temporary_file_says_what_it_was_to_become() -> None:
