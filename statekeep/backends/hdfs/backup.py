@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from typing_extensions import override
 
 from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
@@ -22,6 +23,7 @@ from statekeep.backends.hdfs.store_files import (
     DELTA_BYTES_ATTRIBUTE,
     ID_ATTRIBUTE,
     StoreFiles,
+    changed_bytes_of,
 )
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.wrappers import KeptBlobStoreManager
@@ -46,8 +48,10 @@ class _Increment:
 
     plan: LoadPlan
     changes: Sequence[Path]
-    delta_bytes: int
-    """Of the lineage since its snapshot, this delta included."""
+    changed_bytes: int
+    """Of all deltas since the lineage began, this one included."""
+    bytes_since_snapshot: int
+    """Of those since the plan's snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +62,25 @@ class _StoreUpload:
     store: StoreName
     file_id: VersionId
 
-    def header(self, increment: _Increment | None) -> DeltaHeader:
-        """Return the header of a delta, or with no increment that of a snapshot."""
-        commit = self.commit
-        attributes = {
-            ID_ATTRIBUTE: str(self.file_id),
-            "epoch": str(commit.epoch),
-            "attempt": str(commit.attempt),
-        }
-        if increment is None:
-            return DeltaHeader(
-                version=str(commit.version.id), store=self.store, attributes=attributes
-            )
-        attributes[DELTA_BYTES_ATTRIBUTE] = str(increment.delta_bytes)
-        return DeltaHeader(
-            version=str(commit.version.id),
-            parent=str(commit.base_version),
+    def delta_header(self, increment: _Increment) -> DeltaHeader:
+        """Return the header of a delta."""
+        return msgspec.structs.replace(
+            self.snapshot_header(increment.changed_bytes),
+            parent=str(self.commit.base_version),
             lineage=tuple(map(str, increment.plan.lineage)),
+        )
+
+    def snapshot_header(self, changed_bytes: int) -> DeltaHeader:
+        """Return the header of a snapshot, up to which deltas of so many bytes have led."""
+        return DeltaHeader(
+            version=str(self.commit.version.id),
             store=self.store,
-            attributes=attributes,
+            attributes={
+                ID_ATTRIBUTE: str(self.file_id),
+                "epoch": str(self.commit.epoch),
+                "attempt": str(self.commit.attempt),
+                DELTA_BYTES_ATTRIBUTE: str(changed_bytes),
+            },
         )
 
 
@@ -239,7 +243,7 @@ class HdfsBackupManager(TaskBackupManager):
             if prefix != files.prefix:  # what lies elsewhere may be deleted by somebody else
                 return None
             plan = await files.plan(base)
-            newest = await files.header(plan.files[-1])
+            snapshot, newest = [await files.header(plan.files[n]) for n in (0, -1)]
         except (BlobNotFoundError, CheckpointCorruptError) as exc:
             logger.warning(
                 "base is unusable, the upload is full: "
@@ -255,25 +259,28 @@ class HdfsBackupManager(TaskBackupManager):
         if newest.version != str(commit.base_version):
             return None
         sizes = await self._context.executor.run(_sizes, changes)
-        before = int(newest.attributes.get(DELTA_BYTES_ATTRIBUTE, "0")) if plan.deltas else 0
-        return _Increment(plan, changes, before + sizes)
+        changed_bytes = changed_bytes_of(newest) + sizes
+        return _Increment(plan, changes, changed_bytes, changed_bytes - changed_bytes_of(snapshot))
 
     async def _upload_delta(self, upload: _StoreUpload, increment: _Increment) -> int:
         context, version = self._context, upload.commit.version
         async with work_directory(context.executor, version, (), self._new_uid()) as work:
             path = path_of(work, upload.file_id)
-            header, codec = upload.header(increment), codec_named(self._settings.compression)
+            header, codec = upload.delta_header(increment), codec_named(self._settings.compression)
             size = await run_to_end(
                 context.executor, write_delta, increment.changes, path, header, codec
             )
             await self._files_of(upload.store).put(FileName(upload.file_id, FileKind.DELTA), path)
         return size
 
-    async def _upload_snapshot(self, upload: _StoreUpload) -> int:
+    async def _upload_snapshot(self, upload: _StoreUpload, changed_bytes: int = 0) -> int:
         context, version, store = self._context, upload.commit.version, upload.store
         async with work_directory(context.executor, version, (store,), self._new_uid()) as work:
             path = path_of(work, upload.file_id)
-            header, codec = upload.header(None), codec_named(self._settings.compression)
+            header, codec = (
+                upload.snapshot_header(changed_bytes),
+                codec_named(self._settings.compression),
+            )
             write = partial(
                 write_snapshot, work, version, store, target=path, header=header, codec=codec
             )
@@ -290,21 +297,22 @@ class HdfsBackupManager(TaskBackupManager):
         deltas = len(increment.plan.deltas) + 1
         if (
             deltas < self._settings.min_deltas_for_snapshot
-            and increment.delta_bytes < self._settings.max_delta_bytes
+            and increment.bytes_since_snapshot < self._settings.max_delta_bytes
         ):
             return
         running = self._snapshots.get(upload.store)
         if running is not None and not running.done():
             return
         snapshot = self._snapshots[upload.store] = asyncio.create_task(
-            self._make_snapshot(upload), name=f"snapshot {upload.store} {upload.file_id}"
+            self._make_snapshot(upload, increment.changed_bytes),
+            name=f"snapshot {upload.store} {upload.file_id}",
         )
         if deltas % self._settings.deltas_before_wait == 0:
             await asyncio.wait({snapshot})
 
-    async def _make_snapshot(self, upload: _StoreUpload) -> None:
+    async def _make_snapshot(self, upload: _StoreUpload, changed_bytes: int) -> None:
         try:
-            await self._upload_snapshot(upload)
+            await self._upload_snapshot(upload, changed_bytes)
         except (StateBackupError, OSError) as exc:
             logger.warning(
                 "snapshot failed, the next commit tries again: task=%s backend=%s store=%s "

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 ID_ATTRIBUTE: Final = "id"
 """The id of the upload, as in the file's name."""
 DELTA_BYTES_ATTRIBUTE: Final = "delta-bytes"
-"""Bytes of the changes since the snapshot that the lineage leads to, before compression."""
+"""Bytes of all changes since the lineage began, before compression."""
 _START_BYTES: Final = 16 << 10
 """Fetched first: holds the header of a lineage of about 370 uploads; what is longer is fetched anew."""
 
@@ -125,6 +125,11 @@ def lineage_of(header: DeltaHeader) -> Sequence[VersionId]:
         CheckpointCorruptError: One is not of our form.
     """
     return [VersionId.parse(text) for text in header.lineage]
+
+
+def changed_bytes_of(header: DeltaHeader) -> int:
+    """Return the bytes of all changes that have led to a file since its lineage began."""
+    return int(header.attributes.get(DELTA_BYTES_ATTRIBUTE, "0"))
 
 
 def check_header(header: DeltaHeader, name: FileName, store: StoreName) -> None:

@@ -1,6 +1,9 @@
 """What the HDFS backend does beside its commits: snapshots that are late, lineages that are long."""
 
+import asyncio
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hdfs_kit import header_of
@@ -20,7 +23,8 @@ async def test_a_header_that_is_longer_than_what_is_fetched_first_is_read(
     task = Task(tmp_path / "p", tmp_path / "l", **{"min.deltas.for.snapshot": "100"})
     await task.start()
     for number in range(20):
-        commit = await task.commit_next(a=bytes([number]))
+        await task.commit_next(a=bytes([number]))
+    commit = task.commits[-1]
     assert len(header_of(task.file(commit, "delta").read_bytes())["lineage"]) == 19
     assert (await task.restore(commit.checkpoint)).content == {STORE: task.content}
     await task.close()
@@ -54,7 +58,39 @@ async def test_a_snapshot_that_fails_fails_no_commit_however_long_the_lineage(
 
     monkeypatch.setattr(HdfsBackupManager, "_upload_snapshot", fail)
     for number in range(66):
-        commit = await task.commit_next(a=bytes([number]))
+        await task.commit_next(a=bytes([number]))
     assert caplog.text.count("snapshot failed") == 64
-    assert (await task.restore(commit.checkpoint)).content == {STORE: {"a": bytes([65])}}
+    assert (await task.restore(task.commits[-1].checkpoint)).content == {STORE: {"a": bytes([65])}}
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_bytes_are_counted_from_the_snapshot_also_where_it_took_longer_than_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task(
+        tmp_path / "p",
+        tmp_path / "l",
+        **{"min.deltas.for.snapshot": "99", "max.delta.bytes": "6000"},
+    )
+    await task.start()
+    upload_snapshot, slow, go_on = HdfsBackupManager._upload_snapshot, list[int](), asyncio.Event()
+
+    async def wait(self: HdfsBackupManager, upload: Any, *changed_bytes: int) -> int:
+        if upload.commit.base is not None:
+            slow.append(len(task.commits))
+            await go_on.wait()
+        return await upload_snapshot(self, upload, *changed_bytes)
+
+    monkeypatch.setattr(HdfsBackupManager, "_upload_snapshot", wait)
+    for number in range(30):
+        await task.commit(task.seal({"a": bytes([number]) * 600}))
+        await asyncio.sleep(0)
+        if slow and len(task.commits) > slow[-1] + 3:
+            assert isinstance(task.manager, HdfsBackupManager)
+            go_on.set()
+            await task.manager.finish_snapshots()
+            go_on.clear()
+    to_first, *between = [after - before for before, after in pairwise([0, *slow])]
+    assert between == [to_first] * 3
     await task.close()
