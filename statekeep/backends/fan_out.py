@@ -1,7 +1,7 @@
 """Running many coroutines side by side with one outcome."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from statekeep.errors import RetriableError
@@ -24,13 +24,14 @@ async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         failures = errors.exceptions
     if failures:
-        raise _most_telling(failures)
+        raise most_telling(failures)
     return [task.result() for task in tasks]
 
 
-def _most_telling(failures: tuple[BaseException, ...]) -> BaseException:
+def most_telling(failures: Sequence[BaseException]) -> BaseException:
+    """Return the first failure that asking again would not help, else the first; others as notes."""
     final = [error for error in failures if not isinstance(error, RetriableError)]
-    chosen = (final or list(failures))[0]
+    chosen = (final or failures)[0]
     for error in failures:
         if error is not chosen:
             chosen.add_note(f"failed beside it: {error!r}")

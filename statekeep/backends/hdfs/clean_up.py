@@ -21,14 +21,14 @@ from pathlib import Path
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import run_all
+from statekeep.backends.fan_out import most_telling, run_all
 from statekeep.backends.hdfs.local_work import check_file
 from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, parse_marker
 from statekeep.backends.hdfs.store_files import StoreFiles
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.escaping import unescape_name
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, StateBackupError
 
 logger = logging.getLogger(__name__)
 
@@ -58,42 +58,39 @@ async def delete_unreached(
         verified: Paths of snapshots that were found whole; more are added.
 
     Raises:
-        BlobNotFoundError: A file of a retained commit is gone: nothing of its store was deleted.
+        BlobNotFoundError: A file of a retained commit is gone: nothing of its store was deleted, and
+            all other stores were tried. A note names the store.
         CheckpointCorruptError: A header cannot be read: as above.
         RetriableError: The service may answer later; some of it may be deleted.
     """
     if not closed_attempts:
         return
     newest_closed = max(closed_attempts)
-
     spared: set[str] = set()
+    failed: dict[str, Exception] = {}
     for store, names in (await _names_by_store(manager, prefix)).items():
         candidates = {name for name in names if _is_closed(name, newest_closed)}
         if not candidates:
             continue
         markers = {markers[store] for markers in retained if store in markers}
         files = files_of(store)
-        cleaner = _StoreCleaner(files, executor, verified)
-        reached = await cleaner.reached(markers)
-        spared.update(files.path(FileName(name.id, FileKind.SNAPSHOT)) for name in reached)
-        unreached = candidates - reached
-        if unreached and await cleaner.are_ends_whole():
-            # The oldest last: what is left by a crash is still a chain.
-            ordered = sorted(unreached, key=lambda name: name.id, reverse=True)
-            await run_all(files.delete(name) for name in ordered)
-            logger.debug(
-                "unreached files deleted: task=%s backend=%s store=%s files=%d",
-                prefix.task.task_name,
-                prefix.backend,
-                store,
-                len(unreached),
-            )
+        try:
+            cleaner = _StoreCleaner(files, executor, verified)
+            reached = await cleaner.delete_unreached(candidates, markers)
+        except (StateBackupError, OSError) as exc:  # the other stores are still to do; raised below
+            exc.add_note(f"task={prefix.task.task_name} backend={prefix.backend} store={store}")
+            failed[files.prefix] = exc
+        else:
+            spared.update(files.path(FileName(name.id, FileKind.SNAPSHOT)) for name in reached)
 
     def is_closed(path: str) -> bool:
         name = FileName.parse(path.rpartition("/")[2])
-        return name is not None and path not in spared and _is_closed(name, newest_closed)
+        is_kept = path in spared or path.startswith(tuple(failed))
+        return name is not None and not is_kept and _is_closed(name, newest_closed)
 
     await manager.remove_unfinished(str(prefix), is_closed)
+    if failed:
+        raise most_telling(list(failed.values()))
 
 
 async def _names_by_store(
@@ -118,7 +115,22 @@ class _StoreCleaner:
         self._verified = verified
         self._ends: set[FileName] = set()
 
-    async def reached(self, markers: set[Marker]) -> set[FileName]:
+    async def delete_unreached(
+        self, candidates: set[FileName], markers: set[Marker]
+    ) -> set[FileName]:
+        """Delete those files that a restore from none of the markers reads; return all it reads."""
+        reached = await self._reached(markers)
+        unreached = candidates - reached
+        if unreached and await self._are_ends_whole():
+            # The oldest last: what is left by a crash is still a chain.
+            ordered = sorted(unreached, key=lambda name: name.id, reverse=True)
+            await run_all(self._files.delete(name) for name in ordered)
+            logger.debug(
+                "unreached files deleted: prefix=%s files=%d", self._files.prefix, len(unreached)
+            )
+        return reached
+
+    async def _reached(self, markers: set[Marker]) -> set[FileName]:
         """Return the files that a restore from one of the markers reads."""
         found: set[FileName] = set()
         for marker in markers:
@@ -130,7 +142,7 @@ class _StoreCleaner:
             found.update(plan.files)
         return found
 
-    async def are_ends_whole(self) -> bool:
+    async def _are_ends_whole(self) -> bool:
         """Return whether every snapshot at which a load ends can be read; False with a warning."""
         for name in sorted(self._ends, key=str):
             path = self._files.path(name)

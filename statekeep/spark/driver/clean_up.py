@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
@@ -16,7 +16,7 @@ from statekeep.clock import Clock
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
-from statekeep.errors import RetriableError, StateBackupError, TaskFencedError
+from statekeep.errors import StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import JobSpec
@@ -68,8 +68,9 @@ class CleanUp:
                 await self._run()
             except TaskFencedError as exc:
                 logger.warning("clean-up stopped, another driver has taken over: error=%s", exc)
-            except (StateBackupError, RetriableError, ExceptionGroup) as exc:
-                logger.warning("clean-up failed and will be repeated: error=%s", exc)
+            except (StateBackupError, ExceptionGroup) as exc:
+                for reason in _reasons(exc):
+                    logger.warning("clean-up failed and will be repeated: error=%s", reason)
 
     async def _run(self) -> None:
         view = self._writer.view
@@ -135,6 +136,15 @@ class CleanUp:
                 await pipeline.clean_up(retained, closed)
             finally:
                 await pipeline.close()
+
+
+def _reasons(error: BaseException) -> Iterator[str]:
+    """Yield what each error says that is not a group of others, with its notes."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _reasons(each)
+    else:
+        yield "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def _retained(view: LogView, partition: int) -> Sequence[CheckpointV2]:

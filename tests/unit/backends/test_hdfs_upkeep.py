@@ -11,8 +11,13 @@ from hdfs_task_kit import Task, upload_of
 
 from statekeep.backends.hdfs import store_files
 from statekeep.backends.hdfs.backup import HdfsBackupManager
-from statekeep.errors import ConfigError
+from statekeep.backends.hdfs.factory import HdfsBackendFactory
+from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.errors import BlobNotFoundError, ConfigError
 from statekeep.testing.backend_harness import STORE
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.key_value_harness import KeyValueHarness
 
 
 @pytest.mark.asyncio
@@ -93,4 +98,26 @@ async def test_bytes_are_counted_from_the_snapshot_also_where_it_took_longer_tha
             go_on.clear()
     to_first, *between = [after - before for before, after in pairwise([0, *slow])]
     assert between == [to_first] * 3
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_cannot_be_cleaned_up_is_named_and_keeps_no_other_from_it(
+    tmp_path: Path,
+) -> None:
+    factory = HdfsBackendFactory(BackendName("hdfs"), {"uri": f"file://{tmp_path}/place"})
+    stores = [StoreName(name) for name in ("bad", "good")]
+    task = KeyValueHarness(factory, SerialExecutor(), FakeClock(), tmp_path, stores=stores)
+    await task.start()
+    await task.commit(task.seal({name: {"a": b"0"} for name in stores}))
+    commit = await task.commit(task.seal({name: {"a": b"1"} for name in stores}))
+    void = task.open_attempt(task.seal({name: {"a": b"void"} for name in stores}))
+    markers = await task.upload(void)
+    task.void(void)
+    (tmp_path / "place" / f"{commit.markers[stores[0]]}.delta").unlink()
+    with pytest.raises(BlobNotFoundError) as raised:
+        await task.clean_up()
+    assert raised.value.__notes__ == ["task=Partition 0 backend=hdfs store=bad"]
+    left = [(tmp_path / "place" / f"{markers[name]}.delta").exists() for name in stores]
+    assert left == [True, False]
     await task.close()

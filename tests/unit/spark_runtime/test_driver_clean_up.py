@@ -140,15 +140,20 @@ async def test_a_task_that_cannot_be_cleaned_up_keeps_no_other_from_it(
     clean_up = rig.clean_up(partitions=3)
     before = clean_up._clean_up_task
 
-    async def first_fails(partition: int, *rest: Any) -> None:
-        if partition == 2:
-            raise RetriableError("down, on purpose")
+    async def two_fail(partition: int, *rest: Any) -> None:
+        if partition:
+            error = RetriableError(f"down, on purpose, for {partition}")
+            error.add_note("store=state")
+            raise ExceptionGroup("clean-up failed", [error])
         await before(partition, *rest)
 
-    monkeypatch.setattr(clean_up, "_clean_up_task", first_fails)
+    monkeypatch.setattr(clean_up, "_clean_up_task", two_fail)
     await clean_up.run()
     assert rig.state_blobs() == []
-    assert "clean-up failed and will be repeated" in caplog.text
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"clean-up failed and will be repeated: error=down, on purpose, for {n}; store=state"
+        for n in (1, 2)
+    ]
 
 
 @pytest.mark.asyncio
