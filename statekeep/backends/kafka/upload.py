@@ -69,6 +69,7 @@ class StoreUpload:
 
         The caller commits the transaction and then asks the writer for the offset.
         """
+        await self.writer.commit_if_old()
         increment = await self._increment() if self.base is not None else None
         if increment is None or self.base is None:
             return await self._write_all()
@@ -176,6 +177,7 @@ class StoreUpload:
         try:
             await reader.open()
             while not reader.is_done:
+                await self.writer.commit_if_old()
                 await reader.next(take)
                 while found:
                     keys = list(dict.fromkeys(found.pop()))

@@ -28,6 +28,8 @@ _CALL_S: Final = 5.0
 _TRANSACTION_BYTES: Final = 32 << 20
 """A transaction that is larger is committed, and another one begun: readers see nothing of an open
 one, and the cluster aborts it after a while."""
+_OLD: Final = 0.25
+"""Part of its time-out after which a transaction is committed too: the rest is for the commit."""
 _QUEUED_BYTES: Final = 32 << 20
 """Bytes that wait to be sent; bounds the memory of an upload."""
 
@@ -101,6 +103,18 @@ class ChangelogWriter(ABC):
     @abstractmethod
     async def commit(self) -> None:
         """Make durable what was written since the last commit; nothing where nothing was.
+
+        Raises:
+            ProducerFencedError: A newer writer has taken the transactional id.
+            RetriableError: Unknown whether it is durable.
+        """
+
+    @abstractmethod
+    async def commit_if_old(self) -> None:
+        """Commit what would be lost if it waited for much longer.
+
+        Called again and again by whoever is at something else between two writes: the cluster counts
+        from the beginning of a transaction, whether anything is written or not.
 
         Raises:
             ProducerFencedError: A newer writer has taken the transactional id.
@@ -244,6 +258,7 @@ class TransactionWriter(ChangelogWriter):
             clock=clock,
         )
         self._is_in_transaction = False
+        self._begun_ns = 0
 
     @override
     async def open(self) -> None:
@@ -259,13 +274,21 @@ class TransactionWriter(ChangelogWriter):
         self._committed()
 
     @override
+    async def commit_if_old(self) -> None:
+        age_ms = (self._clock.monotonic_ns() - self._begun_ns) / 1e6
+        if age_ms > self._settings.transaction_timeout_ms * _OLD:
+            await self.commit()
+
+    @override
     async def _begin(self) -> None:
         if self._uncommitted_bytes > _TRANSACTION_BYTES:
             await self.commit()
+        await self.commit_if_old()
         if not self._is_in_transaction:
             with self._explained("transaction cannot begin"):
                 self._producer.begin_transaction()
             self._is_in_transaction = True
+            self._begun_ns = self._clock.monotonic_ns()
 
     async def _insist(self, call: Callable[[float], None], what: str) -> None:
         """Repeat a call of the transaction protocol as the library asks for."""
@@ -306,6 +329,10 @@ class PlainWriter(ChangelogWriter):
     async def commit(self) -> None:
         await self._drain(0)
         self._committed()
+
+    @override
+    async def commit_if_old(self) -> None:
+        pass
 
     @override
     async def _begin(self) -> None:
