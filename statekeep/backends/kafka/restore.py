@@ -14,6 +14,7 @@ from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.topics import patient
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
@@ -55,13 +56,13 @@ class KafkaRestoreManager(TaskRestoreManager):
     @override
     async def init(self, checkpoint: CheckpointV2) -> None:
         self._check_open()
-        run, cluster = self._context.executor, Cluster(self._settings)
+        cluster = Cluster(self._settings)
         try:
             for store in self._context.directories:
                 marker = self._marker(checkpoint, store)
-                self._stretches[store] = await run_to_end(run, _find, cluster, marker)
+                self._stretches[store] = await self._find(cluster, marker)
         finally:
-            await run_to_end(run, cluster.close)
+            await run_to_end(self._context.executor, cluster.close)
 
     @override
     async def restore(self) -> None:
@@ -89,6 +90,16 @@ class KafkaRestoreManager(TaskRestoreManager):
             )
             raise CheckpointCorruptError(msg)
         return ChangelogMarker.decode(marker)
+
+    async def _find(self, cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
+        """Look for what a marker names until the cluster has answered."""
+
+        async def find() -> _Stretch:
+            return await run_to_end(self._context.executor, _find, cluster, marker)
+
+        return await patient(self._settings, self._context.clock).run(
+            find, operation="look for changelog", subject=marker.topic
+        )
 
     async def _restore_store(self, store: StoreName, stretch: _Stretch) -> None:
         run = self._context.executor

@@ -62,6 +62,16 @@ async def test_a_leader_that_dies_in_the_middle_of_a_restore_is_not_missed(
 
 
 @pytest.mark.asyncio
+async def test_a_leader_that_dies_just_before_a_restore_is_not_missed(
+    job: ChangelogJob, interrupting: Interrupting, cluster: KafkaCluster
+) -> None:
+    commit = await job.commit(await job.manager(), CHANGES)
+    interrupting.arm("_find", cluster.leader(job.topic, PARTITION).kill)
+    assert await job.restore(commit.checkpoint) == commit.content
+    assert interrupting.has_struck
+
+
+@pytest.mark.asyncio
 async def test_everything_goes_on_while_every_node_restarts_in_turn(
     job: ChangelogJob, cluster: KafkaCluster, interrupting: Interrupting
 ) -> None:
