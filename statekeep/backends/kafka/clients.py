@@ -17,7 +17,9 @@ _GROUP: Final = "statekeep"
 """The library wants one; nothing is ever stored under it."""
 _LINGER_MS: Final = 20
 _QUEUE_KBYTES: Final = 128 << 10
-"""More than `TransactionWriter` ever leaves in the queue, so that it is never full."""
+"""More than a `ChangelogWriter` ever leaves in the queue, so that it is never full."""
+QUEUE_RECORDS: Final = 1_000_000
+"""How many records the queue of a producer holds; as above."""
 _REFRESH_MS: Final = 5_000
 """How soon a client for topics learns which node is the controller now: until then it waits for one
 that may be dead. The library's own default is five minutes."""
@@ -39,7 +41,7 @@ def build_producer(
         "message.max.bytes": settings.max_message_bytes,
         "linger.ms": settings.client.get("linger.ms", _LINGER_MS),
         "queue.buffering.max.kbytes": _QUEUE_KBYTES,
-        "queue.buffering.max.messages": 1_000_000,
+        "queue.buffering.max.messages": QUEUE_RECORDS,
         "message.timeout.ms": settings.timeout_ms,
         "error_cb": on_error,
     }

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.kafka.client_errors import expected_topic, explained
-from statekeep.backends.kafka.clients import build_producer
+from statekeep.backends.kafka.clients import QUEUE_RECORDS, build_producer
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.run_to_end import run_to_end
@@ -32,6 +32,8 @@ _OLD: Final = 0.25
 """Part of its time-out after which a transaction is committed too: the rest is for the commit."""
 _QUEUED_BYTES: Final = 32 << 20
 """Bytes that wait to be sent; bounds the memory of an upload."""
+_QUEUED_RECORDS: Final = QUEUE_RECORDS // 2
+"""Records that wait to be sent, however small: the rest is for the next call of `write`."""
 
 
 class ChangelogWriter(ABC):
@@ -86,7 +88,7 @@ class ChangelogWriter(ABC):
 
         Args:
             place: Where to.
-            entries: At most some megabytes.
+            entries: At most some megabytes and some thousands.
             headers: Go with the first record of each commit or transaction, per partition.
 
         Raises:
@@ -98,7 +100,7 @@ class ChangelogWriter(ABC):
             return
         await self._begin()
         await self._run(self._enqueue, place, entries, headers)
-        await self._drain(max(1, int(_QUEUED_BYTES / self._average_bytes)))
+        await self._drain(min(_QUEUED_RECORDS, max(1, int(_QUEUED_BYTES / self._average_bytes))))
 
     @abstractmethod
     async def commit(self) -> None:
@@ -225,6 +227,8 @@ class ChangelogWriter(ABC):
                 yield
             except KafkaException as exc:
                 raise explained(self._fatal or exc.args[0], self._what(what)) from exc
+            except BufferError as exc:  # the library's queue is full
+                raise RetriableError(self._what(what)) from exc
 
     async def _run(self, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         await run_to_end(self._executor, call, *args, **kwargs)

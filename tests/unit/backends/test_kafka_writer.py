@@ -3,11 +3,13 @@
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 
+from statekeep.backends.kafka.clients import QUEUE_RECORDS
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.writer import ChangelogWriter, TransactionWriter
+from statekeep.errors import RetriableError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -16,14 +18,16 @@ PLACE = ChangelogPartition("topic", 0)
 
 
 class FakeProducer:
-    """Takes every record, and delivers what is queued at each poll.
+    """Has a queue as the library has, and delivers a part of it at each poll.
 
     Attributes:
         transactions: The number of records in each transaction that was committed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, capacity: int = QUEUE_RECORDS, delivered: int = QUEUE_RECORDS) -> None:
         self.transactions: list[int] = []
+        self._capacity = capacity
+        self._delivered = delivered
         self._taken = 0
         self._queued = 0
 
@@ -37,18 +41,23 @@ class FakeProducer:
         self.transactions.append(self._taken)
 
     def produce(self, *args: object, **kwargs: object) -> None:
-        self._take(1)
+        if not self._take(1):
+            raise BufferError("Local: Queue full")
 
     def produce_batch(self, topic: str, messages: list[Any], partition: int) -> int:
-        self._take(len(messages))
-        return len(messages)
+        taken = self._take(len(messages))
+        for message in messages[taken:]:
+            message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
+        return taken
 
     def poll(self, timeout_s: float) -> None:
-        self._queued = 0
+        self._queued = max(0, self._queued - self._delivered)
 
-    def _take(self, count: int) -> None:
-        self._taken += count
-        self._queued += count
+    def _take(self, count: int) -> int:
+        taken = min(count, self._capacity - self._queued)
+        self._taken += taken
+        self._queued += taken
+        return taken
 
 
 def writing(producer: FakeProducer, clock: FakeClock) -> ChangelogWriter:
@@ -102,3 +111,22 @@ async def test_where_nothing_is_open_nothing_is_committed() -> None:
     clock.advance(100)
     await writer.commit_if_old()
     assert producer.transactions == []
+
+
+@pytest.mark.asyncio
+async def test_more_tiny_records_than_the_queue_holds_are_written() -> None:
+    producer = FakeProducer(delivered=500)
+    writer = writing(producer, FakeClock())
+    count = QUEUE_RECORDS // 9_000
+    for _ in range(count):
+        await write(writer, *[b""] * 10_000)
+    await writer.commit()
+    assert producer.transactions == [count * 10_000]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("capacity", [0, 1], ids=["first record", "others"])
+async def test_a_queue_that_is_full_all_the_same_is_a_reason_to_try_again(capacity: int) -> None:
+    writer = writing(FakeProducer(capacity=capacity), FakeClock())
+    with pytest.raises(RetriableError):
+        await write(writer, b"a", b"b")
