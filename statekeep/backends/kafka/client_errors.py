@@ -27,7 +27,6 @@ _REFUSED: Final = frozenset(
         KafkaError.INVALID_PARTITIONS,
         KafkaError.INVALID_REPLICATION_FACTOR,
         KafkaError.INVALID_TRANSACTION_TIMEOUT,
-        KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.POLICY_VIOLATION,
         KafkaError.SASL_AUTHENTICATION_FAILED,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -72,6 +71,12 @@ def explained(error: KafkaError, what: str) -> StateBackupError | ProducerFenced
     text = f"{what} reason={error.name()}"
     if code in _FENCED:
         return ProducerFencedError(text)
+    if code == KafkaError.MSG_SIZE_TOO_LARGE:
+        return ConfigError(
+            text,
+            key="kafka.max.message.bytes",
+            hint="raise kafka.max.message.bytes, and max.message.bytes of the topic",
+        )
     if code in _REFUSED:
         return ConfigError(text, key="kafka.client")
     if code in _GONE:

@@ -16,7 +16,7 @@ from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
-from statekeep.errors import ConfigError, RetriableError
+from statekeep.errors import RetriableError
 from statekeep.stores.delta import Change
 
 P = ParamSpec("P")
@@ -138,49 +138,57 @@ class ChangelogWriter(ABC):
     def _enqueue(
         self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
     ) -> None:
-        on_delivery = self._delivered(place)
         begin = 0
         if place not in self._headed:
-            (key, value), begin = entries[0], 1
-            with self._explained("record cannot be sent"):
-                self._producer.produce(
-                    place.topic,
-                    value,
-                    key,
-                    place.partition,
-                    on_delivery=on_delivery,
-                    headers=dict(headers),
-                )
+            self._enqueue_headed(place, entries[0], headers)
             self._headed.add(place)
+            begin = 1
         messages: list[dict[str, Any]] = [
             {"key": key, "value": value} for key, value in entries[begin:]
         ]
         if messages:
-            messages[-1]["callback"] = on_delivery
+            messages[-1]["callback"] = self._delivered(place)
             with self._explained("records cannot be sent"):
                 taken = self._producer.produce_batch(place.topic, messages, place.partition)
-            if taken < len(messages):
-                raise self._refused(messages)
+                if taken < len(messages):
+                    raise self._refused(messages)
         size = sum(len(key) + len(value or b"") for key, value in entries)
         self.sent_bytes += size
         self._uncommitted_bytes += size
         self._average_bytes = max(1.0, size / len(entries))
         self._poll(0)
 
+    def _enqueue_headed(
+        self, place: ChangelogPartition, entry: Change, headers: Mapping[str, bytes]
+    ) -> None:
+        """Enqueue a record with headers: the library's call for many takes none."""
+        key, value = entry
+        with self._explained("record cannot be sent"):
+            try:
+                self._producer.produce(
+                    place.topic,
+                    value,
+                    key,
+                    place.partition,
+                    on_delivery=self._delivered(place),
+                    headers=dict(headers),
+                )
+            except KafkaException as exc:
+                if not self._fatal:
+                    raise self._refusal(exc.args[0], key, value) from exc
+                raise
+
     def _refused(self, messages: Sequence[Mapping[str, Any]]) -> Exception:
         for message in messages:
             error = message.get("_error")
             if isinstance(error, KafkaError):
-                what = self._what("record is refused")
-                if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                    size = len(message["key"]) + len(message["value"] or b"")
-                    return ConfigError(
-                        f"{what} bytes={size} max_bytes={self._settings.max_message_bytes}",
-                        key="kafka.max.message.bytes",
-                        hint="raise kafka.max.message.bytes, and max.message.bytes of the topic",
-                    )
-                return explained(error, what)
+                return self._refusal(error, message["key"], message["value"])
         return RetriableError(self._what("records are refused"))
+
+    def _refusal(self, error: KafkaError, key: bytes, value: bytes | None) -> Exception:
+        what = self._what("record is refused")
+        size, limit = len(key) + len(value or b""), self._settings.max_message_bytes
+        return explained(error, f"{what} bytes={size} max_bytes={limit}")
 
     def _delivered(self, place: ChangelogPartition) -> Callable[[KafkaError | None, Message], None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:

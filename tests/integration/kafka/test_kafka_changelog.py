@@ -79,12 +79,29 @@ async def test_values_of_several_megabytes_are_restored(job: ChangelogJob) -> No
 
 
 @pytest.mark.asyncio
-async def test_a_record_that_is_too_large_is_refused_by_name(job: ChangelogJob) -> None:
+@pytest.mark.parametrize("size", [11 << 20, (10 << 20) - len(b"large")], ids=["above", "at"])
+@pytest.mark.parametrize("before", [{b"a": b"1"}, {}], ids=["behind another", "first"])
+async def test_a_record_that_is_too_large_is_refused_by_name(
+    job: ChangelogJob, before: dict[bytes, bytes], size: int
+) -> None:
     manager = await job.manager()
-    with pytest.raises(ConfigError, match=r"max_bytes=10485760"):
-        await job.commit(manager, {b"a": b"1", b"large": b"x" * (11 << 20)})
+    expected = rf"bytes={size + len(b'large')} max_bytes=10485760"
+    with pytest.raises(ConfigError, match=expected) as caught:
+        await job.commit(manager, {**before, b"large": b"x" * size})
+    assert caught.value.key == "kafka.max.message.bytes"
     job.seal({b"large": None})
     assert await restored(job, await job.commit(manager, {}))
+
+
+@pytest.mark.asyncio
+async def test_a_record_that_only_the_topic_refuses_is_refused_by_name(job: ChangelogJob) -> None:
+    manager = await job.manager()
+    base = await job.commit(manager, {b"a": b"1"})
+    job.configure_topic(max_message_bytes="1000000")
+    with pytest.raises(ConfigError) as caught:
+        await job.commit(manager, {b"b": b"1", b"large": b"x" * 2_000_000})
+    assert caught.value.key == "kafka.max.message.bytes"
+    assert await restored(job, base)
 
 
 @pytest.mark.asyncio
