@@ -254,7 +254,7 @@ class KafkaBackupManager(TaskBackupManager):
             and base.topic_id == at.topic_id
             and base.version == str(commit.base_version)
             and base.content is not None
-            and (base.offset is None or base.offset < at.end)
+            and (base.offset is None or (at.start <= base.start and base.offset < at.end))
         )
         return base if is_own else None
 

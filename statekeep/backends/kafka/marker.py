@@ -30,6 +30,7 @@ class _MarkerJson(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     live_bytes: int = 0
     content_digest: str = ""
     is_transactional: bool = True
+    oldest_offset: int = 0
 
 
 _decoder = msgspec.json.Decoder(_MarkerJson)
@@ -54,6 +55,8 @@ class ChangelogMarker:
     """None: Samza's, the restore cannot be verified."""
     is_transactional: bool = True
     """Whether a record that ends a transaction stands behind the offset."""
+    start: int = 0
+    """Offset of the oldest record at that time: of a topic that begins later something is lost."""
 
     def encode(self, system: str) -> Marker:
         """Return the marker as the checkpoint holds it.
@@ -74,6 +77,7 @@ class ChangelogMarker:
             live_bytes=content.live_bytes,
             content_digest="" if self.content is None else content.hexdigest,
             is_transactional=self.is_transactional,
+            oldest_offset=self.start,
         )
         return Marker(msgspec.json.encode(data).decode())
 
@@ -107,4 +111,5 @@ class ChangelogMarker:
             version=read.state_version,
             content=content,
             is_transactional=read.is_transactional,
+            start=read.oldest_offset,
         )

@@ -225,6 +225,7 @@ class StoreUpload:
             topic_id=self.at.topic_id,
             version=str(self.commit.version.id),
             content=content,
+            start=self.at.start,
         )
 
 

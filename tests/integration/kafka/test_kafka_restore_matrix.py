@@ -58,19 +58,26 @@ async def test_an_offset_older_than_the_oldest_is_refused(job: ChangelogJob) -> 
 
 
 @pytest.mark.asyncio
-async def test_a_topic_that_lost_its_oldest_records_is_found_out_and_filled_anew(
-    job: ChangelogJob,
+@pytest.mark.parametrize(
+    ("behind", "message"),
+    [(0, "expected_keys=2 actual_keys=1"), (1, "has not the marker's offset")],
+    ids=["the oldest", "all"],
+)
+async def test_a_topic_that_lost_records_is_found_out_and_filled_anew(
+    job: ChangelogJob, behind: int, message: str
 ) -> None:
     manager = await job.manager()
     await job.commit(manager, {b"a": b"1"})
     second = await job.commit(manager, {b"b": b"1"})
-    job.delete_records_before(offset_of(second))
-    with pytest.raises(CheckpointCorruptError, match="expected_keys=2 actual_keys=1"):
+    job.delete_records_before(offset_of(second) + behind)
+    with pytest.raises(CheckpointCorruptError, match=message):
         await job.restore(second.checkpoint)
-    lost = CheckpointV2(second.checkpoint.checkpoint_id, {}, {})
-    job.base = Committed(lost, second.version, second.content)  # as a bad marker leaves it
     third = await job.commit(manager, {b"c": b"1"})
-    assert await job.restore(third.checkpoint) == third.content
+    before = len(job.records())
+    fourth = await job.commit(manager, {b"d": b"1"})
+    assert len(job.records()) == before + 1
+    for commit in (third, fourth):
+        assert await job.restore(commit.checkpoint) == commit.content
 
 
 @pytest.mark.asyncio
