@@ -32,8 +32,17 @@ def build_producer(
     settings: KafkaSettings,
     transactional_id: str | None,
     on_error: Callable[[KafkaError], None],
+    *,
+    is_gapless: bool = False,
 ) -> Producer:
-    """Build a producer; without a transactional id it is idempotent only. No I/O."""
+    """Build a producer; without a transactional id it is idempotent only. No I/O.
+
+    Args:
+        settings: Of the cluster.
+        transactional_id: None: no transactions.
+        on_error: Is told what the library reports while it is polled.
+        is_gapless: Records do not expire, and after one that is refused none is sent any more.
+    """
     config: dict[str, Any] = {
         **_common(settings),
         "acks": "all",
@@ -49,6 +58,10 @@ def build_producer(
         config["transactional.id"] = transactional_id
         config["transaction.timeout.ms"] = settings.transaction_timeout_ms
         config["message.timeout.ms"] = min(settings.timeout_ms, settings.transaction_timeout_ms)
+    if is_gapless:
+        # The library's guarantee leaves out the records that expire.
+        config["enable.gapless.guarantee"] = True
+        config["message.timeout.ms"] = 0
     with _refused_settings(settings):
         return Producer(config, logger=logger)
 

@@ -27,6 +27,7 @@ _OURS: Final = frozenset(
         "bootstrap.servers",
         "enable.auto.commit",
         "enable.auto.offset.store",
+        "enable.gapless.guarantee",
         "enable.idempotence",
         "enable.partition.eof",
         "group.id",

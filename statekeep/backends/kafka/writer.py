@@ -67,7 +67,15 @@ class ChangelogWriter(ABC):
         self._executor = executor
         self._clock = clock
         self._fatal: KafkaError | None = None
-        self._held = [build_producer(settings, transactional_id, self._on_error)]
+        self._undelivered: KafkaError | None = None
+        self._held = [
+            build_producer(
+                settings,
+                transactional_id,
+                self._on_error,
+                is_gapless=not self.is_transactional,
+            )
+        ]
         self._headed: set[ChangelogPartition] = set()
         self._uncommitted_bytes = 0
         self._average_bytes = 1.0
@@ -193,6 +201,7 @@ class ChangelogWriter(ABC):
     def _delivered(self, place: ChangelogPartition) -> Callable[[KafkaError | None, Message], None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             offset = message.offset()
+            self._undelivered = self._undelivered or error
             if error is None and offset is not None:
                 self.offsets[place] = max(offset, self.offsets.get(place, -1))
 
@@ -321,8 +330,8 @@ class TransactionWriter(ChangelogWriter):
 class PlainWriter(ChangelogWriter):
     """Writes without transactions: what was written before a failure stays, behind every marker.
 
-    Records keep their order and none is written twice, but one may be missing and others may come
-    in between: whoever uses it compares offsets with the number of records.
+    Records keep their order, none is written twice and none behind one that is missing, but others
+    may come in between: whoever uses it compares offsets with the number of records.
     """
 
     is_transactional = False
@@ -340,6 +349,10 @@ class PlainWriter(ChangelogWriter):
     @override
     async def commit(self) -> None:
         await self._drain(0)
+        failure = self._undelivered or self._fatal
+        if failure is not None:
+            with expected_topic():
+                raise explained(failure, self._what("record is not delivered"))
         self._committed()
 
     @override

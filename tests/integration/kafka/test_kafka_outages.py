@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from confluent_kafka import Producer
 from kafka_kit import ChangelogJob, Interrupting
 from servers.kafka import KafkaBroker, kafka_broker
 from servers.process import required
@@ -110,6 +111,45 @@ async def test_a_broker_that_stalls_for_good_ends_the_call_in_time(
         mortal.resume()
     await hasty.close()
     assert await job.restore(base.checkpoint) == base.content
+
+
+@pytest.mark.asyncio
+async def test_without_transactions_strangers_do_not_make_up_for_records_that_wait_for_long(
+    interrupting: Interrupting, mortal: KafkaBroker, tmp_path: Path
+) -> None:
+    job = ChangelogJob(
+        mortal.servers,
+        tmp_path,
+        uuid.uuid4().hex,
+        executor=interrupting,
+        transactional="false",
+        timeout_ms="5000",
+        client_reconnect_backoff_max_ms="200",
+    )
+    manager = await job.manager()
+    await job.commit(manager, {b"a": b"1"})
+    stranger = Producer(
+        {"bootstrap.servers": mortal.servers, "message.timeout.ms": 5_000, "log_level": 0}
+    )
+
+    def die() -> None:
+        mortal.kill()
+        interrupting.arm("_enqueue", come_back)
+
+    def come_back() -> None:
+        """Return when records of that age expire, and as many others are there in their place."""
+        stranger.produce(job.topic, b"expires too", b"strange", 2)
+        stranger.flush()
+        mortal.start()
+        for number in range(10_000):
+            stranger.produce(job.topic, b"strange", b"s%d" % number, 2)
+        assert not stranger.flush()
+
+    interrupting.arm("_enqueue", die)
+    commit = await job.commit(manager, {b"%05d" % n: b"2" for n in range(10_001)})
+    assert interrupting.has_struck
+    assert await job.restore(commit.checkpoint) == commit.content
+    await job.close()
 
 
 @pytest.mark.asyncio

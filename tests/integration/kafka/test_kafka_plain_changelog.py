@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from kafka_kit import ChangelogJob, Committed, Interrupting
 from servers.kafka import KafkaBroker
 
-from statekeep.errors import TaskFencedError
+from statekeep.errors import StateBackupError, TaskFencedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -97,6 +97,29 @@ async def test_a_stranger_in_the_middle_of_a_commit_has_it_written_again(
     assert interrupting.has_struck
     assert job.records().count((b"b", b"2")) > 1
     assert await restored(job, commit)
+
+
+@pytest.mark.asyncio
+async def test_a_stranger_does_not_make_up_for_a_record_that_was_refused(
+    job: ChangelogJob, interrupting: Interrupting, tmp_path: Path
+) -> None:
+    once = ChangelogJob(
+        job.servers,
+        tmp_path,
+        job.task.job_name,
+        executor=interrupting,
+        transactional="false",
+        retry_max_duration_ms="0",
+    )
+    manager = await once.manager()
+    base = await once.commit(manager, {b"a": b"1"})
+    once.configure_topic(max_message_bytes="1000000")
+    interrupting.arm("_enqueue", lambda: write(once, b"strange"))
+    with pytest.raises(StateBackupError):
+        await once.commit(manager, {b"b": b"1", b"large": b"x" * 2_000_000, b"z": b"1"})
+    await once.close()
+    assert interrupting.has_struck
+    assert await restored(job, base)
 
 
 @pytest.mark.asyncio
