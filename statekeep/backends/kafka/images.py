@@ -1,6 +1,6 @@
 """Looking into sealed versions; every function blocks, on the local disk."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -10,7 +10,8 @@ from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore
-from statekeep.stores.delta import DeltaReader
+from statekeep.stores.delta import Change, DeltaReader
+from statekeep.stores.delta_records import Records
 from statekeep.stores.memory import IMAGE_FILE
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -50,25 +51,41 @@ def find_beside(version: SealedVersion, other: VersionId) -> SealedVersion | Non
         return None
 
 
-def merged_changes(paths: Sequence[Path]) -> Mapping[bytes, bytes | None] | None:
-    """Return what a row of deltas comes to: the last change of each key.
-
-    Returns:
-        None if they are too large to be merged in memory, or one is gone.
+def are_few(paths: Sequence[Path]) -> bool:
+    """Return whether a row of deltas can be merged in memory.
 
     Raises:
-        VersionDamagedError: One is damaged.
+        FileNotFoundError: One is gone.
+    """
+    return sum(path.stat().st_size for path in paths) <= _MAX_MERGED_BYTES
+
+
+def merged_changes(paths: Sequence[Path]) -> Mapping[bytes, bytes | None]:
+    """Return what a row of deltas comes to: the last change of each key.
+
+    Raises:
+        VersionDamagedError: One is damaged or gone.
     """
     merged: dict[bytes, bytes | None] = {}
+    for block in _blocks(paths):
+        merged.update(block)
+    return merged
+
+
+def changes_in_order(paths: Sequence[Path]) -> Iterator[Change]:
+    """Yield the changes of a row of deltas as they stand there: the last one of a key holds.
+
+    Raises:
+        VersionDamagedError: One is damaged or gone, here or further on.
+    """
+    for block in _blocks(paths):
+        yield from block
+
+
+def _blocks(paths: Sequence[Path]) -> Iterator[Records]:
     try:
-        if sum(path.stat().st_size for path in paths) > _MAX_MERGED_BYTES:
-            return None
         for path in paths:
             with path.open("rb") as file:
-                for block in DeltaReader(file, where=f"path={path}").blocks():
-                    merged.update(block)
-    except FileNotFoundError:
-        return None
-    except CheckpointCorruptError as exc:
+                yield from DeltaReader(file, where=f"path={path}").blocks()
+    except (FileNotFoundError, CheckpointCorruptError) as exc:
         raise VersionDamagedError(f"changes of a version are damaged: paths={paths}") from exc
-    return merged

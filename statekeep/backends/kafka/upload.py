@@ -6,8 +6,16 @@ upload does the same with the beginning of the topic in place of the base: every
 that the version has not becomes a tombstone, and every key of the version is written.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
@@ -17,7 +25,13 @@ from confluent_kafka import Message
 from statekeep.backends.base import BlockingExecutor, CommitContext
 from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.backends.kafka.epochs import EpochStamp, check_epoch
-from statekeep.backends.kafka.images import find_beside, merged_changes, opened_image
+from statekeep.backends.kafka.images import (
+    are_few,
+    changes_in_order,
+    find_beside,
+    merged_changes,
+    opened_image,
+)
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
@@ -25,10 +39,12 @@ from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, RetriableError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change
+from statekeep.stores.version import SealedVersion
 
 _CHUNK_KEYS: Final = 10_000
 _CHUNK_BYTES: Final = 4 << 20
@@ -70,19 +86,17 @@ class StoreUpload:
         The caller commits the transaction and then asks the writer for the offset.
         """
         await self.writer.commit_if_old()
-        increment = await self._increment() if self.base is not None else None
-        if increment is None or self.base is None:
+        base = self.base
+        increment = None if base is None else await self._increment(base)
+        if base is None or increment is None:
             return await self._write_all()
         changes, content = increment
-        async with AsyncExitStack() as stack:
-            if self._has_tail(self.base):
-                image = await stack.enter_async_context(self._image())
-                await self._mend(image, self._after(self.base), is_full=False)
-            for chunk in _chunks(changes.items()):
-                await self._write(chunk)
-        return replace(
-            self._marker(content, self.base.offset), is_transactional=self.base.is_transactional
-        )
+        if self._has_tail(base):
+            async with self._image(self.commit.version, "v") as image:
+                await self._mend(image, self._after(base), is_full=False)
+        while chunk := await run_to_end(self.executor, _next_chunk, changes):
+            await self._write(chunk)
+        return replace(self._marker(content, base.offset), is_transactional=base.is_transactional)
 
     def finished(self, marker: ChangelogMarker) -> ChangelogMarker:
         """Return what `run` gave with its offset, after the writer has committed.
@@ -108,48 +122,78 @@ class StoreUpload:
         """Whether there is no base to build on."""
         return self.base is None
 
-    async def _increment(self) -> tuple[Mapping[bytes, bytes | None], ContentSummary] | None:
+    async def _increment(
+        self, base: ChangelogMarker
+    ) -> tuple[Iterator[Change], ContentSummary] | None:
         """Return the changes since the base and what the content adds up to with them.
 
-        None where they, or the values that they replace, are not at hand.
+        None where they are not at hand.
         """
         base_version = self.commit.base_version
-        if base_version is None or self.base is None or self.base.content is None:
+        if base_version is None or base.content is None:
             return None
-        version, content = self.commit.version, self.base.content
-        paths = version.changes_since(self.store, base_version)
+        paths = self.commit.version.changes_since(self.store, base_version)
         if paths is None:
             return None
+        try:
+            is_merged = await run_to_end(self.executor, are_few, paths)
+        except FileNotFoundError:
+            return None
+        if not is_merged:
+            return changes_in_order(paths), await self._add_up_version()
+        changes = await run_to_end(self.executor, merged_changes, paths)
+        content = await self._replaced(base.content, base_version, changes)
+        if content is None:
+            content = await self._add_up_version()
+        return iter(changes.items()), content
 
-        def merge() -> tuple[Mapping[bytes, bytes | None], ContentSummary] | None:
-            changes = merged_changes(paths)
-            if not changes:
-                return None if changes is None else (changes, content)
-            before = find_beside(version, base_version)
-            if before is None:
-                return None
-            try:
-                with opened_image(before, self.store, f"{self.uid}b") as image:
-                    return changes, content.changed(_with_old_values(changes, image))
-            except (VersionDamagedError, FileNotFoundError):  # dropped meanwhile
-                return None
+    async def _replaced(
+        self, content: ContentSummary, version: VersionId, changes: Mapping[bytes, bytes | None]
+    ) -> ContentSummary | None:
+        """Return what a version's content adds up to after some changes.
 
-        return await run_to_end(self.executor, merge)
+        None where its image, which has the values that they replace, is not at hand.
+        """
+        if not changes:
+            return content
+        before = await run_to_end(self.executor, find_beside, self.commit.version, version)
+        if before is None:
+            return None
+        entries = iter(changes.items())
+        try:
+            async with self._image(before, "b") as image:
+                while chunk := await run_to_end(self.executor, _next_chunk, entries):
+                    content = await run_to_end(self.executor, _replace, content, chunk, image)
+                    await self.writer.commit_if_old()
+        except (VersionDamagedError, FileNotFoundError):  # dropped meanwhile
+            return None
+        return content
+
+    async def _add_up_version(self) -> ContentSummary:
+        async with self._image(self.commit.version, "s") as image:
+            return await self._add_up(image, lambda _: self.writer.commit_if_old())
+
+    async def _add_up(
+        self, image: KeyValueStore, take: Callable[[Sequence[Change]], Awaitable[None]]
+    ) -> ContentSummary:
+        """Scan an image, hand its entries on, and return what they add up to."""
+        content = ContentSummary()
+        entries = image.scan()
+        while chunk := await run_to_end(self.executor, _next_chunk, entries):
+            content = await run_to_end(self.executor, _add, content, chunk)
+            await take(chunk)
+        return content
 
     async def _write_all(self) -> ChangelogMarker:
         self.base = None
-        async with self._image() as image:
+        async with self._image(self.commit.version, "v") as image:
             if self.at.end > self.at.start:
                 try:
                     await self._mend(image, self.at.start, is_full=True)
                 except CheckpointCorruptError as exc:
                     exc.add_note("hint: delete the topic; the next commit fills it anew")
                     raise
-            content = ContentSummary()
-            entries = image.scan()
-            while chunk := await run_to_end(self.executor, _next_chunk, entries):
-                content = await run_to_end(self.executor, _add_up, content, chunk)
-                await self._write(chunk)
+            content = await self._add_up(image, self._write)
         return self._marker(content, None)
 
     async def _mend(self, image: KeyValueStore, start: int, *, is_full: bool) -> None:
@@ -197,10 +241,10 @@ class StoreUpload:
         self.record_count += len(chunk)
 
     @asynccontextmanager
-    async def _image(self) -> AsyncGenerator[KeyValueStore]:
-        """Open the version's image; closed on a pool thread too."""
+    async def _image(self, version: SealedVersion, use: str) -> AsyncGenerator[KeyValueStore]:
+        """Open a version's image, once for each use; closed on a pool thread too."""
         stack = ExitStack()
-        opened = opened_image(self.commit.version, self.store, f"{self.uid}v")
+        opened = opened_image(version, self.store, f"{self.uid}{use}")
         try:
             yield await run_to_end(self.executor, stack.enter_context, opened)
         finally:
@@ -229,13 +273,14 @@ class StoreUpload:
         )
 
 
-def _with_old_values(
-    changes: Mapping[bytes, bytes | None], image: KeyValueStore
-) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
-    keys = iter(changes)
-    while chunk := list(islice(keys, _CHUNK_KEYS)):
-        for key, old in zip(chunk, image.get_many(chunk), strict=True):
-            yield key, old, changes[key]
+def _replace(
+    content: ContentSummary, changes: Sequence[Change], before: KeyValueStore
+) -> ContentSummary:
+    """Return the content after some changes of different keys."""
+    old = before.get_many([key for key, _ in changes])
+    return content.changed(
+        (key, value, new) for (key, new), value in zip(changes, old, strict=True)
+    )
 
 
 def _chunks(entries: Iterable[Change]) -> Iterator[list[Change]]:
@@ -256,5 +301,5 @@ def _next_chunk(entries: Iterator[Change]) -> list[Change]:
     return chunk
 
 
-def _add_up(content: ContentSummary, chunk: Sequence[Change]) -> ContentSummary:
+def _add(content: ContentSummary, chunk: Sequence[Change]) -> ContentSummary:
     return content.plus(ContentSummary.of((k, v) for k, v in chunk if v is not None))

@@ -1,4 +1,4 @@
-"""Uploads that take longer than the cluster leaves a transaction open."""
+"""Uploads that take longer than a transaction may be open, and ones of very many changes."""
 
 import time
 import uuid
@@ -9,6 +9,8 @@ import pytest
 import pytest_asyncio
 from kafka_kit import ChangelogJob, Interrupting
 from servers.kafka import KafkaBroker
+
+from statekeep.backends.kafka import images
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -57,3 +59,23 @@ async def test_a_full_upload_may_read_for_longer_than_a_transaction_may_be_open(
     assert steps >= len(MANY) // 10_000
     interrupting.arm("nothing", take_long)
     assert await job.restore(commit.checkpoint) == commit.content
+
+
+@pytest.mark.asyncio
+async def test_changes_that_are_not_merged_are_written_behind_a_tail_that_is_put_right(
+    job: ChangelogJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_MAX_MERGED_BYTES", 0)
+    manager = await job.manager()
+    base = await job.commit(manager, {b"a": b"1", b"b": b"1", b"c": b"1"})
+    await job.upload(manager, job.seal({b"a": b"void", b"z": b"void"}))
+    job.rewind(base)
+    before = len(job.records())
+    job.seal({b"a": b"2", b"d": b"2"})
+    commit = await job.commit(manager, {b"a": b"3", b"c": None})
+    assert len(job.records()) == before + 6
+    assert (
+        await job.restore(commit.checkpoint)
+        == commit.content
+        == {b"a": b"3", b"b": b"1", b"d": b"2"}
+    )

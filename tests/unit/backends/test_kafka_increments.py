@@ -1,0 +1,178 @@
+"""Which records an increment writes, and what its marker says of the content, without a cluster."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from statekeep.backends.base import CommitContext
+from statekeep.backends.kafka import images
+from statekeep.backends.kafka.digest import ContentSummary
+from statekeep.backends.kafka.epochs import EpochStamp
+from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.upload import StorePlace, StoreUpload
+from statekeep.backends.kafka.writer import ChangelogWriter
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.errors import VersionDamagedError
+from statekeep.stores.delta import Change
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.versions import STORE, FakeTask, seal_version
+
+SETTINGS = KafkaSettings(servers="127.0.0.1:1", topic_prefix="kafka")
+PLACE = ChangelogPartition("topic", 3)
+CLOCK = FakeClock()
+EXECUTOR = SerialExecutor()
+
+BASE = {b"%d" % number: b"1" for number in range(9)}
+CHANGES: Sequence[Mapping[bytes, bytes | None]] = (
+    {b"0": b"2", b"1": None, b"new": b"2"},
+    {b"0": b"3", b"1": b"3", b"2": None},
+)
+LAST = {**BASE, b"0": b"3", b"1": b"3", b"new": b"2"}
+del LAST[b"2"]
+
+
+class RecordingWriter(ChangelogWriter):
+    """Keeps what it is given.
+
+    Attributes:
+        written: The records.
+        looks: How many there were each time that the age of the transaction was looked at.
+    """
+
+    is_transactional = True
+
+    def __init__(self) -> None:
+        super().__init__(SETTINGS, "id", transactional_id=None, executor=EXECUTOR, clock=CLOCK)
+        self.written: list[Change] = []
+        self.looks: list[int] = []
+
+    @override
+    async def open(self) -> None:
+        pass
+
+    @override
+    async def write(
+        self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
+    ) -> None:
+        self.written += entries
+
+    @override
+    async def commit(self) -> None:
+        pass
+
+    @override
+    async def commit_if_old(self) -> None:
+        self.looks.append(len(self.written))
+
+    @override
+    async def _begin(self) -> None:
+        pass
+
+
+@dataclass
+class Lineage:
+    """A base, of which the topic holds everything, and a version that two deltas lead to."""
+
+    base: SealedVersion
+    version: SealedVersion
+    writer: RecordingWriter = field(default_factory=RecordingWriter)
+
+    async def upload(self) -> tuple[ChangelogMarker, list[Change]]:
+        """Upload the version, and return its marker and what was written."""
+        marker = ChangelogMarker(
+            PLACE.topic,
+            PLACE.partition,
+            8,
+            "topic id",
+            str(self.base.id),
+            ContentSummary.of(BASE.items()),
+        )
+        upload = StoreUpload(
+            settings=SETTINGS,
+            commit=CommitContext(CheckpointId(0, 1), 1, 1, self.version, None, self.base.id),
+            store=STORE,
+            at=StorePlace(PLACE, "topic id", 0, 10),
+            base=marker,
+            stamp=EpochStamp("77aa", 1, 1),
+            writer=self.writer,
+            executor=EXECUTOR,
+            clock=CLOCK,
+            uid="a1",
+        )
+        return await upload.run(), self.writer.written
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    task = TaskDirectory.of(tmp_path, FakeTask())
+    base = seal_version(task, "1_00000001", None, BASE)
+    version = base
+    for number, changes in enumerate(CHANGES, 2):
+        name = f"{number}_0000000{number}"
+        version = seal_version(task, name, version, changes, committed=base.id)
+    return Lineage(base, version)
+
+
+@pytest.fixture
+def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_MAX_MERGED_BYTES", 0)
+
+
+@pytest.mark.asyncio
+async def test_the_last_change_of_each_key_is_written(lineage: Lineage) -> None:
+    marker, written = await lineage.upload()
+    assert sorted(written) == [(b"0", b"3"), (b"1", b"3"), (b"2", None), (b"new", b"2")]
+    assert marker.content == ContentSummary.of(LAST.items())
+
+
+@pytest.mark.asyncio
+async def test_without_the_image_of_the_base_the_version_is_added_up(lineage: Lineage) -> None:
+    shutil.rmtree(lineage.base.directory)
+    marker, written = await lineage.upload()
+    assert dict(written) == {b"0": b"3", b"1": b"3", b"2": None, b"new": b"2"}
+    assert marker.content == ContentSummary.of(LAST.items())
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("_no_memory")
+async def test_changes_too_many_to_be_merged_are_written_in_order(lineage: Lineage) -> None:
+    marker, written = await lineage.upload()
+    before, after = written[:3], written[3:]
+    assert (dict(before), dict(after)) == CHANGES
+    assert marker.content == ContentSummary.of(LAST.items())
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("_no_memory")
+async def test_damaged_changes_that_are_written_in_order_end_the_upload(lineage: Lineage) -> None:
+    path = max(lineage.version.directory.glob(f"{STORE}/changes/3_*"))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(VersionDamagedError):
+        await lineage.upload()
+
+
+@pytest.mark.asyncio
+async def test_what_another_store_wrote_long_ago_is_committed_before_a_store_begins(
+    lineage: Lineage,
+) -> None:
+    lineage.version = lineage.base
+    marker, written = await lineage.upload()
+    assert (marker.offset, written, lineage.writer.looks) == (8, [], [0])
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("_no_memory")
+async def test_what_was_written_long_ago_is_committed_while_a_version_is_read(
+    lineage: Lineage,
+) -> None:
+    await lineage.upload()
+    assert lineage.writer.looks == [0, 0]
