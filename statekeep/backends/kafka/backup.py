@@ -13,6 +13,7 @@ from statekeep.backends.kafka.epochs import EpochStamp
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition, transactional_id
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
 from statekeep.backends.kafka.upload import StorePlace, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter, PlainWriter, TransactionWriter
@@ -34,7 +35,8 @@ class KafkaBackupManager(TaskBackupManager):
     One producer and transactional id over all stores. What stands behind the marker of the
     committed base, left by a void attempt, a predecessor or a zombie, is put right by the next
     commit: each of its keys gets the value that it has in the version (R10). Between commits only
-    the producer is kept; whether it still owns the transactional id shows when it commits.
+    the producer is kept, and a share of the client for topics; whether the producer still owns the
+    transactional id shows when it commits.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class KafkaBackupManager(TaskBackupManager):
         context: BackupContext,
         settings: KafkaSettings,
         backend: BackendName,
+        clusters: SharedCluster,
         *,
         new_uid: Callable[[], str],
     ) -> None:
@@ -51,6 +54,7 @@ class KafkaBackupManager(TaskBackupManager):
             context: The task.
             settings: Of the backend.
             backend: Name under which the markers stand.
+            clusters: Lends the client for topics and offsets.
             new_uid: Draws names of work directories.
 
         Raises:
@@ -63,6 +67,7 @@ class KafkaBackupManager(TaskBackupManager):
         self._topics = ChangelogTopics(settings, backend, context.task)
         self._places = {store: self._topics.place(store) for store in context.stores}
         self._retrier = Retrier(settings.retry, context.clock)
+        self._clusters = clusters
         self._cluster: Cluster | None = None
         self._writer: ChangelogWriter | None = None
         self._is_closed = False
@@ -71,7 +76,7 @@ class KafkaBackupManager(TaskBackupManager):
     async def init(self, checkpoint: CheckpointV2 | None) -> None:
         self._check_open()
         if self._cluster is None:
-            self._cluster = Cluster(self._settings)
+            self._cluster = self._clusters.borrow()
         await self._retrier.run(self._ensure_topics, operation="create topics")
 
     @override
@@ -106,7 +111,7 @@ class KafkaBackupManager(TaskBackupManager):
         await self._drop_writer()
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
-            await run_to_end(self._context.executor, cluster.close)
+            await run_to_end(self._context.executor, self._clusters.give_back)
 
     def _check_open(self) -> None:
         if self._is_closed:

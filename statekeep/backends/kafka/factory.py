@@ -26,6 +26,7 @@ from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import topic_name
 from statekeep.backends.kafka.restore import KafkaRestoreManager
 from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
+from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.kafka.topics import ChangelogTopics
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
@@ -59,15 +60,18 @@ class KafkaBackendFactory(StateBackendFactory):
         """
         super().__init__(name, settings)
         self._kafka_settings = KafkaSettings.parse(name, settings)
+        self._clusters = SharedCluster(self._kafka_settings)
         self._new_uid = new_uid
 
     @override
     def backup_manager(self, context: BackupContext) -> TaskBackupManager:
-        return KafkaBackupManager(context, self._kafka_settings, self.name, new_uid=self._new_uid)
+        return KafkaBackupManager(
+            context, self._kafka_settings, self.name, self._clusters, new_uid=self._new_uid
+        )
 
     @override
     def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
-        return KafkaRestoreManager(context, self._kafka_settings, self.name)
+        return KafkaRestoreManager(context, self._kafka_settings, self.name, self._clusters)
 
     @override
     def admin(

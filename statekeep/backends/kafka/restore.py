@@ -14,6 +14,7 @@ from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.kafka.topics import patient
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
@@ -44,25 +45,30 @@ class KafkaRestoreManager(TaskRestoreManager):
     """
 
     def __init__(
-        self, context: RestoreContext, settings: KafkaSettings, backend: BackendName
+        self,
+        context: RestoreContext,
+        settings: KafkaSettings,
+        backend: BackendName,
+        clusters: SharedCluster,
     ) -> None:
         """Take what the restore needs; no I/O."""
         self._context = context
         self._settings = settings
         self._backend = backend
+        self._clusters = clusters
         self._stretches: dict[StoreName, _Stretch] = {}
         self._is_closed = False
 
     @override
     async def init(self, checkpoint: CheckpointV2) -> None:
         self._check_open()
-        cluster = Cluster(self._settings)
+        cluster = self._clusters.borrow()
         try:
             for store in self._context.directories:
                 marker = self._marker(checkpoint, store)
                 self._stretches[store] = await self._find(cluster, marker)
         finally:
-            await run_to_end(self._context.executor, cluster.close)
+            await run_to_end(self._context.executor, self._clusters.give_back)
 
     @override
     async def restore(self) -> None:

@@ -5,8 +5,12 @@ import json
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from kafka_kit import KAFKA, ChangelogJob, Committed
 
+from statekeep.backends.kafka import cluster
+from statekeep.backends.kafka.clients import build_admin
+from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoints import CheckpointV2, Marker
 from statekeep.errors import (
     BackendClosedError,
@@ -292,6 +296,24 @@ async def test_an_offset_beyond_the_end_is_refused(job: ChangelogJob) -> None:
         await job.restore(
             CheckpointV2(commit.checkpoint.checkpoint_id, {}, {KAFKA: {STORE: marker}})
         )
+
+
+@pytest.mark.asyncio
+async def test_the_tasks_of_a_process_share_one_client_for_topics(
+    job: ChangelogJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[AdminClient] = []
+
+    def build(settings: KafkaSettings) -> AdminClient:
+        built.append(build_admin(settings))
+        return built[-1]
+
+    monkeypatch.setattr(cluster, "build_admin", build)
+    managers = [await job.manager() for _ in range(3)]
+    await managers.pop().close()
+    commit = await job.commit(managers.pop(), {b"a": b"1"})
+    assert await restored(job, commit)
+    assert len(built) == 1
 
 
 @pytest.mark.asyncio
