@@ -304,6 +304,9 @@ class GarbageCollector(ABC):
     async def delete(self, names: Sequence[str]) -> None:
         """Delete what `find` returned, at any time after it. Idempotent.
 
+        What puts that never ended have left in the scope of the last `find` goes too: nobody can
+        see it, so `find` tells nothing of it.
+
         Raises:
             RetriableError: The service may answer later; some of it may be deleted.
         """

@@ -11,6 +11,7 @@ from statekeep.backends.blob.managers.object_client import (
     ObjectRange,
     ObjectStamps,
     PartLimits,
+    UnfinishedUpload,
 )
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.object_requests import Requests, SharedLimits
@@ -25,11 +26,17 @@ from statekeep.testing.clock import FakeClock
 
 @dataclass
 class ObjectsInMemory(ObjectClient):
-    """Objects and unfinished uploads; `before` and `after` may raise around each request."""
+    """Objects and unfinished uploads; `before` and `after` may raise around each request.
+
+    Attributes:
+        uploads: The parts of each, by its id.
+        names: What each was to become, ended ones included.
+    """
 
     part_limits = PartLimits(min_bytes=1, max_parts=10_000)
     objects: dict[str, bytes] = field(default_factory=dict[str, bytes])
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict[str, dict[int, bytes]])
+    names: dict[str, str] = field(default_factory=dict[str, str])
     tags: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     requests: list[str] = field(default_factory=list[str])
     before: Callable[[str], None] = lambda request: None
@@ -59,12 +66,14 @@ class ObjectsInMemory(ObjectClient):
         self._begin("begin")
         upload = f"upload-{len(self.requests)}"
         self.uploads[upload] = {}
+        self.names[upload] = name
         return upload
 
     @override
     def put_part(self, name: str, upload: str, number: int, data: bytes) -> str:
         self._begin(f"part {number}")
-        self.uploads[upload][number] = data
+        # What lands after the abort stays, as in S3.
+        self.uploads.setdefault(upload, {})[number] = data
         self._done(f"part {number}")
         return str(number)
 
@@ -91,6 +100,12 @@ class ObjectsInMemory(ObjectClient):
     def abort_parts(self, name: str, upload: str) -> None:
         self._begin("abort")
         self.uploads.pop(upload, None)
+
+    @override
+    def unfinished(self, prefix: str) -> Sequence[UnfinishedUpload]:
+        self._begin("unfinished")
+        named = ((self.names[upload], upload) for upload in self.uploads)
+        return [UnfinishedUpload(name, upload) for name, upload in named if name.startswith(prefix)]
 
     @override
     def read(self, name: str, start: int, length: int) -> ObjectRange:

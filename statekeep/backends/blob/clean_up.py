@@ -112,12 +112,13 @@ class BlobGarbageCollector(GarbageCollector):
         self._manager = manager
         self._index_blobs = index_blobs
         self._backend = backend
+        self._scope: GarbageScope | None = None
 
     @override
     async def find(self, scope: GarbageScope) -> Sequence[str]:
         await self._manager.init()
-        prefix = backend_prefix(scope.job_name, scope.job_uid, self._backend)
-        candidates = await _made_until(self._manager, prefix, scope.newest_closed)
+        self._scope = scope
+        candidates = await _made_until(self._manager, self._prefix(scope), scope.newest_closed)
         if not candidates:
             return []
         return sorted(candidates - await _reached(self._index_blobs, scope.retained))
@@ -125,11 +126,18 @@ class BlobGarbageCollector(GarbageCollector):
     @override
     async def delete(self, names: Sequence[str]) -> None:
         await self._manager.init()
+        if (scope := self._scope) is not None:
+            await self._manager.remove_unfinished(
+                self._prefix(scope), lambda name: _is_made_until(name, scope.newest_closed)
+            )
         await delete_blobs(self._manager, names)
 
     @override
     async def close(self) -> None:
         await self._manager.close()
+
+    def _prefix(self, scope: GarbageScope) -> str:
+        return backend_prefix(scope.job_name, scope.job_uid, self._backend)
 
 
 async def _made_until(manager: BlobStoreManager, prefix: str, newest: tuple[int, int]) -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from lagging_kit import TURNS, LaggingExecutor
 from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from typing_extensions import override
 
@@ -144,6 +145,53 @@ async def test_a_cancelled_upload_leaves_neither_blob_nor_parts(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (client.objects, client.uploads) == ({}, {})
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("nth", [2, 3, 7], ids=["begin", "first part", "other part"])
+async def test_a_cancel_drops_an_upload_only_after_its_requests_under_way(
+    client: ObjectsInMemory, source: Path, nth: int
+) -> None:
+    executor = LaggingExecutor()
+    manager = ObjectStoreRig(client, executor).manager()
+    await manager.init()
+    executor.lagging = executor.call_count + nth  # the first one looks at the file
+    task = asyncio.create_task(manager.put("a/1", source, METADATA))
+    await executor.is_lagging.wait()
+    task.cancel()
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+    await executor.catch_up()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (client.objects, client.uploads) == ({}, {})
+    assert "begin" in client.requests
+    await manager.close()
+
+
+@pytest.mark.asyncio
+async def test_what_killed_uploads_have_left_goes_where_nobody_is_at_work_any_more(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory
+) -> None:
+    stamps = ObjectStamps({})
+    for name in ("a/1-1/x", "a/1-2/x", "b/1-1/x"):
+        client.put_part(name, client.begin_parts(name, stamps), 0, b"half")
+    await manager.remove_unfinished("a/", lambda name: "/1-1/" in name)
+    assert [client.names[upload] for upload in client.uploads] == ["a/1-2/x", "b/1-1/x"]
+    await manager.remove_unfinished("", lambda name: True)
+    assert client.uploads == {}
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_lists_no_unfinished_uploads_is_told_of_once(
+    manager: ObjectBlobStoreManager, client: ObjectsInMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.before = Failing("unfinished", ConfigError("access denied"), times=2)
+    for _ in range(2):
+        await manager.remove_unfinished("a/", lambda name: True)
+    [record] = caplog.records
+    assert "s3:ListBucketMultipartUploads" in record.getMessage()
+    assert record.levelname == "WARNING"
 
 
 @pytest.mark.asyncio

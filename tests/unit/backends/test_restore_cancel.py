@@ -1,13 +1,11 @@
 """What a cancel leaves of a restore: nothing is written once it has ended."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
 
 import pytest
+from lagging_kit import TURNS, LaggingExecutor
 from object_store_kit import ObjectsInMemory, ObjectStoreRig
-from typing_extensions import override
 
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.blob.factory import BlobBackendFactory
@@ -20,46 +18,8 @@ from statekeep.testing.backend_harness import STORE, BackendHarness, Commit
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
-P = ParamSpec("P")
-T = TypeVar("T")
 OLDER = {"a.sst": b"a" * 100, "CURRENT": b"1", "empty": b""}
 NEWER = {**OLDER, "CURRENT": b"2", "sub/b.sst": b"b" * 30, "c.sst": b"c" * 2500}
-_TURNS = 20
-"""Of the loop: enough for a cancel to reach everybody."""
-
-
-class LaggingExecutor(SerialExecutor):
-    """Its threads are slow to make one call: a caller that is cancelled leaves it behind.
-
-    Attributes:
-        lagging: Number of the call that lags; None: none does.
-        is_lagging: Set while it does.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lagging: int | None = None
-        self.is_lagging = asyncio.Event()
-        self._go_on = asyncio.Event()
-        self._calls: list[asyncio.Future[Any]] = []
-
-    @override
-    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        made = asyncio.ensure_future(self._make(lambda: call(*args, **kwargs)))
-        self._calls.append(made)
-        return await asyncio.shield(made)
-
-    async def _make(self, call: Callable[[], T]) -> T:
-        self.call_count += 1
-        if self.call_count == self.lagging:
-            self.is_lagging.set()
-            await self._go_on.wait()
-        return call()
-
-    async def catch_up(self) -> None:
-        """Make what is left behind."""
-        self._go_on.set()
-        await asyncio.gather(*self._calls, return_exceptions=True)
 
 
 def blobs_in_memory(root: Path, settings: dict[str, str]) -> BlobBackendFactory:
@@ -145,7 +105,7 @@ async def test_nothing_is_written_once_a_cancelled_restore_has_ended(
             lagging.cancel()
             break
         restoring.cancel()
-        for _ in range(_TURNS):
+        for _ in range(TURNS):
             await asyncio.sleep(0)
         if not restoring.done():
             await executor.catch_up()

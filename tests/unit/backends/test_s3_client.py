@@ -1,12 +1,13 @@
 """How answers of S3 become errors of ours, and settings become fields of requests."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore import exceptions as boto_errors
 
-from statekeep.backends.blob.managers.object_client import ObjectStamps
+from statekeep.backends.blob.managers.object_client import ObjectStamps, UnfinishedUpload
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
 from statekeep.backends.blob.managers.s3_client import S3Client
 from statekeep.errors import (
@@ -24,9 +25,12 @@ NO_STAMPS = ObjectStamps({})
 class AnsweringS3:
     """Stands in for the SDK's client: records a request, raises or answers."""
 
-    def __init__(self, answer: Mapping[str, Any] | Exception) -> None:
+    def __init__(self, answer: object) -> None:
         self.answer = answer
         self.requests: list[tuple[str, dict[str, Any]]] = []
+
+    def get_paginator(self, operation: str) -> Any:
+        return SimpleNamespace(paginate=getattr(self, operation))
 
     def __getattr__(self, operation: str) -> Any:
         def request(**fields: Any) -> Any:
@@ -55,9 +59,7 @@ def client(environment: None) -> Iterator[S3Client]:
     client.close()
 
 
-def answering(
-    answer: Mapping[str, Any] | Exception, settings: S3Settings
-) -> tuple[S3Client, AnsweringS3]:
+def answering(answer: object, settings: S3Settings) -> tuple[S3Client, AnsweringS3]:
     client = S3Client("bucket", "p/", settings, 4)
     client.close()
     stand_in = AnsweringS3(answer)
@@ -149,6 +151,17 @@ def test_a_store_that_refuses_checksums_gets_none() -> None:
             {"Bucket": "bucket", "Key": "p/a", "Body": b"1", "Metadata": {}, "IfNoneMatch": "*"},
         )
     ]
+
+
+def test_unfinished_uploads_are_those_of_every_page_by_the_names_of_their_blobs() -> None:
+    pages = [
+        {"Uploads": [{"Key": "p/a/1", "UploadId": "u1", "Initiator": {}}]},
+        {},
+        {"Uploads": [{"Key": "p/a/2", "UploadId": "u2"}]},
+    ]
+    client, s3 = answering(pages, S3Settings(endpoint=ENDPOINT))
+    assert client.unfinished("a/") == [UnfinishedUpload("a/1", "u1"), UnfinishedUpload("a/2", "u2")]
+    assert s3.requests == [("list_multipart_uploads", {"Bucket": "bucket", "Prefix": "p/a/"})]
 
 
 def test_an_unknown_profile_is_told() -> None:

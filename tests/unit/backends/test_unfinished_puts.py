@@ -1,18 +1,21 @@
-"""What killed uploads leave on HDFS: found by clean-up once their attempts are closed."""
+"""What killed uploads leave on HDFS and S3: found by clean-up once their attempts are closed."""
 
 from pathlib import Path
 from unittest.mock import AsyncMock, patch
 
 import pytest
 from fake_hdfs_kit import FakeHdfs
+from object_store_kit import ObjectsInMemory, ObjectStoreRig
 
+from statekeep.backends.base import CommitContext, GarbageScope
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers import hdfs_client
 from statekeep.backends.blob.names import temporary_path, unfinished_name
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.testing.backend_harness import STORE
+from statekeep.errors import ConfigError
+from statekeep.testing.backend_harness import STORE, BackendHarness
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.key_value_harness import KeyValueHarness
@@ -88,6 +91,76 @@ async def test_any_process_spares_a_snapshot_in_the_making_as_long_as_it_may_be_
     assert making not in hdfs.files
     await task.close()
     await driver.close()
+
+
+@pytest.fixture
+def objects() -> ObjectsInMemory:
+    return ObjectsInMemory()
+
+
+@pytest.fixture
+def in_objects(objects: ObjectsInMemory) -> BlobBackendFactory:
+    return BlobBackendFactory(
+        BackendName("blob"),
+        {"uri": "elsewhere", "part.bytes": "1MiB"},
+        make_manager=lambda _, executor: ObjectStoreRig(
+            objects, executor, part_bytes=1 << 20, buffer_bytes=4 << 20
+        ).manager(),
+    )
+
+
+async def killed_in_parts(task: BackendHarness, objects: ObjectsInMemory) -> CommitContext:
+    """Begin a commit whose process is killed before the end of an upload in parts."""
+
+    def die(request: str) -> None:
+        if request in {"complete", "abort"}:
+            raise ConfigError("killed")
+
+    objects.before = die
+    context = task.open_attempt(task.seal({"large.sst": bytes(3 << 19)}))
+    with pytest.raises(ConfigError):
+        await task.upload(context)
+    objects.before = lambda request: None
+    assert objects.uploads
+    return context
+
+
+@pytest.mark.asyncio
+async def test_a_clean_up_drops_the_parts_of_closed_attempts_alone(
+    objects: ObjectsInMemory, in_objects: BlobBackendFactory, tmp_path: Path
+) -> None:
+    task = BackendHarness(in_objects, SerialExecutor(), FakeClock(), tmp_path)
+    await task.start()
+    first = await task.commit(task.seal({"a.sst": b"1"}))
+    await task.commit(task.seal({"a.sst": b"2"}))
+    task.release(first)
+    context = await killed_in_parts(task, objects)
+    await task.clean_up()
+    assert objects.uploads
+    task.void(context)
+    await task.clean_up()
+    assert objects.uploads == {}
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_the_garbage_collector_drops_parts_when_it_deletes_and_not_when_it_looks(
+    objects: ObjectsInMemory, in_objects: BlobBackendFactory, tmp_path: Path
+) -> None:
+    task = BackendHarness(in_objects, SerialExecutor(), FakeClock(), tmp_path)
+    await task.start()
+    context = await killed_in_parts(task, objects)
+    closed = (context.epoch, context.attempt)
+    collector = in_objects.garbage_collector(SerialExecutor(), FakeClock())
+    assert collector is not None
+    names = await collector.find(
+        GarbageScope(task.task.job_name, task.task.job_uid, frozenset(), closed)
+    )
+    assert objects.uploads
+    await collector.delete(names)
+    assert (objects.objects, objects.uploads) == ({}, {})
+    await collector.close()
+    await task.close()
 
 
 def test_a_temporary_file_says_what_it_was_to_become() -> None:

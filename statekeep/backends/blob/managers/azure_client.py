@@ -20,6 +20,7 @@ from statekeep.backends.blob.managers.object_client import (
     ObjectRange,
     ObjectStamps,
     PartLimits,
+    UnfinishedUpload,
 )
 from statekeep.backends.blob.managers.object_store_settings import AzureSettings
 from statekeep.errors import (
@@ -133,6 +134,10 @@ class AzureClient(ObjectClient):
     @override
     def abort_parts(self, name: str, upload: str) -> None:
         """Blocks that no blob was made of are dropped by the service after a week."""
+
+    @override
+    def unfinished(self, prefix: str) -> Sequence[UnfinishedUpload]:
+        return ()  # as above
 
     @override
     def read(self, name: str, start: int, length: int) -> ObjectRange:

@@ -36,11 +36,21 @@ class ObjectStamps:
     """On top of those that every object of the client has."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """An upload in parts that was begun, and neither completed nor aborted."""
+
+    name: str
+    """Of the object that it was to become."""
+    upload: str
+    """As `ObjectClient.begin_parts` returned it."""
+
+
 class ObjectClient(ABC):
     """The requests of one object store, below one prefix of one bucket.
 
-    Every method makes one request (`list`: one for each page) on an executor thread and makes it
-    once: repeating is the caller's. Names are relative to the prefix.
+    Every method makes one request (`list` and `unfinished`: one for each page) on an executor thread
+    and makes it once: repeating is the caller's. Names are relative to the prefix.
 
     Every method raises, beside what it says itself: `RetriableError` (`ThrottledError` where the
     service asks for less) if asking again may help, `ConfigError` if not.
@@ -88,7 +98,17 @@ class ObjectClient(ABC):
 
     @abstractmethod
     def abort_parts(self, name: str, upload: str) -> None:
-        """Drop the parts of an upload that will not be completed; none is no error."""
+        """Drop the parts of an upload that will not be completed; none is no error.
+
+        Called when no request of the upload is under way: a part that lands later may stay.
+        """
+
+    @abstractmethod
+    def unfinished(self, prefix: str) -> Sequence[UnfinishedUpload]:
+        """Return the uploads of objects whose names begin with ``prefix``, in any order.
+
+        None where the store drops them by itself.
+        """
 
     @abstractmethod
     def read(self, name: str, start: int, length: int) -> ObjectRange:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from typing_extensions import override
 
@@ -34,6 +34,12 @@ from statekeep.errors import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+_BLIND: Final = (
+    "parts that killed uploads have left cannot be listed, and stay: root=%s error=%s"
+    " (on S3 allow s3:ListBucketMultipartUploads, or let the bucket drop unfinished uploads)"
+)
 
 
 class _Digest(Protocol):
@@ -76,6 +82,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
         self._part_bytes = part_bytes
         self._uncommitted_tags = uncommitted_tags
         self._client: ObjectClient | None = None
+        self._is_blind_to_unfinished = False
         client.join()
         self._is_closed = False
 
@@ -161,6 +168,23 @@ class ObjectBlobStoreManager(BlobStoreManager):
         return sorted(await self._requests.run("list", prefix, 0, self._open_client().list, prefix))
 
     @override
+    async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
+        client, run = self._open_client(), self._requests.run
+        try:
+            found = await run("remove_unfinished", prefix, 0, client.unfinished, prefix)
+        except ConfigError as exc:
+            # Blobs can be deleted all the same, and a store may have no such request.
+            if not self._is_blind_to_unfinished:
+                self._is_blind_to_unfinished = True
+                logger.warning(_BLIND, self._place, exc)
+            return
+        await run_all(
+            run("remove_unfinished", each.name, 0, client.abort_parts, each.name, each.upload)
+            for each in found
+            if is_closed(each.name)
+        )
+
+    @override
     async def remove_ttl(self, blob_id: str) -> None:
         client = self._open_client()
         if self._uncommitted_tags:
@@ -230,19 +254,25 @@ class ObjectBlobStoreManager(BlobStoreManager):
         *,
         if_absent: bool,
     ) -> None:
-        run = self._requests.run
-        upload = await run("put", name, 0, client.begin_parts, name, stamps)
+        # What lands after the abort may stay in the store: a cancel waits for requests under way.
+        run = self._requests.run_to_end
+        begun: list[str] = []
+
+        def begin() -> None:
+            # Noted on the thread: the caller may be cancelled before it hears of it.
+            begun.append(client.begin_parts(name, stamps))
 
         async def send(part: Part) -> str:
             async with self._requests.shared.buffers.hold(part.size):
                 return await run(
-                    "put", name, part.size, _put_part, client, name, upload, path, part
+                    "put", name, part.size, _put_part, client, name, begun[0], path, part
                 )
 
         is_complete = False
         try:
+            await run("put", name, 0, begin)
             tags = await run_all([send(part) for part in parts])
-            complete = partial(client.complete_parts, name, upload, tags, stamps)
+            complete = partial(client.complete_parts, name, begun[0], tags, stamps)
             try:
                 await run("put", name, 0, complete, if_absent=if_absent)
             except BlobNotFoundError as exc:
@@ -251,8 +281,8 @@ class ObjectBlobStoreManager(BlobStoreManager):
                 await self._check_landed(client, name, sum(part.size for part in parts))
             is_complete = True
         finally:
-            if not is_complete:
-                await self._abort(client, name, upload)
+            if not is_complete and begun:
+                await self._abort(client, name, begun[0])
 
     async def _check_landed(self, client: ObjectClient, name: str, size: int) -> None:
         """Find out whether a put was refused because it had landed before, unheard."""
@@ -264,7 +294,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
             )
 
     async def _abort(self, client: ObjectClient, name: str, upload: str) -> None:
-        """Drop the parts of a failed upload; what cannot be dropped is the store's to expire."""
+        """Drop the parts of a failed upload; what cannot be dropped is left to clean-up."""
         try:
             await self._requests.local(client.abort_parts, name, upload)
         except StateBackupError as exc:

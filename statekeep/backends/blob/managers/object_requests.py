@@ -1,7 +1,8 @@
 """How one container makes requests of one object store: bounded, paced, repeated, at rest together."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from statekeep.backends.base import BlockingExecutor
@@ -57,12 +58,33 @@ class Requests:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Make a request that moves up to ``size`` bytes, until it is answered or time is up."""
+        """Make a request that moves up to ``size`` bytes, until it is answered or time is up.
 
+        A cancel leaves a request that is under way to its thread; its result is dropped.
+        """
+        request = partial(self._executor.run, call, *args, **kwargs)
+        return await self._repeated(operation, blob, size, request)
+
+    async def run_to_end(
+        self,
+        operation: str,
+        blob: str,
+        size: int,
+        call: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Make a request as `run` does; a cancel waits for the end of the one that is under way."""
+        request = partial(run_to_end, self._executor, call, *args, **kwargs)
+        return await self._repeated(operation, blob, size, request)
+
+    async def _repeated(
+        self, operation: str, blob: str, size: int, request: Callable[[], Awaitable[T]]
+    ) -> T:
         async def placed() -> T:
             await self.shared.throttle.wait()
             try:
-                result = await self._executor.run(call, *args, **kwargs)
+                result = await request()
             except ThrottledError:
                 self.shared.throttle.slow_down()
                 raise

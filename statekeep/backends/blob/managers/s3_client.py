@@ -17,6 +17,7 @@ from statekeep.backends.blob.managers.object_client import (
     ObjectRange,
     ObjectStamps,
     PartLimits,
+    UnfinishedUpload,
 )
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
 from statekeep.errors import (
@@ -156,6 +157,18 @@ class S3Client(ObjectClient):
                 self._s3.abort_multipart_upload(**self._key(name), UploadId=upload)
         except BlobNotFoundError:
             return
+
+    @override
+    def unfinished(self, prefix: str) -> Sequence[UnfinishedUpload]:
+        pages = self._s3.get_paginator("list_multipart_uploads")
+        with self._mapped(""):
+            return [
+                UnfinishedUpload(
+                    str(entry["Key"]).removeprefix(self._prefix), str(entry["UploadId"])
+                )
+                for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}")
+                for entry in page.get("Uploads", ())
+            ]
 
     @override
     def read(self, name: str, start: int, length: int) -> ObjectRange:
