@@ -184,12 +184,12 @@ class AzureClient(ObjectClient):
 
     @contextmanager
     def _mapped(self, name: str) -> Generator[None]:
-        """Tell an error of the SDK as one of ours; none of its texts, which may quote a request."""
+        """Tell an error of the SDK as one of ours, without it: its texts may quote a SAS token."""
         where = f"container={self._place} name={name}"
         try:
             yield
         except azure_errors.ClientAuthenticationError as exc:
-            raise ConfigError(f"access denied: {where} status={exc.status_code}") from exc
+            raise ConfigError(f"access denied: {where} status={exc.status_code}") from None
         except (
             azure_errors.ServiceRequestError,
             azure_errors.ServiceResponseError,
@@ -198,17 +198,24 @@ class AzureClient(ObjectClient):
         ) as exc:
             if "CERTIFICATE_VERIFY_FAILED" in str(exc):
                 msg = f"the certificate of the object store is not trusted: {where}"
-                raise ConfigError(msg, hint="set the CA bundle: azure.ca.bundle") from exc
-            msg = f"the object store did not answer: {where} kind={type(exc).__name__}"
-            raise RetriableError(msg) from exc
+                raise ConfigError(msg, hint="set the CA bundle: azure.ca.bundle") from None
+            msg = f"the object store did not answer: {where} kind={_kind(exc)}"
+            raise RetriableError(msg) from None
         except azure_errors.HttpResponseError as exc:
-            raise _told(exc, name, where) from exc
+            raise _told(exc, name, where) from None
         except azure_errors.AzureError as exc:
-            msg = f"the object store cannot be used: {where} kind={type(exc).__name__}"
-            raise ConfigError(msg) from exc
+            msg = f"the object store cannot be used: {where} kind={_kind(exc)}"
+            raise ConfigError(msg) from None
         except (OSError, requests.RequestException) as exc:
-            msg = f"the object store did not answer: {where} kind={type(exc).__name__}"
-            raise RetriableError(msg) from exc
+            msg = f"the object store did not answer: {where} kind={_kind(exc)}"
+            raise RetriableError(msg) from None
+
+
+def _kind(error: BaseException) -> str:
+    """Return the class of what lies at the bottom of an error, such as ``NameResolutionError``."""
+    inner = (getattr(error, "inner_exception", None), getattr(error, "reason", None), *error.args)
+    below = next((each for each in inner if isinstance(each, BaseException)), None)
+    return type(error).__name__ if below is None else _kind(below)
 
 
 def _put_options(settings: AzureSettings) -> Mapping[str, Any]:
@@ -244,9 +251,9 @@ def _container_client(
     if account_url is None and connection_string is not None:
         try:
             return ContainerClient.from_connection_string(connection_string, container, **options)
-        except ValueError as exc:
+        except ValueError:
             msg = "not a connection string: AZURE_STORAGE_CONNECTION_STRING"
-            raise ConfigError(msg) from exc
+            raise ConfigError(msg) from None  # it may quote the string
     if account_url is None:
         account_url = _account_of_environment()
     return ContainerClient(account_url, container, credential=_credential(), **options)
