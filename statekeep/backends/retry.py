@@ -40,7 +40,10 @@ class RetryPolicy:
     max_retries: int = BLOB_MAX_RETRIES.default
     """Repetitions after the first try; -1: as many as the time allows."""
     max_duration_ms: int = BLOB_MAX_RETRY_MS.default
-    """No repetition begins later than this after the first try."""
+    """No repetition begins later than this after the first try has failed.
+
+    How long that try took does not count: most of it may have gone into a queue of our own.
+    """
     backoff_delay_ms: int = BLOB_BACKOFF_MS.default
     """Before the first repetition."""
     backoff_max_delay_ms: int = BLOB_BACKOFF_MAX_MS.default
@@ -114,16 +117,21 @@ class Retrier:
         Raises:
             RetriableError: The last one.
         """
-        started_ns = self._clock.monotonic_ns()
         tries = 0
+        failing_since_ns = 0
 
         async def counted_call() -> T:
-            nonlocal tries
+            nonlocal tries, failing_since_ns
             tries += 1
-            return await call()
+            try:
+                return await call()
+            except RetriableError:
+                if tries == 1:
+                    failing_since_ns = self._clock.monotonic_ns()
+                raise
 
-        def elapsed_ms() -> float:
-            return (self._clock.monotonic_ns() - started_ns) / 1_000_000
+        def failing_ms() -> float:
+            return (self._clock.monotonic_ns() - failing_since_ns) / 1_000_000
 
         def wait(state: RetryCallState) -> float:
             return self._policy.delay_s(state.attempt_number, self._jitter())
@@ -132,7 +140,7 @@ class Retrier:
             has_tries = (
                 self._policy.max_retries < 0 or state.attempt_number <= self._policy.max_retries
             )
-            next_try_ms = elapsed_ms() + state.upcoming_sleep * 1000
+            next_try_ms = failing_ms() + state.upcoming_sleep * 1000
             return not has_tries or next_try_ms > self._policy.max_duration_ms
 
         def before_sleep(state: RetryCallState) -> None:
@@ -145,7 +153,7 @@ class Retrier:
                 subject,
                 tries,
                 state.upcoming_sleep * 1000,
-                self._policy.max_duration_ms - elapsed_ms(),
+                self._policy.max_duration_ms - failing_ms(),
                 error,
                 _REMEDY if tries == 1 else "",
             )
@@ -161,5 +169,5 @@ class Retrier:
         try:
             return await retrying(counted_call)
         except RetriableError as exc:
-            exc.add_note(f"gave up: tries={tries} elapsed_ms={elapsed_ms():.0f}")
+            exc.add_note(f"gave up: tries={tries} failing_ms={failing_ms():.0f}")
             raise

@@ -115,7 +115,7 @@ BLOB_MAX_RETRY_MS = Key(
     "blob.store.retry.policy.max.retry.duration.millis",
     milliseconds(0),
     900_000,
-    "Longest time that one call is retried for.",
+    "Longest time that one call is retried for, from its first failure on.",
     "Half of the commit timeout; the value is Samza's.",
 )
 BLOB_START_TIMEOUT_MS = Key(

@@ -160,6 +160,29 @@ async def test_a_cancelled_call_gives_its_place_back(root: str) -> None:
     assert await manager.list("") == ["b"]
 
 
+@pytest.mark.asyncio
+async def test_waiting_for_a_place_uses_up_none_of_the_time_for_retries(
+    root: str, plan: FaultPlan
+) -> None:
+    clock = FakeClock()
+    faulty = FaultyBlobStoreManager(MemoryBlobStoreManager(root, SerialExecutor()), plan)
+    limit = InFlightLimit(1)
+    manager = RetryingBlobStoreManager(
+        LimitedBlobStoreManager(faulty, limit), Retrier(RetryPolicy(), clock), SerialExecutor()
+    )
+    is_free = asyncio.Event()
+    holding = asyncio.create_task(limit.run(is_free.wait))
+    await asyncio.sleep(0)
+    plan.add(Fault("put"))
+    waiting = asyncio.create_task(manager.put("a", b"1", METADATA))
+    await asyncio.sleep(0)
+    clock.advance(999)
+    is_free.set()
+    await waiting
+    assert len(plan.called("put")) == 2
+    await holding
+
+
 def test_a_limit_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="max_in_flight=0"):
         InFlightLimit(0)
