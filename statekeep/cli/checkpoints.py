@@ -19,7 +19,7 @@ from statekeep.cli.options import (
     owner_name,
     read_config,
 )
-from statekeep.cli.output import JsonValue, print_json, print_line, print_table, utc
+from statekeep.cli.output import JsonValue, joined, print_json, print_line, print_table, utc
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob, check_pin_name, open_job
@@ -58,8 +58,8 @@ def list_commits(
                 row["checkpoint-id"],
                 row["time"],
                 row["tasks"],
-                _joined(row["backends"]),
-                _joined(row["pins"]),
+                joined(row["backends"]),
+                joined(row["pins"]),
                 "current" if row["is-current"] else "",
             ]
             for row in rows
@@ -325,7 +325,3 @@ def _by_number(name: str) -> tuple[str, int, str]:
 
 def _input_name(ssp: SystemStreamPartition) -> str:
     return f"{ssp.system}.{ssp.stream}.{ssp.partition}"
-
-
-def _joined(value: JsonValue) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -49,5 +49,10 @@ def utc(millis: int) -> str:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def joined(value: JsonValue) -> str:
+    """Return a list as one cell of a table, anything else as text."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _text(cell: object) -> str:
     return NOTHING if cell is None or cell == "" else str(cell)

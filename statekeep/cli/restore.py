@@ -9,7 +9,7 @@ import typer
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
-from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.cli.output import JsonValue, joined, print_json, print_table
 from statekeep.clock import SystemClock
 from statekeep.inspection.job import InspectedJob, Progress, open_job
 from statekeep.restore.progress import RestoreProgressBar
@@ -23,7 +23,10 @@ def restore(
     *,
     backend: Annotated[
         str | None,
-        typer.Option(help="Restore from this backend alone, not from the first that can."),
+        typer.Option(
+            help="Restore from this backend alone, not from the first that can; stores that only "
+            "others hold are left out."
+        ),
     ] = None,
     config: ConfigFiles = None,
     setting: Settings = None,
@@ -55,8 +58,11 @@ def restore(
         print_json(rows)
     else:
         print_table(
-            ["task", "bytes", "directory"],
-            [[row["task"], row["bytes"], row["directory"] or "empty"] for row in rows],
+            ["task", "bytes", "left out", "directory"],
+            [
+                [row["task"], row["bytes"], joined(row["left-out"]), row["directory"] or "empty"]
+                for row in rows
+            ],
         )
 
 
@@ -76,9 +82,11 @@ async def _restore(
         backend=None if backend is None else BackendName(backend),
         on_progress=on_progress,
     )
+    stores = {store for listed in job.stores(commit).values() for store in listed}
     return {
         "task": task,
         "directory": str(outcome.version.directory) if outcome.version else None,
         "bytes": outcome.bytes_fetched,
+        "left-out": sorted(stores.difference(outcome.sources)) if outcome.version else [],
         "sources": {str(store): source for store, source in outcome.sources.items()},
     }

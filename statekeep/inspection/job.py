@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.model import Config, StoreSettings
 from statekeep.errors import ConfigError
 from statekeep.inspection.reading_pin import HOLD_PREFIX, reading_pin
+from statekeep.inspection.restore_sources import only_from, require_every_store, require_sources
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.task_directory import TaskDirectory
@@ -182,26 +183,28 @@ class InspectedJob:
             commit: What to restore.
             task: Whose state.
             directory: Gets ``<job>/<operator>/<task>/<version>``; nothing else there is touched.
-            backend: The only one to restore from; None: those of the settings, in their order.
+            backend: The only one to restore from: stores that only others hold are left out. None:
+                those of the settings, in their order.
             on_progress: For a progress bar.
 
         Raises:
-            ConfigError: The commit has no such task, or the settings name no backend that has
-                the state of one of its stores: it would begin empty.
+            ConfigError: The commit has no such task; the settings name no backend that has the
+                state of one of its stores, which would begin empty; ``backend`` has nothing of the
+                task; or the directory has the version already, without some of these stores.
             RestoreFailedError: The state is out of reach; each reason is a note of the error.
         """
         checkpoint = self.checkpoint(commit, task)
         (operator, stores), *_ = self.stores(commit).items()
         job = commit.identity
         identity = TaskIdentity(job.job_name, operator, task, job_uid=job.job_uid)
-        settings = {store: self.config.store(store) for store in stores}
-        if backend is None and checkpoint is not None:
-            _require_sources(checkpoint, settings)
-        if backend is not None:
-            settings = {
-                store: replace(found, restore_factories=(backend,))
-                for store, found in settings.items()
-            }
+        settings: Mapping[StoreName, StoreSettings] = {
+            store: self.config.store(store) for store in stores
+        }
+        if checkpoint is not None and backend is not None:
+            self._require_holder(checkpoint, task, backend)
+            settings = only_from(backend, checkpoint, settings)
+        elif checkpoint is not None:
+            require_sources(checkpoint, settings)
         restorer = TaskRestorer(
             identity,
             TaskDirectory.of(directory, identity),
@@ -216,7 +219,24 @@ class InspectedJob:
         candidate = RestoreCandidate(
             checkpoint, VersionId.parse(version) if version else None, frozenset(stores)
         )
-        return await restorer.restore([candidate])
+        outcome = await restorer.restore([candidate])
+        if checkpoint is not None:
+            require_every_store(outcome, checkpoint, settings)
+        return outcome
+
+    def _require_holder(
+        self, checkpoint: CheckpointV2, task: TaskName, backend: BackendName
+    ) -> None:
+        if not checkpoint.markers_of(backend):
+            raise ConfigError(
+                f"the commit has no marker of the backend: task={task} backend={backend}"
+            )
+        if backend not in self.place.factories:
+            raise ConfigError(
+                f"the settings do not name the backend: backend={backend}",
+                key="stores.backup.factories",
+                hint="give the settings of the job with --config or --set",
+            )
 
 
 def check_pin_name(name: str) -> None:
@@ -286,27 +306,6 @@ async def open_job(
 def name_of_job(config: Config, task: str | None) -> str:
     """Return the name under which a job keeps its state: on Spark (no task) and in plain Python."""
     return config.job.name if task is None else config.job.instance_name
-
-
-def _require_sources(checkpoint: CheckpointV2, settings: Mapping[StoreName, StoreSettings]) -> None:
-    """Make sure that each store which is backed up has a backend to come from.
-
-    The plan of a restore takes a store without one for a store that is not kept, as in the job
-    itself. Here it tells that the settings are not those of the job.
-
-    Raises:
-        ConfigError: A store has none.
-    """
-    for store, found in settings.items():
-        holders = [name for name, markers in checkpoint.state_markers.items() if store in markers]
-        if holders and not set(holders).intersection(found.restore_factories):
-            raise ConfigError(
-                "the settings name no backend that has the state of the store: "
-                f"store={store} settings={','.join(found.restore_factories)} "
-                f"backends={','.join(sorted(holders))}",
-                key=f"stores.{store}.restore.factories",
-                hint="give the settings of the job with --config or --set",
-            )
 
 
 def _log_backend(

@@ -1,12 +1,15 @@
 """``statekeep verify`` and ``statekeep restore``."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from cli_kit import TASK, CommandLine
+from cli_kit import INPUT, TASK, CommandLine, job_settings
 
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.config.load import load_dict
 from statekeep.config.model import StoreSettings
+from statekeep.container.container import Container
 from statekeep.stores.factory import open_store
 from statekeep.stores.rocksdb import RocksDbOptions
 
@@ -22,11 +25,9 @@ def damage_a_blob(place: Path) -> Path:
     return path
 
 
-def content(directory: Path) -> dict[bytes, bytes]:
-    settings = StoreSettings(name="counts")
-    store = open_store(
-        StoreName("counts"), settings.factory, directory, RocksDbOptions.of(settings)
-    )
+def content(directory: Path, name: str = "counts") -> dict[bytes, bytes]:
+    settings = StoreSettings(name=name)
+    store = open_store(StoreName(name), settings.factory, directory, RocksDbOptions.of(settings))
     try:
         return dict(store.scan())
     finally:
@@ -90,3 +91,102 @@ def test_a_restore_without_any_whole_copy_fails_and_says_why(
     assert "no retained commit can be restored" in result.err
     assert "backend=near" in result.err
     assert "backend=far" in result.err
+
+
+def two_stores(directory: Path, *, other: str) -> dict[str, str]:
+    """A store ``a`` in one backend, a store ``b`` in another one or, by a dash, nowhere."""
+    return job_settings(directory) | {
+        "job.name": "mixed",
+        "stores.a.backup.factories": "near",
+        "stores.b.backup.factories": "" if other == "-" else other,
+    }
+
+
+def commit_two_stores(directory: Path, *, other: str) -> str:
+    """Commit a task of such a job once, and return the options that name it."""
+    settings = two_stores(directory, other=other)
+
+    async def run() -> None:
+        async with Container(load_dict(settings)) as container:
+            task = await container.start_task(TASK, ["a", "b"])
+            for name in "ab":
+                task.store(name).put(b"key", name.encode())
+            await (await task.commit({INPUT: "1"}, force=True)).wait()
+
+    asyncio.run(run())
+    config = directory / "mixed.properties"
+    lines = [f"{key}={value}" for key, value in settings.items()]
+    config.write_text("\n".join(lines), encoding="utf-8")
+    return f"{LOG} --config '{config}'"
+
+
+@pytest.mark.parametrize(
+    ("other", "backends"), [("far", ["far", "near"]), ("-", ["near"])], ids=["elsewhere", "nowhere"]
+)
+def test_a_store_that_a_backend_never_held_is_no_damage_there(
+    statekeep: CommandLine, job: Path, other: str, backends: list[str]
+) -> None:
+    options = commit_two_stores(job, other=other)
+    result = statekeep(f"verify {options} --json", has_config=False)
+    assert [(row["backend"], row["error"]) for row in result.json] == [
+        (backend, None) for backend in backends
+    ]
+    assert result.status == 0
+
+
+def test_damage_is_told_of_a_backend_that_holds_only_some_stores(
+    statekeep: CommandLine, job: Path
+) -> None:
+    options = commit_two_stores(job, other="far")
+    damage_a_blob(job / "far" / "mixed")
+    result = statekeep(f"verify {options} --json", has_config=False)
+    assert [(row["backend"], bool(row["error"])) for row in result.json] == [
+        ("far", True),
+        ("near", False),
+    ]
+    assert result.status == 3
+
+
+def test_a_store_that_no_backend_has_though_it_should_is_damage(
+    statekeep: CommandLine, job: Path
+) -> None:
+    options = commit_two_stores(job, other="-")
+    result = statekeep(
+        f"verify {options} --set stores.b.backup.factories=near --json", has_config=False
+    )
+    (row,) = result.json
+    assert "store=b" in row["error"]
+    assert result.status == 3
+
+
+def test_a_restore_from_one_backend_says_which_stores_it_leaves_out(
+    statekeep: CommandLine, job: Path
+) -> None:
+    options = commit_two_stores(job, other="far")
+    line = f"restore {job / 'mine'} {options} --backend near"
+    (row,) = statekeep(f"{line} --json", has_config=False).json
+    assert (row["sources"], row["left-out"]) == ({"a": "near"}, ["b"])
+    told = statekeep(line, has_config=False).out.splitlines()
+    assert [told[0].split()[2:4], told[1].split()[3]] == [["left", "out"], "b"]
+    assert content(Path(row["directory"]) / "a" / "db", "a") == {b"key": b"a"}
+
+
+def test_a_restore_leaves_no_store_out_because_an_earlier_one_did(
+    statekeep: CommandLine, job: Path
+) -> None:
+    options = commit_two_stores(job, other="far")
+    assert (
+        statekeep(f"restore {job / 'mine'} {options} --backend near", has_config=False).status == 0
+    )
+    again = statekeep(f"restore {job / 'mine'} {options}", has_config=False)
+    assert (again.status, "without some of its stores" in again.err) == (2, True)
+    assert "stores=b" in again.err
+
+
+def test_a_backend_that_holds_nothing_of_a_task_restores_nothing(
+    statekeep: CommandLine, job: Path
+) -> None:
+    options = commit_two_stores(job, other="-")
+    result = statekeep(f"restore {job / 'mine'} {options} --backend far", has_config=False)
+    assert (result.status, f"no marker of the backend: task={TASK}" in result.err) == (2, True)
+    assert not (job / "mine").exists()
