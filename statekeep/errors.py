@@ -117,12 +117,21 @@ class RestoreFailedError(StateBackupError):
     Attributes:
         task_name: The task whose state is out of reach.
         store_names: The stores at fault.
+        is_for_good: Every copy is missing or damaged, so that asking again does not help.
     """
 
-    def __init__(self, message: str, *, task_name: str, store_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        task_name: str,
+        store_names: Sequence[str],
+        is_for_good: bool = False,
+    ) -> None:
         super().__init__(f"{message}: task={task_name} stores={','.join(store_names)}")
         self.task_name = task_name
         self.store_names = tuple(store_names)
+        self.is_for_good = is_for_good
 
 
 class VersionDamagedError(StateBackupError):

@@ -27,7 +27,8 @@ from statekeep.errors import StateBackupError
 app = typer.Typer(
     name="statekeep",
     help="Look at the backups of a job's state, and look after its checkpoints.",
-    epilog="Exit status: 0 fine, 2 wrong setting or argument, 3 damaged, 4 unavailable, 5 fenced.",
+    epilog="Exit status: 0 fine, 1 an error that nobody foresaw, 2 wrong setting or argument, "
+    "3 damaged, 4 unavailable, 5 fenced, 6 refused for another reason.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -78,3 +79,6 @@ def _explain(error: StateBackupError) -> None:
     console.print(f"[bold red]error:[/] {escape(str(error))}")
     for note in getattr(error, "__notes__", ()):
         console.print(f"  {escape(note)}")
+    cause = error.__cause__
+    if isinstance(cause, StateBackupError) and str(cause) not in str(error):
+        console.print(f"  cause: {escape(str(cause))}")

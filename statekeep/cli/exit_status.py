@@ -5,6 +5,7 @@ from enum import IntEnum
 from statekeep.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
+    CommitFailedError,
     ConfigError,
     RestoreFailedError,
     RetriableError,
@@ -22,9 +23,9 @@ class ExitStatus(IntEnum):
     USAGE = 2
     """A setting, an option or an argument is wrong, or there is no such job or commit."""
     DAMAGED = 3
-    """Something that a commit needs is missing, damaged or out of reach for good."""
+    """Something that a commit needs is missing or damaged, in every copy that was asked for."""
     UNAVAILABLE = 4
-    """A service may answer later."""
+    """A service may answer later, or lets nobody in: nothing is known to be lost."""
     FENCED = 5
     """The job has a newer owner."""
     REFUSED = 6
@@ -36,9 +37,11 @@ def exit_status_of(error: StateBackupError) -> ExitStatus:
     match error:
         case ConfigError():
             return ExitStatus.USAGE
-        case CheckpointCorruptError() | BlobNotFoundError() | RestoreFailedError():
+        case CheckpointCorruptError() | BlobNotFoundError() | RestoreFailedError(is_for_good=True):
             return ExitStatus.DAMAGED
-        case RetriableError():
+        case (
+            RetriableError() | RestoreFailedError() | CommitFailedError(__cause__=RetriableError())
+        ):
             return ExitStatus.UNAVAILABLE
         case TaskFencedError():
             return ExitStatus.FENCED

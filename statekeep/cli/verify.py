@@ -60,8 +60,10 @@ def verify(
             ["task", "backend", "bytes", "state"],
             [[row["task"], row["backend"], row["bytes"], row["error"] or "fine"] for row in rows],
         )
-    if any(row["error"] for row in rows):
+    if any(row["is-damaged"] for row in rows):
         raise typer.Exit(ExitStatus.DAMAGED)
+    if any(row["error"] for row in rows):
+        raise typer.Exit(ExitStatus.UNAVAILABLE)
 
 
 def _holders(job: InspectedJob, commit: CommitRecord, task: TaskName) -> list[BackendName]:
@@ -76,12 +78,19 @@ async def _verify(
     backend: BackendName,
     on_progress: Progress,
 ) -> dict[str, JsonValue]:
-    row: dict[str, JsonValue] = {"task": task, "backend": backend, "bytes": 0, "error": None}
+    row: dict[str, JsonValue] = {
+        "task": task,
+        "backend": backend,
+        "bytes": 0,
+        "error": None,
+        "is-damaged": False,
+    }
     with tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory:
         try:
             outcome = await job.restore(
                 commit, task, Path(directory), backend=backend, on_progress=on_progress
             )
         except RestoreFailedError as exc:
-            return row | {"error": "; ".join([str(exc), *getattr(exc, "__notes__", ())])}
+            told = "; ".join([str(exc), *getattr(exc, "__notes__", ())])
+            return row | {"error": told, "is-damaged": exc.is_for_good}
     return row | {"bytes": outcome.bytes_fetched}

@@ -149,7 +149,7 @@ class TaskRestorer:
                 except StoreOutOfReachError as exc:
                     if exc.is_for_good:
                         continue
-                    error = self._error()
+                    error = self._error(is_for_good=False)
                     error.add_note(
                         "hint: start again once the backend answers; if it is gone for good, take"
                         " it out of stores.<name>.restore.factories"
@@ -159,7 +159,7 @@ class TaskRestorer:
                 return self._outcome(candidate, version, sources, elapsed_ms)
         finally:
             self._meter.end()
-        raise self._error()
+        raise self._error(is_for_good=True)
 
     async def _restore_candidate(
         self, candidate: RestoreCandidate
@@ -324,11 +324,12 @@ class TaskRestorer:
             candidate=candidate,
         )
 
-    def _error(self) -> RestoreFailedError:
+    def _error(self, *, is_for_good: bool) -> RestoreFailedError:
         error = RestoreFailedError(
             f"no retained commit can be restored: tries={len(self._failures)}",
             task_name=self._task.task_name,
             store_names=list(dict.fromkeys(failure.store for failure in self._failures)),
+            is_for_good=is_for_good,
         )
         for failure in self._failures:
             error.add_note(
