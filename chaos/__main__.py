@@ -26,21 +26,21 @@ class Level:
     """One level of the harness."""
 
     run_schedule: Callable[[int, Sequence[str], Path, Mapping[str, Server]], Outcome]
-    points: Sequence[str]
-    """What its schedules aim at."""
+    points: Callable[[Sequence[str]], Sequence[str]]
+    """What its schedules aim at, given the kinds of their places."""
 
 
 def _plain() -> Level:
     from chaos.plain import level  # noqa: PLC0415  # only what is asked for is loaded
 
-    return Level(level.run_schedule, level.POINTS)
+    return Level(level.run_schedule, level.points)
 
 
 def _spark() -> Level:
     from chaos.spark import level  # noqa: PLC0415  # loads Spark
 
     atexit.register(level.close)
-    return Level(level.run_schedule, level.POINTS)
+    return Level(level.run_schedule, level.points)
 
 
 # In this order: the plain level forks, and Spark's session would start threads before.
@@ -62,7 +62,8 @@ def main() -> int:
             outcomes = _run(arguments, console, levels, running)
         finally:
             backends.close()
-    show(console, outcomes, {name: level.points for name, level in levels.items()})
+    points = {name: level.points(arguments.backends) for name, level in levels.items()}
+    show(console, outcomes, points)
     if arguments.json is not None:
         write_json(arguments.json, outcomes)
     return 1 if any(outcome.failures for outcome in outcomes) else 0

@@ -22,6 +22,7 @@ from chaos.evidence.remote import (
 )
 from chaos.evidence.snapshots import read_snapshot
 from chaos.servers import NO_SERVER, Server
+from statekeep.fault_points import KAFKA_FAULT_POINTS
 
 Form = Literal["blob", "hdfs", "kafka"]
 
@@ -161,6 +162,15 @@ def servers_of(kinds: Sequence[str]) -> set[str]:
         KeyError: There is no such kind.
     """
     return {KINDS[kind].server for kind in kinds} - {""}
+
+
+def fault_points_of(kinds: Sequence[str]) -> Sequence[str]:
+    """Return the fault points that uploads to some kinds have besides those of all.
+
+    Raises:
+        KeyError: There is no such kind.
+    """
+    return KAFKA_FAULT_POINTS if any(KINDS[kind].form == "kafka" for kind in kinds) else ()
 
 
 def places(

@@ -46,6 +46,15 @@ FAULT_POINTS: Final = (
 """The boundaries of a task, in plain Python and elsewhere, in the order in which a restore, a
 commit and its clean-up reach them."""
 
+KAFKA_FAULT_POINTS: Final = (
+    "upload.after_tail",
+    "transaction.before_commit",
+    "transaction.after_commit",
+    "upload.before_marker",
+)
+"""Names in use besides where a changelog is written, in the order in which an upload reaches them;
+the first one where something stands behind the base's marker."""
+
 SPARK_FAULT_POINTS: Final = (
     "epoch_record.before",
     "epoch_record.after",

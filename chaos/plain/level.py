@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from chaos.backends import Place, places
+from chaos.backends import Place, fault_points_of, places
 from chaos.outcome import Outcome
 from chaos.plain.job import JOB, Job
 from chaos.plain.processes import Event, JobProcess, start, wait_until_none_runs
@@ -19,11 +19,14 @@ from statekeep.testing.faults import Action, ArmedFault, ProcessPlan
 from statekeep.testing.faults.process_faults import corrupt_one
 
 LEVEL: Final = "plain"
-POINTS: Final = FAULT_POINTS
-"""What schedules aim at."""
 _TIMEOUT_S: Final = 30.0
 _SERVER_TIMEOUT_S: Final = 180.0
 """Of a life whose places are on servers: a commit takes them most of a second on a busy machine."""
+
+
+def points(backends: Sequence[str]) -> Sequence[str]:
+    """Return what schedules aim at, given the kinds of their places."""
+    return (*FAULT_POINTS, *fault_points_of(backends))
 
 
 def run_schedule(

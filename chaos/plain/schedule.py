@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from chaos.backends import Place
+from chaos.backends import Place, fault_points_of
 from chaos.plain.weather import Weather
 from statekeep.fault_points import FAULT_POINTS
 from statekeep.testing.faults import Action, ArmedFault
@@ -154,7 +154,11 @@ class _Lives:
         self._victim = victim
         # What only an eager job reaches is struck at more often there.
         after_many = tuple(p for p in FAULT_POINTS if p.startswith(_AFTER_MANY))
-        self._points = (*FAULT_POINTS, *after_many * 3) if is_eager else FAULT_POINTS
+        self._points = (
+            *FAULT_POINTS,
+            *(after_many * 3 if is_eager else ()),
+            *fault_points_of([place.kind for place in places]),
+        )
 
     def draw(self, name: str, until: int, *, is_rival: bool = False) -> Life:
         """Draw one life."""

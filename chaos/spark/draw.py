@@ -76,11 +76,17 @@ POINTS: Mapping[ProcessKind, Sequence[str]] = {
     ProcessKind.DRIVER: _DRIVER,
 }
 """Where the processes of a job are struck."""
-EVERY_POINT: Sequence[tuple[ProcessKind, str]] = (
-    *((kind, point) for kind, points in POINTS.items() for point in points),
-    *((ProcessKind.DRIVER, point) for point in RECOVERY_POINTS),
+_RARE = (
+    "empty_commit",
+    "restore",
+    "adopt",
+    "log_trim",
+    "trim",
+    "release",
+    "void",
+    "clean_up",
+    "upload.after_tail",
 )
-_RARE = ("empty_commit", "restore", "adopt", "log_trim", "trim", "release", "void", "clean_up")
 """Points that a process reaches once or twice."""
 _AFTER_COMMITS = ("release", "clean_up", "log_trim", "trim", "retain")
 """Points that are reached once there are more commits than are kept."""
@@ -93,17 +99,31 @@ _RATE = 0.2
 _WEEK_S = 7 * 86_400
 
 
-def draw_schedule(seed: int) -> Schedule:
+def every_point(more: Sequence[str] = ()) -> Sequence[tuple[ProcessKind, str]]:
+    """Return where schedules strike, ``more`` being what `draw_schedule` is given."""
+    return (
+        *((kind, point) for kind, points in POINTS.items() for point in points),
+        *((ProcessKind.DRIVER, point) for point in RECOVERY_POINTS),
+        *((ProcessKind.CONTAINER, point) for point in more),
+    )
+
+
+def draw_schedule(seed: int, more: Sequence[str] = ()) -> Schedule:
     """Return the schedule of a seed: always the same one.
 
     The first fault of consecutive seeds is at one point after the other, so that as many seeds as
     there are points strike each of them at least once.
+
+    Args:
+        seed: Decides everything.
+        more: Fault points that uploads to the schedule's places have besides those of all.
     """
     draw = random.Random(f"spark-{seed}")  # noqa: S311 - replayable, not secret
     is_every_batch = draw.random() < _EVERY_BATCH
-    first = EVERY_POINT[seed % len(EVERY_POINT)]
-    faults = _draw_first(draw, *first)
-    faults += [_draw_fault(draw, f"{number}") for number in range(draw.choice([0, 0, 1, 1, 2]))]
+    points = every_point(more)
+    faults = _draw_first(draw, *points[seed % len(points)])
+    count = draw.choice([0, 0, 1, 1, 2])
+    faults += [_draw_fault(draw, f"{number}", more) for number in range(count)]
     faults += _ways_to(faults)
     if draw.random() < _SECOND_CRASH:
         faults.append(_draw_recovery_fault(draw, "recovery", draw.choice(RECOVERY_POINTS)))
@@ -166,9 +186,10 @@ def _draw_first(draw: random.Random, kind: ProcessKind, point: str) -> list[Plan
     return [_draw_fault_at(draw, "first", kind, point)]
 
 
-def _draw_fault(draw: random.Random, name: str) -> PlannedFault:
+def _draw_fault(draw: random.Random, name: str, more: Sequence[str]) -> PlannedFault:
     kind = draw.choice([*POINTS])
-    return _draw_fault_at(draw, name, kind, draw.choice(POINTS[kind]))
+    points = (*POINTS[kind], *more) if kind is ProcessKind.CONTAINER else POINTS[kind]
+    return _draw_fault_at(draw, name, kind, draw.choice(points))
 
 
 def _draw_fault_at(draw: random.Random, name: str, kind: ProcessKind, point: str) -> PlannedFault:
@@ -199,6 +220,12 @@ def _ways_to(faults: Sequence[PlannedFault]) -> list[PlannedFault]:
     if any(_is_in(planned, "void") for planned in faults):
         failure = ArmedFault(
             "way-to-void", "snapshot.before", Action.FAIL, nth=2, kind=ProcessKind.CONTAINER
+        )
+        ways.append(PlannedFault(failure))
+    if any(_is_in(planned, "upload.after_tail") for planned in faults):
+        # What was written stays behind the marker, for the next try to find.
+        failure = ArmedFault(
+            "way-to-tail", "transaction.after_commit", Action.FAIL, kind=ProcessKind.CONTAINER
         )
         ways.append(PlannedFault(failure))
     return ways

@@ -12,7 +12,7 @@ from chaos import backends as kinds
 from chaos.outcome import Outcome
 from chaos.servers import NO_SERVER, Server
 from chaos.spark.arming import LOST_ANSWER
-from chaos.spark.draw import EVERY_POINT, draw_schedule
+from chaos.spark.draw import draw_schedule, every_point
 from chaos.spark.history import History
 from chaos.spark.ledger import Ledger
 from chaos.spark.lost_answers import MANAGER
@@ -25,8 +25,6 @@ from chaos.spark.verifier import CHECKED, Verifier
 from chaos.spark.watch import Watch
 
 JOB = "tally"
-POINTS = tuple(point for _, point in EVERY_POINT)
-"""What schedules aim at."""
 _REMOTE_PERIOD_S = 0.4
 _FIRST_TIME_S = 1_700_000_000
 _MORE_COMMITS = 3
@@ -34,6 +32,11 @@ _MORE_COMMITS = 3
 and what the commit does not reach of that goes with it."""
 _pool = SessionPool()
 """Sessions outlive schedules; they end with the process."""
+
+
+def points(backends: Sequence[str]) -> Sequence[str]:
+    """Return what schedules aim at, given the kinds of their places."""
+    return [point for _, point in every_point(kinds.fault_points_of(backends))]
 
 
 def run_schedule(
@@ -50,7 +53,8 @@ def run_schedule(
         directory: For the schedule alone; left to whoever asked for it.
         servers: Those that the backends need, by name.
     """
-    return run(draw_schedule(seed), backends, directory, servers)
+    schedule = draw_schedule(seed, kinds.fault_points_of(backends))
+    return run(schedule, backends, directory, servers)
 
 
 def run(

@@ -1,8 +1,9 @@
 """What the crash harness draws from a seed."""
 
+from chaos.backends import fault_points_of
 from chaos.spark.draw import POINTS, RECOVERY_POINTS, draw_schedule
 from chaos.spark.plan import Consequence, Drift, Loss
-from statekeep.fault_points import FAULT_POINTS, SPARK_FAULT_POINTS
+from statekeep.fault_points import FAULT_POINTS, KAFKA_FAULT_POINTS, SPARK_FAULT_POINTS
 from statekeep.testing.faults.process_plan import Action
 
 
@@ -35,6 +36,26 @@ def test_as_many_seeds_as_there_are_points_draw_each_of_them() -> None:
     points = {*RECOVERY_POINTS, *(point for points in POINTS.values() for point in points)}
     schedules = [draw_schedule(seed) for seed in range(500, 500 + len(points))]
     assert {planned.fault.point for schedule in schedules for planned in schedule.faults} == points
+
+
+def test_points_of_a_changelog_are_drawn_only_where_there_is_one() -> None:
+    drawn = {
+        kinds: {
+            planned.fault.point
+            for seed in range(300)
+            for planned in draw_schedule(seed, fault_points_of(kinds.split(","))).faults
+        }
+        for kinds in ("blob,hdfs", "kafka", "blob,kafka")
+    }
+    assert drawn["blob,hdfs"].isdisjoint(KAFKA_FAULT_POINTS)
+    assert drawn["kafka"] >= {*KAFKA_FAULT_POINTS}
+    assert drawn["blob,kafka"] >= {*KAFKA_FAULT_POINTS}
+
+
+def test_what_strikes_behind_a_tail_has_something_that_leaves_one() -> None:
+    for seed in range(300):
+        points = [planned.fault.point for planned in draw_schedule(seed, KAFKA_FAULT_POINTS).faults]
+        assert "upload.after_tail" not in points or "transaction.after_commit" in points
 
 
 def test_what_strikes_a_recovery_has_something_that_brings_it_about() -> None:

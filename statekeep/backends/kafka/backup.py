@@ -22,6 +22,7 @@ from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError, RetriableError
+from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,9 @@ class KafkaBackupManager(TaskBackupManager):
                 for store, at in (await self._look_up_places()).items()
             ]
             markers = {upload.store: await upload.run() for upload in uploads}
+            fault_point("transaction.before_commit")
             await writer.commit()
+            fault_point("transaction.after_commit")
             await self._check_same_topics(uploads)
         except BaseException:
             await self._drop_writer()
@@ -183,6 +186,7 @@ class KafkaBackupManager(TaskBackupManager):
                 upload.is_full,
             )
         finished = {upload.store: upload.finished(markers[upload.store]) for upload in uploads}
+        fault_point("upload.before_marker")
         return {store: marker.encode(self._backend) for store, marker in finished.items()}
 
     async def _check_same_topics(self, uploads: Sequence[StoreUpload]) -> None:

@@ -18,6 +18,7 @@ from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
+from statekeep.fault_points import fault_point
 
 _FLOOR: Final = b"floor"
 _FENCED_TRIES: Final = 100
@@ -114,6 +115,7 @@ class KafkaJobLog(JobLog):
         await self._catch_up()
         if floor > self._floor:
             await self._raise_floor(floor)
+            fault_point("trim.after_floor")
         needed = min([self._floor_offset, *self._offsets.values()])
         if self._floor > 0:
             await run_to_end(self._executor, self._reach().delete_before, self._place, needed)

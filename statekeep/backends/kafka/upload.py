@@ -42,6 +42,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, RetriableError, VersionDamagedError
+from statekeep.fault_points import fault_point
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change
 from statekeep.stores.version import SealedVersion
@@ -235,6 +236,7 @@ class StoreUpload:
                         await self._write(chunk)
         finally:
             await reader.close()
+        fault_point("upload.after_tail")
 
     async def _write(self, chunk: Sequence[Change]) -> None:
         await self.writer.write(self.at.place, chunk, self.stamp.headers)
