@@ -76,6 +76,7 @@ def hdfs_read(address: str, root: str, name: str) -> str | None:
 def kafka_read(address: str, topic: str, partition: int) -> list[tuple[int, str, str | None]]:
     """Return the committed records of a partition: offset, key and value in Base64."""
     from confluent_kafka import (  # noqa: PLC0415
+        OFFSET_BEGINNING,
         Consumer,
         KafkaError,
         KafkaException,
@@ -96,8 +97,8 @@ def kafka_read(address: str, topic: str, partition: int) -> list[tuple[int, str,
         topics = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics
         if topics[topic].error is not None or partition not in topics[topic].partitions:
             return found
-        low, _ = consumer.get_watermark_offsets(TopicPartition(topic, partition), _TIMEOUT_S)
-        consumer.assign([TopicPartition(topic, partition, low)])
+        # Where it begins the library finds out by itself, also while a node comes back.
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
         while True:
             message = consumer.poll(_TIMEOUT_S)
             if message is None:
