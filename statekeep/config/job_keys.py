@@ -34,6 +34,7 @@ JOB_NAME: Key[str | None] = Key(
     None,
     "Names the job: the first part of every local path and remote name.",
     "Required: two jobs under one name would fence each other. On Spark the query gives it.",
+    aliases=("app.name",),
     default_text="required",
 )
 JOB_ID = Key(
@@ -42,6 +43,7 @@ JOB_ID = Key(
     "1",
     "Tells instances of one job apart.",
     "Most jobs run once; the value is Samza's.",
+    aliases=("app.id",),
 )
 LOCAL_DIR: Key[Path | None] = Key(
     "job.logged.store.base.dir",

@@ -71,7 +71,6 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             store_keys.RESTORE_FACTORIES,
             store_keys.OPTIONAL_FACTORIES,
             store_keys.CLEAN_ON_START,
-            store_keys.WRITE_BATCH_SIZE,
             store_keys.CHANGELOG,
             store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS,
             store_keys.CHANGELOG_DELETE_RETENTION_MS,
@@ -140,6 +139,7 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "stores.<store>.side.inputs": "there are no side inputs; join the input in the query",
         "stores.<store>.side.inputs.processor.factory": "there are no side inputs; join the input "
         "in the query",
+        "stores.<store>.write.batch.size": "changes go to the engine in chunks of a fixed size",
         "task.async.commit": "it lets messages be in flight during a commit, and there are none: "
         "a commit holds whole batches; its upload is always asynchronous",
         "task.checkpoint.replication.factor": "topics are set up by the kafka backend: "

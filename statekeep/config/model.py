@@ -196,8 +196,6 @@ class StoreSettings:
     complete."""
     is_cleaned_on_start: bool = _setting(store_keys.CLEAN_ON_START)
     """Drops the local version at container start; off, because a version is proven before use."""
-    write_batch_size: int = _setting(store_keys.WRITE_BATCH_SIZE)
-    """Keys in one write call: holds the interpreter lock for about 15 ms."""
     changelog: str | None = _setting(store_keys.CHANGELOG)
     """Changelog topic; no default, because a topic belongs to one store."""
     changelog_min_compaction_lag_ms: int = _setting(store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS)

@@ -13,20 +13,30 @@ from statekeep.config.keys import UNSUPPORTED
 
 FOREIGN: Final = (
     "app.*",
+    "azure.storage.connect",
     "cluster-manager.*",
+    "fs.*",
     "job.autosizing.*",
     "job.changelog.system",
+    "job.checkpoint.validation.enabled",
     "job.config.*",
+    "job.container.single.thread.mode",
     "job.coordinator.*",
+    "job.debounce.time.ms",
     "job.default.system",
+    "job.diagnostics.enabled",
     "job.factory.class",
+    "job.jmx.enabled",
     "job.security.*",
     "job.systemstreampartition.*",
     "metrics.*",
     "processor.*",
+    "sensitive.*",
     "serializers.*",
     "streams.*",
     "systems.*",
+    "task.broadcast.inputs",
+    "task.callback.*",
     "task.chooser.*",
     "task.command.class",
     "task.consumer.*",
@@ -48,6 +58,31 @@ FOREIGN: Final = (
 )
 """Settings of Samza that have to do with neither state nor commits."""
 
+TUNING: Final = (
+    "stores.*.accesslog.*",
+    "stores.*.changelog.kafka.*",
+    "stores.*.changelog.cleanup.policy",
+    "stores.*.changelog.compression.type",
+    "stores.*.changelog.max.message.bytes",
+    "stores.*.changelog.max.message.size.bytes",
+    "stores.*.changelog.min.cleanable.dirty.ratio",
+    "stores.*.changelog.min.insync.replicas",
+    "stores.*.changelog.retention.bytes",
+    "stores.*.changelog.retention.ms",
+    "stores.*.changelog.segment.bytes",
+    "stores.*.changelog.segment.ms",
+    "stores.*.disallow.large.messages",
+    "stores.*.drop.large.messages",
+    "stores.*.rocksdb.block.size.bytes",
+    "stores.*.rocksdb.delete.obsolete.files.period.micros",
+    "stores.*.rocksdb.keep.log.file.num",
+    "stores.*.rocksdb.max.log.file.size.bytes",
+    "stores.*.rocksdb.max.manifest.file.size",
+    "stores.*.rocksdb.metrics.list",
+    "stores.*.rocksdb.num.write.buffers",
+)
+"""Settings of Samza that tune how a store is kept, and change nothing of what it holds."""
+
 RELIED_ON: Final = frozenset(
     {
         "stores.<store>.rocksdb.ttl.ms",
@@ -65,4 +100,6 @@ def why_passed_over(written: str) -> str | None:
             return None if pattern in RELIED_ON else reason
     if any(fnmatchcase(written, pattern) for pattern in FOREIGN):
         return "it has to do with neither state nor commits"
+    if any(fnmatchcase(written, pattern) for pattern in TUNING):
+        return "engines and topics are tuned by settings of Statekeep's own, and nothing is dropped"
     return None

@@ -93,14 +93,6 @@ CLEAN_ON_START = Key(
     "A local version is proven equal before use; dropping it only costs a download.",
     job_name="stores.default.clean.on.container.start",
 )
-WRITE_BATCH_SIZE = Key(
-    "stores.<store>.write.batch.size",
-    whole_number(1, 10_000, what="keys"),
-    10_000,
-    "Keys in one write call to the engine.",
-    "The interpreter lock is held during the call: about 15 ms for this many.",
-    job_name="stores.default.write.batch.size",
-)
 CHANGELOG: Key[str | None] = Key(
     "stores.<store>.changelog",
     optional(TEXT),

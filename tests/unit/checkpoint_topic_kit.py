@@ -88,9 +88,12 @@ class TopicFactory(BlobBackendFactory):
         return f"topic {checkpoint_topic(job_name, job_id)}"
 
 
-def reader_of(uri: str, job_name: str, forms: CheckpointForms) -> CheckpointManager:
+def reader_of(
+    uri: str, job_name: str, forms: CheckpointForms, job_id: str = "1"
+) -> CheckpointManager:
     """Return a reader of a job's topic that knows some forms."""
-    return _Manager(uri, checkpoint_topic(job_name, "1"), forms, SerialExecutor(), SystemClock())
+    topic = checkpoint_topic(job_name, job_id)
+    return _Manager(uri, topic, forms, SerialExecutor(), SystemClock())
 
 
 class _Manager(KafkaCheckpointManager):

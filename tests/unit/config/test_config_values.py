@@ -58,7 +58,7 @@ def test_sizes_are_bytes_or_carry_a_unit(text: str, expected: int) -> None:
         pytest.param("task.grouping.max.bytes", "64m", "a size such as 64MiB", id="size unit"),
         pytest.param("task.count", "0", "a whole number, at least 1", id="no task"),
         pytest.param("checkpoint.retain.commits", "1", "at least 2", id="one commit"),
-        pytest.param("stores.s.write.batch.size", "10001", "from 1 to 10000", id="large batch"),
+        pytest.param("stores.s.rocksdb.bloom.bits", "33", "from 0 to 32", id="too many bits"),
         pytest.param("task.commit.every.batch", "yes", "true or false", id="boolean"),
         pytest.param("task.replay.on.divergence", "ignore", "one of warn, error", id="choice"),
         pytest.param("stores.s.factory", "leveldb", "one of rocksdb, memory", id="engine"),

@@ -12,7 +12,6 @@ WORKING = {
     "stores.restore.factories": "kafka",
     "stores.s.factory": "org.apache.samza.storage.kv.RocksDbKeyValueStorageEngineFactory",
     "stores.s.changelog": "kafka.s-changelog",
-    "stores.s.write.batch.size": "500",
     "stores.s.changelog.min.compaction.lag.ms": "14400000",
     "stores.default.changelog.min.compaction.lag.ms": "14400000",
     "stores.s.changelog.delete.retention.ms": "86400000",
@@ -42,6 +41,7 @@ WORKING = {
     "blob.store.retry.policy.jitter.factor": "0.1",
 }
 REFUSED = {
+    "stores.s.write.batch.size": "500",
     "stores.s.key.serde": "string",
     "stores.s.msg.serde": "string",
     "stores.s.side.inputs": "kafka.other",

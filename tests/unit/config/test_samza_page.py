@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from samza_job_kit import SAMZA_FILE_OF_BOTH, write_job
 
 from statekeep.config.keys import KEYS, UNSUPPORTED
 from statekeep.config.load import load_dict, load_file
@@ -19,60 +20,37 @@ ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 CLASSES = ROW.findall(PAGE.partition("## Classes")[2].partition("## Settings")[0])
 SETTINGS = ROW.findall(PAGE.partition("## Settings")[2].partition("\n## ")[0])
 
-JOB = """\
-# Application / Job
-app.name=page-view-counter
-app.class=com.example.PageViewCounter
-job.factory.class=org.apache.samza.job.yarn.YarnJobFactory
-job.name=page-view-counter
-job.id=2
-job.default.system=kafka
-job.container.count=4
-job.host-affinity.enabled=true
-job.logged.store.base.dir=/data/state
-job.container.commit.thread.pool.max.size=16
-
-yarn.package.path=file:///packages/page-view-counter.tar.gz
-cluster-manager.container.memory.mb=2048
-
-task.inputs=kafka.page-views
-task.window.ms=10000
-task.commit.ms=30000
-task.commit.max.delay.ms=120000
-task.checkpoint.system=kafka
-task.checkpoint.replication.factor=2
-task.checkpoint.write.versions=1,2
-task.checkpoint.read.versions=2,1
-task.transactional.state.restore.enabled=true
-
-serializers.registry.string.class=org.apache.samza.serializers.StringSerdeFactory
-systems.kafka.samza.factory=org.apache.samza.system.kafka.KafkaSystemFactory
-systems.kafka.consumer.zookeeper.connect=zookeeper:2181
-systems.kafka.producer.bootstrap.servers=broker:9092
-systems.kafka.default.stream.replication.factor=3
-metrics.reporters=jmx
-
-stores.views.factory=org.apache.samza.storage.kv.RocksDbKeyValueStorageEngineFactory
-stores.views.key.serde=string
-stores.views.msg.serde=string
-stores.views.changelog=kafka.views-changelog
-stores.views.changelog.replication.factor=3
-stores.views.backup.factories=org.apache.samza.storage.KafkaChangelogStateBackendFactory,\\
-    org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory
-stores.views.restore.factories=org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory,\\
-    org.apache.samza.storage.KafkaChangelogStateBackendFactory
-
-blob.store.manager.factory=shop.blobs:make_manager
-blob.store.admin.factory=com.example.BlobAdminFactory
-blob.store.retry.policy.max.retries=5
-"""
+TUNED = (
+    "azure.storage.connect",
+    "fs.http.impl",
+    "job.checkpoint.validation.enabled",
+    "job.debounce.time.ms",
+    "job.jmx.enabled",
+    "sensitive.systems.eventhubs.sas.token",
+    "stores.s.changelog.cleanup.policy",
+    "stores.s.changelog.kafka.segment.bytes",
+    "stores.s.changelog.max.message.size.bytes",
+    "stores.s.disallow.large.messages",
+    "stores.s.drop.large.messages",
+    "stores.s.rocksdb.block.size.bytes",
+    "stores.s.rocksdb.delete.obsolete.files.period.micros",
+    "stores.s.rocksdb.keep.log.file.num",
+    "stores.s.rocksdb.max.log.file.size.bytes",
+    "stores.s.rocksdb.max.manifest.file.size",
+    "stores.s.rocksdb.metrics.list",
+    "stores.s.rocksdb.num.write.buffers",
+    "stores.s.write.batch.size",
+    "task.broadcast.inputs",
+    "task.callback.drain.timeout.ms",
+    "task.callback.timeout.ms",
+)
+"""Settings that Samza's own documentation lists, beside those of the job above."""
 
 
 def test_a_samza_jobs_file_works_once_its_own_classes_are_changed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "job.properties"
-    path.write_text(JOB, encoding="utf-8")
+    path = write_job(tmp_path, SAMZA_FILE_OF_BOTH)
     with caplog.at_level(logging.INFO):
         config = load_file(path)
     config.check()
@@ -89,7 +67,17 @@ def test_a_samza_jobs_file_works_once_its_own_classes_are_changed(
     assert config.backend_settings("kafka", "kafka")["bootstrap.servers"] == "broker:9092"
     told = {record.args[0] for record in caplog.records if isinstance(record.args, tuple)}
     assert {"app.class", "stores.views.key.serde", "yarn.package.path"} <= told
-    assert "task.commit.ms" not in told
+    assert not {"app.name", "task.commit.ms"} & told
+    assert "hush" not in caplog.text
+
+
+@pytest.mark.parametrize("key", TUNED)
+def test_how_samza_tunes_what_it_keeps_and_runs_is_passed_over(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.properties"
+    path.write_text(f"app.name=j\n{key}=1\n", encoding="utf-8")
+    assert list(load_file(path).settings) == ["job.name"]
+    with pytest.raises(ConfigError):
+        load_dict({key: "1"})
 
 
 @pytest.mark.parametrize("key", sorted(RELIED_ON))
