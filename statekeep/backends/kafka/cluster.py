@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
@@ -25,11 +26,20 @@ from statekeep.backends.kafka.client_errors import expected_topic, explained_err
 from statekeep.backends.kafka.clients import build_admin
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.config import kafka_keys, store_keys
 from statekeep.errors import ConfigError, RetriableError
 
 T = TypeVar("T")
 
 _FOREVER: Final = "-1"
+_ASKED_BY: Final = MappingProxyType(
+    {
+        "min.compaction.lag.ms": store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS.name,
+        "delete.retention.ms": store_keys.CHANGELOG_DELETE_RETENTION_MS.name,
+        "max.message.bytes": kafka_keys.MAX_MESSAGE_BYTES.name,
+    }
+)
+"""Settings of ours, by the setting of a topic that they ask for."""
 _REQUEST_S: Final = 10
 """Longest wait for one answer: one that went to a node that has just died never comes."""
 
@@ -53,6 +63,16 @@ class TopicFacts:
     partitions: int
     replicas: int
     """Of its first partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicProblem:
+    """Why a topic that is there will not do."""
+
+    text: str
+    """Its setting, and what is needed."""
+    key: str | None
+    """The setting of ours that asks for it; None: every changelog needs it."""
 
 
 class Cluster:
@@ -142,17 +162,19 @@ class Cluster:
             }
         problem = settings_problem(found, form.config) or self._replica_problem(topic)
         if problem is not None:
+            other = f"set {problem.key}" if problem.key is not None else "name another one"
             raise ConfigError(
-                f"topic does not keep what a restore needs: topic={topic} {problem}",
-                key="kafka.bootstrap.servers",
-                hint="change the topic with kafka-configs, or name another one",
+                f"topic does not keep what a restore needs: topic={topic} {problem.text}",
+                key=problem.key,
+                hint=f"change the topic with kafka-configs, or {other}",
             )
 
-    def _replica_problem(self, topic: str) -> str | None:
+    def _replica_problem(self, topic: str) -> TopicProblem | None:
         needed, facts = self._settings.replication_factor, self.describe([topic]).get(topic)
         if facts is None or facts.replicas >= needed:
             return None
-        return f"replicas={facts.replicas} needed={needed}"
+        text = f"replicas={facts.replicas} needed={needed}"
+        return TopicProblem(text, kafka_keys.REPLICATION_FACTOR.name)
 
     def end_offsets(
         self, places: Iterable[ChangelogPartition], *, is_committed_only: bool = False
@@ -227,17 +249,18 @@ class Cluster:
         return min(self._settings.timeout_ms / 1000, _REQUEST_S)
 
 
-def settings_problem(found: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+def settings_problem(found: Mapping[str, str], wanted: Mapping[str, str]) -> TopicProblem | None:
     """Return which setting of a topic lets records go that a restore needs; None: none does."""
     policy = found.get("cleanup.policy", "")
     if "delete" in policy.split(","):
         limits = [found.get(name, _FOREVER) for name in ("retention.ms", "retention.bytes")]
         if limits != [_FOREVER, _FOREVER]:
-            return f"cleanup.policy={policy} retention.ms={limits[0]} retention.bytes={limits[1]}"
+            text = f"cleanup.policy={policy} retention.ms={limits[0]} retention.bytes={limits[1]}"
+            return TopicProblem(text, None)
     if "compact" not in wanted.get("cleanup.policy", "") and "compact" in policy:
-        return f"cleanup.policy={policy}"
-    for name in ("min.compaction.lag.ms", "delete.retention.ms", "max.message.bytes"):
+        return TopicProblem(f"cleanup.policy={policy}", None)
+    for name, key in _ASKED_BY.items():
         is_short = name in wanted and int(found.get(name, wanted[name])) < int(wanted[name])
         if is_short and not (name == "delete.retention.ms" and "compact" not in policy):
-            return f"{name}={found[name]} needed={wanted[name]}"
+            return TopicProblem(f"{name}={found[name]} needed={wanted[name]}", key)
     return None

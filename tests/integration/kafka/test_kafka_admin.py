@@ -45,7 +45,8 @@ def client(broker: KafkaBroker) -> AdminClient:
 async def test_each_store_gets_a_topic_with_a_partition_for_each_task(
     broker: KafkaBroker, name: str, client: AdminClient
 ) -> None:
-    await set_up(broker, name, 4, stores__s__changelog__min__compaction__lag__ms="7200000")
+    shorter = {"stores__s__changelog__min__compaction__lag__ms": "7200000"}
+    await set_up(broker, name, 4, **shorter)
     topics = client.list_topics(timeout=10).topics
     names = [f"kafka.{name}.main.{store}.changelog" for store in STORES]
     assert [len(topics[topic].partitions) for topic in names] == [4, 4]
@@ -58,7 +59,7 @@ async def test_each_store_gets_a_topic_with_a_partition_for_each_task(
         "max.message.bytes": "10485760",
     }
     assert {key: found[key].value for key in wanted} == wanted
-    await set_up(broker, name, 6)
+    await set_up(broker, name, 6, **shorter)
     topics = client.list_topics(timeout=10).topics
     assert [len(topics[topic].partitions) for topic in names] == [6, 6]
 
@@ -67,23 +68,32 @@ async def test_each_store_gets_a_topic_with_a_partition_for_each_task(
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"cleanup.policy": "delete", "retention.ms": "1000"}, "retention.ms=1000"),
-        ({"cleanup.policy": "compact"}, "min.compaction.lag.ms=0"),
+        ({"cleanup.policy": "delete", "retention.ms": "1000"}, ("retention.ms=1000", None)),
+        (
+            {"cleanup.policy": "compact"},
+            ("min.compaction.lag.ms=0", "stores.<store>.changelog.min.compaction.lag.ms"),
+        ),
         (
             {"cleanup.policy": "compact", "min.compaction.lag.ms": "14400000"},
-            "max.message.bytes=1048588",
+            ("max.message.bytes=1048588", "kafka.max.message.bytes"),
         ),
     ],
     ids=["deletes", "compacts too early", "small records only"],
 )
 async def test_a_topic_that_loses_records_is_refused_at_the_start(
-    broker: KafkaBroker, name: str, client: AdminClient, settings: dict[str, str], problem: str
+    broker: KafkaBroker,
+    name: str,
+    client: AdminClient,
+    settings: dict[str, str],
+    problem: tuple[str, str | None],
 ) -> None:
     topic = NewTopic(f"kafka.{name}.main.s.changelog", 4, 1, config=settings)
     for future in client.create_topics([topic]).values():
         future.result()
-    with pytest.raises(ConfigError, match=problem):
+    text, key = problem
+    with pytest.raises(ConfigError, match=text) as caught:
         await set_up(broker, name, 4)
+    assert caught.value.key == key
 
 
 @pytest.mark.asyncio

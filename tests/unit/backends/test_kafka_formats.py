@@ -148,21 +148,30 @@ WANTED = {"cleanup.policy": "compact", "min.compaction.lag.ms": "100", "max.mess
 
 
 @pytest.mark.parametrize(
-    ("found", "named"),
+    ("found", "named", "key"),
     [
-        ({"cleanup.policy": "delete", "retention.ms": "1000"}, "retention.ms=1000"),
-        ({"cleanup.policy": "compact,delete", "retention.bytes": "5"}, "retention.bytes=5"),
-        ({"cleanup.policy": "compact", "min.compaction.lag.ms": "99"}, "min.compaction.lag.ms=99"),
-        ({"cleanup.policy": "compact", "max.message.bytes": "9"}, "max.message.bytes=9"),
+        ({"cleanup.policy": "delete", "retention.ms": "1000"}, "retention.ms=1000", None),
+        ({"cleanup.policy": "compact,delete", "retention.bytes": "5"}, "retention.bytes=5", None),
+        (
+            {"cleanup.policy": "compact", "min.compaction.lag.ms": "99"},
+            "min.compaction.lag.ms=99",
+            "stores.<store>.changelog.min.compaction.lag.ms",
+        ),
+        (
+            {"cleanup.policy": "compact", "max.message.bytes": "9"},
+            "max.message.bytes=9",
+            "kafka.max.message.bytes",
+        ),
     ],
     ids=["time", "size", "lag", "message"],
 )
-def test_a_topic_that_drops_what_a_restore_needs_is_named(
-    found: dict[str, str], named: str
+def test_a_topic_that_drops_what_a_restore_needs_is_named_with_the_setting_that_asks_for_it(
+    found: dict[str, str], named: str, key: str | None
 ) -> None:
     problem = settings_problem(found, WANTED)
     assert problem is not None
-    assert named in problem
+    assert named in problem.text
+    assert problem.key == key
 
 
 @pytest.mark.parametrize(
