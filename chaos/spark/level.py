@@ -156,7 +156,10 @@ def _judge(
     if history.failures:
         return list(history.failures)
     told = [event["checkpoint_id"] for event in history.runtime if event["what"] == "commit"]
-    return verifier(frozenset(history.zombies)).at_end(schedule.partitions, told)
+    judge = verifier(frozenset(history.zombies))
+    failures = judge.at_end(schedule.partitions, told)
+    history.checked |= judge.checked
+    return failures
 
 
 def settings_of(

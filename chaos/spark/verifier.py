@@ -22,7 +22,7 @@ from chaos.spark.state_bytes import tally_of
 from chaos.spark.watch import history
 from statekeep.errors import StateBackupError
 
-CHECKED = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 18, 20})
+CHECKED = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 12, 14, 16, 18, 20})
 """Invariants that every schedule is checked for; others by what strikes it."""
 
 
@@ -65,6 +65,8 @@ class Verifier:
         self._zombies = zombies
         self._ahead = 1 if settings.get("task.commit.every.batch") == "true" else 0
         self.failures: list[str] = []
+        self.checked: set[int] = set()
+        """Invariants that there was an occasion to check, besides `CHECKED`."""
 
     def at_rest(self) -> list[str]:
         """Check, while no process of the job lives, that every retained commit is whole (14).
@@ -101,6 +103,8 @@ class Verifier:
         for checkpoint in sorted({*told} - story.checkpoint_ids):
             self.failures.append(f"02: the log lacks a commit that was told: {checkpoint}")
         self.failures += story.failures
+        if any(len(records) > 1 for records in story.batches.values()):
+            self.checked.add(11)
         boundaries = self._boundaries(story)
         newest = self._newest_settled(boundaries, story)
         outputs, states = self._fold(boundaries)
@@ -284,6 +288,8 @@ class Verifier:
                         base = read_snapshot(files, marker).base
                     except ValueError:
                         continue  # told as 14
+                    if base is not None:
+                        self.checked.add(13)
                     if base is not None and base not in known:
                         self.failures.append(f"13: {marker} builds on {base}")
 

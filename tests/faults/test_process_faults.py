@@ -59,6 +59,20 @@ def test_a_process_that_inherits_the_plan_is_killed_once_and_its_successor_is_no
     assert [strike.point for strike in plan.strikes()] == ["here"]
 
 
+def test_a_process_that_is_stopped_goes_on_when_it_is_woken(tmp_path: Path) -> None:
+    plan, path = ProcessPlan([ArmedFault("doze", "here", Action.STOP)], tmp_path / "c"), "plan.json"
+    plan.write(tmp_path / path)
+    environment = {**os.environ, HANDLER_VARIABLE: HANDLER, PLAN_VARIABLE: str(tmp_path / path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE
+    ) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=20)[0] == b"went on\n"
+    assert process.returncode == 0
+
+
 def test_a_fault_strikes_at_its_nth_hit_and_as_often_as_it_repeats(tmp_path: Path) -> None:
     handler = faults(tmp_path, failing(nth=2, repeats=2))
     struck: list[bool] = []
