@@ -22,9 +22,9 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import most_telling, run_all
-from statekeep.backends.hdfs.local_work import check_file
+from statekeep.backends.hdfs.local_work import check_snapshot
 from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, parse_marker
-from statekeep.backends.hdfs.store_files import StoreFiles
+from statekeep.backends.hdfs.store_files import StoreFiles, check_header
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.escaping import unescape_name
@@ -160,7 +160,9 @@ class _StoreCleaner:
         with tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory:
             target = Path(directory, str(name))
             await self._files.download(name, target, lambda _: None)
-            await run_to_end(self._executor, check_file, target, where=self._files.path(name))
+            path = self._files.path(name)
+            header = await run_to_end(self._executor, check_snapshot, target, where=path)
+        check_header(header, name, self._files.store)
 
 
 def _is_closed(name: FileName, newest_closed: tuple[int, int]) -> bool:

@@ -122,20 +122,28 @@ def apply_file(path: Path, store: KeyValueStore, *, where: str, may_delete: bool
         reader = DeltaReader(file, where=where)
         for block in reader.blocks():
             store.load(block)
-        if reader.counts.deletes and not may_delete:
-            raise CheckpointCorruptError(f"a snapshot has a value size below 0: {where}")
-        return reader.header
+    if not may_delete:
+        _refuse_deletes(reader, where)
+    return reader.header
 
 
-def check_file(path: Path, *, where: str) -> None:
-    """Read a downloaded file to its end.
+def check_snapshot(path: Path, *, where: str) -> DeltaHeader:
+    """Read a downloaded snapshot to its end, as a restore does; return its header.
 
     Raises:
-        CheckpointCorruptError: Truncated or damaged.
+        CheckpointCorruptError: Truncated or damaged, or it deletes.
     """
     with path.open("rb") as file:
-        for _ in DeltaReader(file, where=where).blocks():
+        reader = DeltaReader(file, where=where)
+        for _ in reader.blocks():
             pass
+    _refuse_deletes(reader, where)
+    return reader.header
+
+
+def _refuse_deletes(reader: DeltaReader, where: str) -> None:
+    if reader.counts.deletes:
+        raise CheckpointCorruptError(f"a snapshot has a value size below 0: {where}")
 
 
 def path_of(work: WorkDirectory, file_id: VersionId) -> Path:

@@ -30,6 +30,7 @@ class StoreFiles:
 
     Attributes:
         prefix: Where the files lie, with a slash at its end.
+        store: Whose files they are.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class StoreFiles:
         self._manager = manager
         self.prefix = prefix
         self._task = task
-        self._store = store
+        self.store = store
         self._headers: dict[FileName, DeltaHeader] = {}
         self._warned: set[str] = set()
 
@@ -63,7 +64,7 @@ class StoreFiles:
                 logger.warning(
                     "file is none of ours and is left alone: task=%s store=%s name=%s",
                     self._task.task_name,
-                    self._store,
+                    self.store,
                     text,
                 )
         self._headers = {name: self._headers[name] for name in self._headers if name in found}
@@ -81,7 +82,7 @@ class StoreFiles:
             if header_end(start) > len(start):
                 start = await self._manager.get_start(self.path(name), header_end(start))
             header = DeltaReader(io.BytesIO(start), where=self.path(name)).header
-            check_header(header, name, self._store)
+            check_header(header, name, self.store)
             self._headers[name] = header
         return self._headers[name]
 
@@ -98,7 +99,7 @@ class StoreFiles:
 
     async def put(self, name: FileName, content: Path) -> None:
         """Upload a file under a name that was never used."""
-        metadata = BlobMetadata(self._task, self._store, str(name))
+        metadata = BlobMetadata(self._task, self.store, str(name))
         await self._manager.put(self.path(name), content, metadata)
 
     async def download(self, name: FileName, target: Path, on_bytes: Callable[[int], None]) -> None:

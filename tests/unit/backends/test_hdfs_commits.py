@@ -1,7 +1,7 @@
 """Snapshots, fall-back and clean-up of the HDFS backend, on a directory."""
 
-import logging
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +100,6 @@ async def test_every_commit_restores_whether_by_snapshot_or_by_deltas(task: Task
 
 
 @pytest.mark.asyncio
-async def test_a_damaged_snapshot_is_passed_over_for_an_older_one(
-    task: Task, caplog: pytest.LogCaptureFixture
-) -> None:
-    commits = [await task.commit_next(a=bytes([n])) for n in range(5)]
-    damage(task.file(commits[3], "snapshot"))
-    with caplog.at_level(logging.ERROR):
-        assert (await task.restore(commits[4].checkpoint)).content == {STORE: task.content}
-    assert "an older one is used" in caplog.text
-
-
-@pytest.mark.asyncio
 async def test_without_an_older_snapshot_a_damaged_one_is_an_error(task: Task) -> None:
     commits = [await task.commit_next(a=bytes([n])) for n in range(2)]
     damage(task.file(commits[0], "snapshot"))
@@ -154,12 +143,50 @@ async def test_a_delta_that_leads_on_from_another_version_is_not_applied(task: T
         await task.restore(commits[2].checkpoint)
 
 
+def put_in_place_of_another(path: Path) -> None:
+    (older,) = (other for other in path.parent.glob("*.snapshot") if other != path)
+    path.write_bytes(older.read_bytes())
+
+
+def make_delete(path: Path) -> None:
+    with path.open("rb") as file:
+        header = DeltaReader(file, where="").header
+    with path.open("wb") as file:
+        writer = DeltaWriter(file, header)
+        writer.write({b"a": b"3", b"b": None})
+        writer.finish()
+
+
+def make_size_too_low(path: Path) -> None:
+    with path.open("rb") as file:
+        header = DeltaReader(file, where="").header
+    with path.open("wb") as file:
+        writer = DeltaWriter(file, header)
+        writer._parts.append(struct.pack("<I1si", 1, b"a", -2))
+        writer.finish()
+
+
+DAMAGES = [damage, put_in_place_of_another, make_delete, make_size_too_low]
+
+
 @pytest.mark.asyncio
+@pytest.mark.parametrize("spoil", DAMAGES)
+async def test_whatever_is_wrong_with_a_snapshot_an_older_one_is_restored(
+    task: Task, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(5)]
+    spoil(task.file(commits[3], "snapshot"))
+    assert (await task.restore(commits[4].checkpoint)).content == {STORE: task.content}
+    assert "snapshot is damaged, an older one is used" in caplog.text
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("spoil", DAMAGES)
 async def test_clean_up_keeps_what_lies_behind_a_damaged_snapshot(
-    task: Task, caplog: pytest.LogCaptureFixture
+    task: Task, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
 ) -> None:
     commits = [await task.commit_next(a=bytes([n])) for n in range(6)]
-    damage(task.file(commits[3], "snapshot"))
+    spoil(task.file(commits[3], "snapshot"))
     for commit in commits[:5]:
         task.release(commit)
     await task.clean_up()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statekeep.backends.hdfs import spark_files
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.backends.hdfs.spark_export import export_snapshot
 from statekeep.backends.hdfs.spark_files import (
@@ -89,6 +90,21 @@ def test_a_truncated_file_is_refused() -> None:
 def test_a_delete_in_a_snapshot_is_refused() -> None:
     with pytest.raises(CheckpointCorruptError, match="value size is below 0"):
         read(written([(b"k", None)]), may_delete=False)
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        (struct.pack(">i", -2), "a key size is below 0: w bytes=-2"),
+        (struct.pack(">i1si", 1, b"k", -2), "a value size is below 0: w bytes=-2"),
+    ],
+    ids=["key", "value"],
+)
+def test_a_size_that_means_nothing_is_refused_in_a_delta_too(raw: bytes, error: str) -> None:
+    file = io.BytesIO()
+    spark_files._write_block(raw, file)
+    with pytest.raises(CheckpointCorruptError, match=error):
+        read(file.getvalue())
 
 
 @pytest.mark.parametrize(
