@@ -37,8 +37,9 @@ _U32: Final = struct.Struct("<I")
 _I32: Final = struct.Struct("<i")
 _PREAMBLE: Final = struct.Struct("<8sII")
 _BLOCK: Final = struct.Struct("<IIBI")
-_END: Final = struct.Struct("<IQQ")
-_END_MARK: Final = 0xFFFFFFFF
+_COUNTS: Final = struct.Struct("<QQ")
+END_MARK: Final = b"\xff\xff\xff\xff"
+"""Stands where a block would begin with its size."""
 _MAX_STORED_BYTES: Final = 0xFFFFFFFE
 _MAX_HEADER_BYTES: Final = 1 << 24
 _RESERVED_HEADER_BYTES: Final = 512
@@ -147,7 +148,7 @@ class DeltaWriter:
             self._target.seek(self._start)
             self._write_header(header, _RESERVED_HEADER_BYTES)
             self._target.seek(end)
-        mark = _END.pack(_END_MARK, self._puts, self._deletes)
+        mark = END_MARK + _COUNTS.pack(self._puts, self._deletes)
         crc = zlib.crc32(mark, zlib.crc32(_U32.pack(self._header_crc or 0), self._chain))
         self._target.write(mark + _U32.pack(crc))
         return DeltaCounts(self._puts, self._deletes)
@@ -239,6 +240,8 @@ class DeltaReader:
         self._where = where
         self._codec: BlockCodec = NoCodec()
         self._counts: DeltaCounts | None = None
+        self._head = b""
+        self._chain, self._puts, self._deletes = 0, 0, 0
         preamble = self._read(_PREAMBLE.size)
         magic, version, header_bytes = _PREAMBLE.unpack(preamble)
         if magic != MAGIC:
@@ -282,30 +285,47 @@ class DeltaReader:
         Raises:
             CheckpointCorruptError: Truncated or damaged, here or further on.
         """
-        chain, puts, deletes = 0, 0, 0
-        while (mark := self._read(_U32.size)) != _U32.pack(_END_MARK):
-            head = mark + self._read(_BLOCK.size - _U32.size)
-            chain = zlib.crc32(head, chain)
-            if self._read(_U32.size) != _U32.pack(chain):
-                raise self._corrupt("head of a block is damaged or out of place")
-            records, deleted = self._read_block(head)
-            deletes += deleted
-            puts += len(records) - deleted
-            yield records
-        self._read_end(mark, chain, DeltaCounts(puts, deletes))
+        while self.read_head() is not None:
+            yield self.read_block()
 
-    def _read_block(self, head: bytes) -> tuple[Records, int]:
-        """Return the records of a block, and how many of them delete."""
-        stored_bytes, raw_bytes, codec, crc = _BLOCK.unpack(head)
+    def read_head(self) -> int | None:
+        """Read and check what stands before a block; return the bytes of the block.
+
+        For a caller who must know before each block how much it is: `blocks` does this and
+        `read_block` by turns. None at the end, which is checked too.
+
+        Raises:
+            CheckpointCorruptError: Truncated or damaged.
+        """
+        mark = self._read(_U32.size)
+        if mark == END_MARK:
+            self._read_end(mark)
+            return None
+        self._head = mark + self._read(_BLOCK.size - _U32.size)
+        self._chain = zlib.crc32(self._head, self._chain)
+        if self._read(_U32.size) != _U32.pack(self._chain):
+            raise self._corrupt("head of a block is damaged or out of place")
+        return int(_U32.unpack(mark)[0])
+
+    def read_block(self) -> Records:
+        """Return the records of the block whose head was read last.
+
+        Raises:
+            CheckpointCorruptError: Truncated or damaged.
+        """
+        stored_bytes, raw_bytes, codec, crc = _BLOCK.unpack(self._head)
         if self._codec.number != codec:
             self._codec = self._find_codec(codec)
         stored = self._read(stored_bytes)
         if zlib.crc32(stored) != crc:
             raise self._corrupt("block is damaged")
         try:
-            return read_records(self._codec.decompress(stored, raw_bytes))
+            records, deletes = read_records(self._codec.decompress(stored, raw_bytes))
         except (struct.error, IndexError, ValueError) as exc:
             raise self._corrupt("records of a block do not add up") from exc
+        self._deletes += deletes
+        self._puts += len(records) - deletes
+        return records
 
     def _find_codec(self, number: int) -> BlockCodec:
         codec = codec_numbered(number)
@@ -313,17 +333,17 @@ class DeltaReader:
             raise self._corrupt(f"block has an unknown codec {number}")
         return codec
 
-    def _read_end(self, mark: bytes, chain: int, found: DeltaCounts) -> None:
-        end = mark + self._read(_END.size - _U32.size)
-        crc = zlib.crc32(end, zlib.crc32(_U32.pack(self._header_crc), chain))
+    def _read_end(self, mark: bytes) -> None:
+        end = mark + self._read(_COUNTS.size)
+        crc = zlib.crc32(end, zlib.crc32(_U32.pack(self._header_crc), self._chain))
         if self._read(_U32.size) != _U32.pack(crc):
             raise self._corrupt("end of a delta is damaged")
-        _, puts, deletes = _END.unpack(end)
-        if found != DeltaCounts(puts, deletes):
+        puts, deletes = _COUNTS.unpack_from(end, len(mark))
+        if (self._puts, self._deletes) != (puts, deletes):
             raise self._corrupt("delta has another number of records than its end says")
         if self._source.read(1):
             raise self._corrupt("delta goes on after its end")
-        self._counts = found
+        self._counts = DeltaCounts(puts, deletes)
 
     def _read(self, size: int) -> bytes:
         data = self._source.read(size)

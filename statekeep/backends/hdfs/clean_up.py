@@ -14,18 +14,14 @@ delta of its upload is.
 """
 
 import logging
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import most_telling, run_all
-from statekeep.backends.hdfs.local_work import check_snapshot
 from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, parse_marker
-from statekeep.backends.hdfs.store_files import StoreFiles, check_header
-from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.hdfs.store_files import StoreFiles
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.escaping import unescape_name
 from statekeep.errors import CheckpointCorruptError, StateBackupError
@@ -157,12 +153,12 @@ class _StoreCleaner:
         return True
 
     async def _read(self, name: FileName) -> None:
-        with tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory:
-            target = Path(directory, str(name))
-            await self._files.download(name, target, lambda _: None)
-            path = self._files.path(name)
-            header = await run_to_end(self._executor, check_snapshot, target, where=path)
-        check_header(header, name, self._files.store)
+        async with self._files.ahead([name]) as ahead:
+            await self._files.read(name, ahead, self._executor, take=_pass, on_bytes=_pass)
+
+
+def _pass(_: object) -> None:
+    """Take what is only to be checked."""
 
 
 def _is_closed(name: FileName, newest_closed: tuple[int, int]) -> bool:

@@ -10,7 +10,6 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
-from statekeep.stores.base import KeyValueStore
 from statekeep.stores.block_codec import BlockCodec
 from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
 from statekeep.stores.local_files import explained_errors
@@ -104,46 +103,6 @@ def write_snapshot(
         writer.write_entries(opened.scan())
         writer.finish()
         return file.tell()
-
-
-def apply_file(path: Path, store: KeyValueStore, *, where: str, may_delete: bool) -> DeltaHeader:
-    """Write the records of a downloaded file into a store; return the file's header.
-
-    Args:
-        path: The file.
-        store: Open; written by nobody else.
-        where: Named in errors.
-        may_delete: False for a snapshot, in which a deletion is an error.
-
-    Raises:
-        CheckpointCorruptError: Truncated or damaged; what was written already must be thrown away.
-    """
-    with path.open("rb") as file:
-        reader = DeltaReader(file, where=where)
-        for block in reader.blocks():
-            store.load(block)
-    if not may_delete:
-        _refuse_deletes(reader, where)
-    return reader.header
-
-
-def check_snapshot(path: Path, *, where: str) -> DeltaHeader:
-    """Read a downloaded snapshot to its end, as a restore does; return its header.
-
-    Raises:
-        CheckpointCorruptError: Truncated or damaged, or it deletes.
-    """
-    with path.open("rb") as file:
-        reader = DeltaReader(file, where=where)
-        for _ in reader.blocks():
-            pass
-    _refuse_deletes(reader, where)
-    return reader.header
-
-
-def _refuse_deletes(reader: DeltaReader, where: str) -> None:
-    if reader.counts.deletes:
-        raise CheckpointCorruptError(f"a snapshot has a value size below 0: {where}")
 
 
 def path_of(work: WorkDirectory, file_id: VersionId) -> Path:

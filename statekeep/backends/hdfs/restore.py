@@ -7,12 +7,12 @@ from typing_extensions import override
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
-from statekeep.backends.hdfs.filling import empty_store, fetched_file
+from statekeep.backends.hdfs.filling import empty_store
 from statekeep.backends.hdfs.lineage import LoadPlan
-from statekeep.backends.hdfs.local_work import apply_file
 from statekeep.backends.hdfs.names import FileKind, FileName, parse_marker
 from statekeep.backends.hdfs.spark_start import SparkStart
-from statekeep.backends.hdfs.store_files import StoreFiles, check_header
+from statekeep.backends.hdfs.store_files import StoreFiles
+from statekeep.backends.hdfs.streaming import FilesAhead
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.checkpoint.version_id import VersionId
@@ -141,32 +141,36 @@ class HdfsRestoreManager(TaskRestoreManager):
         return plan
 
     async def _apply(self, store: StoreName, plan: LoadPlan) -> None:
-        async with empty_store(self._context, store) as opened:
+        files = self._files[store]
+        async with empty_store(self._context, store) as opened, files.ahead(plan.files) as ahead:
             previous: DeltaHeader | None = None
             for name in plan.files:
-                header = await self._apply_file(store, name, opened)
+                header = await self._apply_file(files, name, ahead, opened)
                 if previous is not None and header.parent != previous.version:
                     msg = (
                         "delta does not lead on from the file before it: "
-                        f"{self._files[store].path(name)} "
-                        f"parent={header.parent} before={previous.version}"
+                        f"{files.path(name)} parent={header.parent} before={previous.version}"
                     )
                     raise CheckpointCorruptError(msg)
                 previous = header
 
     async def _apply_file(
-        self, store: StoreName, name: FileName, opened: KeyValueStore
+        self, files: StoreFiles, name: FileName, ahead: FilesAhead, opened: KeyValueStore
     ) -> DeltaHeader:
-        path, is_delta = self._files[store].path(name), name.kind is FileKind.DELTA
-        run = self._context.executor
+        context = self._context
+        sizes: list[int] = []
+
+        def on_bytes(size: int) -> None:
+            context.on_bytes(size)
+            sizes.append(size)
+
         try:
-            async with fetched_file(self._context, self._manager, path, store) as local:
-                header = await run_to_end(
-                    run, apply_file, local, opened, where=path, may_delete=is_delta
-                )
-            check_header(header, name, store)
+            header = await files.read(
+                name, ahead, context.executor, take=opened.load, on_bytes=on_bytes
+            )
         except CheckpointCorruptError as exc:
-            if is_delta:
+            if name.kind is FileKind.DELTA:
                 raise
             raise _DamagedSnapshotError(str(exc), name) from exc
+        context.on_total(sum(sizes))
         return header

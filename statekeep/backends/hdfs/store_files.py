@@ -2,18 +2,19 @@
 
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from statekeep.backends.base import TaskIdentity
+from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.hdfs.lineage import LoadPlan, plan_load
 from statekeep.backends.hdfs.names import FileKind, FileName
+from statekeep.backends.hdfs.streaming import FilesAhead, read_next
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError
-from statekeep.stores.delta import DeltaHeader, DeltaReader, header_end
+from statekeep.stores.delta import Change, DeltaHeader, DeltaReader, header_end
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +103,40 @@ class StoreFiles:
         metadata = BlobMetadata(self._task, self.store, str(name))
         await self._manager.put(self.path(name), content, metadata)
 
-    async def download(self, name: FileName, target: Path, on_bytes: Callable[[int], None]) -> None:
-        """Fetch a file to the new local file ``target``."""
-        await self._manager.download(self.path(name), target, on_bytes)
+    def ahead(self, names: Sequence[FileName]) -> FilesAhead:
+        """Return the contents of files in this order, for `read`."""
+        return FilesAhead(self._manager, [self.path(name) for name in names])
+
+    async def read(
+        self,
+        name: FileName,
+        ahead: FilesAhead,
+        executor: BlockingExecutor,
+        *,
+        take: Callable[[Iterable[Change]], None],
+        on_bytes: Callable[[int], None],
+    ) -> DeltaHeader:
+        """Read a file to its end and check all that a restore asks of it; return its header.
+
+        Args:
+            name: Of the file that is next in ``ahead``.
+            ahead: See `ahead`.
+            executor: For taking it apart.
+            take: Called in the executor with the records of each block, in order.
+            on_bytes: Called with the bytes of each piece.
+
+        Raises:
+            CheckpointCorruptError: Truncated or damaged, a snapshot that deletes, or another file
+                than its name says; what was taken must be thrown away.
+            BlobNotFoundError: The file is not there.
+            RetriableError: The service may answer later.
+        """
+        where = self.path(name)
+        reader = await read_next(ahead, executor, where=where, take=take, on_bytes=on_bytes)
+        if name.kind is FileKind.SNAPSHOT and reader.counts.deletes:
+            raise CheckpointCorruptError(f"a snapshot has a value size below 0: {where}")
+        check_header(reader.header, name, self.store)
+        return reader.header
 
     async def delete(self, name: FileName) -> None:
         """Delete a file; one that is not there is no error."""
