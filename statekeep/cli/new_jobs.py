@@ -29,7 +29,7 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob, open_job, open_log_place
 from statekeep.inspection.job_copy import Making, OldLog, OldTask, copy_logs, rescale
-from statekeep.inspection.locations import copy_location
+from statekeep.inspection.locations import check_locations, copy_location
 from statekeep.inspection.recommit import require_commit_with_state
 from statekeep.inspection.splitting import splitter_for
 from statekeep.restore.progress import RestoreProgressBar
@@ -98,6 +98,7 @@ def restore_savepoint(
                 job = await stack.enter_async_context(open_job(settings, making.clock, task=log))
                 position, commit = job.find_commit(name)
                 await stack.enter_async_context(job.held(position))
+                await _check_locations(job, commit, locations)
                 logs.append(OldLog(job, commit, log, partial(_query, job, commit, locations)))
             made = await copy_logs(making, logs)
         return [
@@ -140,6 +141,7 @@ def rescale_job(
 
     async def run(making: Making) -> Sequence[int]:
         async with _old_tasks(settings, task) as old:
+            await _check_locations(old[0].job, old[0].commit, locations)
             identity = old[0].commit.identity
             new_splitter = splitter_for(identity, partitions, router)
             query = partial(_query, old[0].job, old[0].commit, locations)
@@ -232,6 +234,14 @@ def _require_all_committed(job: InspectedJob, commit: CommitRecord) -> None:
             f"job={job.config.job.name} batch={newest} committed={commit.batch}",
             hint="start the job and stop it: its last commit then holds everything",
         )
+
+
+async def _check_locations(
+    job: InspectedJob, commit: CommitRecord, locations: Locations | None
+) -> None:
+    """Tell what is wrong with the locations before any state is moved."""
+    if locations is not None:
+        await job.executor.run(check_locations, locations.old, locations.new, commit)
 
 
 async def _query(

@@ -6,20 +6,34 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 from uuid import uuid4
 
-import fsspec  # type: ignore[import-untyped] # ships no types
 import msgspec
 
 from statekeep.checkpoint.records import CommitRecord, QueryState
-from statekeep.errors import CheckpointLocationError
+from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.inspection.location_files import LocationFiles, open_location
 
 _BATCH_FILE: Final = re.compile(r"\.?([0-9]+)(?:\.crc)?")
 """What Spark names files of ``offsets`` and ``commits``, and Hadoop their checksums beside them."""
 _CUT_OFF: Final = frozenset({"offsets", "commits"})
 _OWN: Final = frozenset({"metadata", ".metadata.crc"})
+
+
+def check_locations(source: str, target: str, commit: CommitRecord) -> None:
+    """Make sure that `copy_location` would not refuse, before anything else is moved. Blocks.
+
+    Raises:
+        ConfigError: As `copy_location`.
+        CheckpointLocationError: As `copy_location`.
+    """
+    old, _, query = _require_ready(source, target, commit)
+    for name, text in _own_files(commit, query).items():
+        if text is None and not old.files.exists(f"{old.root}/{name}"):
+            raise _missing(old, name)
 
 
 def copy_location(source: str, target: str, commit: CommitRecord) -> QueryState:
@@ -39,42 +53,73 @@ def copy_location(source: str, target: str, commit: CommitRecord) -> QueryState:
         What the commit record of the new job says of its query.
 
     Raises:
+        ConfigError: A location is on no filesystem that can be reached from here.
         CheckpointLocationError: The source is another query's, lacks or loses a file, or the target
             is not empty.
     """
-    query = commit.query
-    if query is None:
-        raise CheckpointLocationError(f"the commit is of no Spark query: batch={commit.batch}")
-    there, root = _open(source)
-    here, new_root = _open(target)
-    if here.exists(new_root) and here.find(new_root):
-        exc = CheckpointLocationError(f"the new checkpoint location is in use: location={target}")
-        exc.add_note("hint: name another one, or delete it if an earlier try has left it")
-        raise exc
-    _check_query(there, root, source, query)
+    old, new, query = _require_ready(source, target, commit)
     metadata = json.dumps({"id": str(uuid4())}, separators=(",", ":"))
     written: list[str] = []
     try:
-        for name, data in _contents(there, root, source, commit, query):
-            written.append(f"{new_root}/{name}")
-            _write(here, written[-1], data)
-        written.append(f"{new_root}/metadata")
-        _write(here, written[-1], metadata.encode())
+        for name, data in _contents(old, commit, query):
+            written.append(f"{new.root}/{name}")
+            _write(new.files, written[-1], data)
+        written.append(f"{new.root}/metadata")
+        _write(new.files, written[-1], metadata.encode())
     except BaseException as exc:
-        _remove(here, written)
+        _remove(new.files, written)
         if isinstance(exc, OSError):
-            msg = f"the checkpoint location could not be copied: from={source} to={target}"
+            msg = f"the checkpoint location could not be copied: from={old.shown} to={new.shown}"
             raise CheckpointLocationError(msg) from exc
         raise
     return msgspec.structs.replace(query, query_id=json.loads(metadata)["id"], metadata=metadata)
 
 
+def _require_ready(
+    source: str, target: str, commit: CommitRecord
+) -> tuple[LocationFiles, LocationFiles, QueryState]:
+    """Open both locations and make sure that they are what they should be."""
+    query = commit.query
+    if query is None:
+        raise CheckpointLocationError(f"the commit is of no Spark query: batch={commit.batch}")
+    old, new = open_location(source), open_location(target)
+    with _errors_told(new):
+        is_used = new.files.exists(new.root) and bool(new.files.find(new.root))
+    if is_used:
+        exc = CheckpointLocationError(
+            f"the new checkpoint location is in use: location={new.shown}"
+        )
+        exc.add_note("hint: name another one, or delete it if an earlier try has left it")
+        raise exc
+    with _errors_told(old):
+        _check_query(old, query)
+    return old, new, query
+
+
+@contextmanager
+def _errors_told(location: LocationFiles) -> Generator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise ConfigError(
+            f"the checkpoint location cannot be reached: location={location.shown} error={exc}",
+            hint="is its name right, and is this machine let in there?",
+        ) from exc
+
+
+def _own_files(commit: CommitRecord, query: QueryState) -> Mapping[str, str | None]:
+    """Return what the copy needs in any case, as the commit record has it; None: it has it not."""
+    return {f"offsets/{commit.batch}": query.offsets, f"commits/{commit.batch}": query.commit}
+
+
+def _missing(location: LocationFiles, name: str) -> CheckpointLocationError:
+    return CheckpointLocationError(
+        f"file is missing in the checkpoint location: file={location.shown}/{name}"
+    )
+
+
 def _contents(
-    files: Any,  # noqa: ANN401 - fsspec has no types
-    root: str,
-    location: str,
-    commit: CommitRecord,
-    query: QueryState,
+    old: LocationFiles, commit: CommitRecord, query: QueryState
 ) -> Iterator[tuple[str, bytes]]:
     """Yield what goes into the copy, by name.
 
@@ -82,26 +127,23 @@ def _contents(
         CheckpointLocationError: A file is missing, or goes while it is read.
     """
     copied: set[str] = set()
-    for path in map(str, files.find(root)):
-        name = path.removeprefix(root).lstrip("/")
+    for path in map(str, old.files.find(old.root)):
+        name = path.removeprefix(old.root).lstrip("/")
         if name in _OWN or _is_later(name, commit.batch) or _is_passing(name):
             continue
         try:
-            data = files.cat_file(path)
+            data = old.files.cat_file(path)
         except FileNotFoundError as exc:
             if name.partition("/")[0] in _CUT_OFF:
                 continue  # a running query purges them; those of the commit are in its record
-            msg = f"file went while it was copied, is the query running?: file={location}/{name}"
+            msg = f"file went while it was copied, is the query running?: file={old.shown}/{name}"
             raise CheckpointLocationError(msg) from exc
         copied.add(name)
         yield name, data
-    own = {f"offsets/{commit.batch}": query.offsets, f"commits/{commit.batch}": query.commit}
-    for name, text in own.items():
+    for name, text in _own_files(commit, query).items():
         if name not in copied:
             if text is None:
-                raise CheckpointLocationError(
-                    f"file is missing in the checkpoint location: file={location}/{name}"
-                )
+                raise _missing(old, name)
             yield name, text.encode()
 
 
@@ -112,16 +154,15 @@ def _remove(files: Any, paths: Iterable[str]) -> None:  # noqa: ANN401 - fsspec 
             files.rm_file(path)
 
 
-def _check_query(files: Any, root: str, location: str, query: QueryState) -> None:  # noqa: ANN401 - fsspec has no types
-    path = f"{root}/metadata"
+def _check_query(old: LocationFiles, query: QueryState) -> None:
     try:
-        found = json.loads(files.cat_file(path))["id"]
+        found = json.loads(old.files.cat_file(f"{old.root}/metadata"))["id"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as exc:
-        msg = f"not the checkpoint location of a query: location={location}"
+        msg = f"not the checkpoint location of a query: location={old.shown}"
         raise CheckpointLocationError(msg) from exc
     if found != query.query_id:
         raise CheckpointLocationError(
-            f"the checkpoint location is of another query: location={location} "
+            f"the checkpoint location is of another query: location={old.shown} "
             f"query_id={found} expected={query.query_id}"
         )
 
@@ -136,11 +177,6 @@ def _is_passing(name: str) -> bool:
     """Whether it is a file that Spark is just writing, or the checksum of one."""
     file = name.rpartition("/")[2]
     return file.startswith(".") and file.removesuffix(".crc").endswith(".tmp")
-
-
-def _open(uri: str) -> tuple[Any, str]:
-    files, root = fsspec.url_to_fs(uri)
-    return files, str(root).rstrip("/")
 
 
 def _write(files: Any, path: str, data: bytes) -> None:  # noqa: ANN401 - fsspec has no types

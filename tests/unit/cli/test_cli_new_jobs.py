@@ -5,16 +5,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings, route
 
-from statekeep.checkpoint.records import QueryState
+from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.inspection import new_job
-from statekeep.inspection.job import LogPlace
+from statekeep.inspection.job import InspectedJob, LogPlace
 from statekeep.inspection.new_job import NewJob
 
 LOG = f"--task '{TASK}'"
@@ -239,3 +240,52 @@ def test_instances_of_a_job_are_found_by_their_id(statekeep: CommandLine, job: P
     assert statekeep(f"savepoint restore v1 --as copy {second}").status == 0
     assert asyncio.run(start("copy", is_writing=False)) == {b"second": b"instance"}
     assert statekeep(f"verify {second}").status == 0
+
+
+QUERY = QueryState(query_id="query-1", metadata="", offsets="v1", commit="v1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "complaint"),
+    [
+        ("old", "old", 6, "is in use"),
+        ("other", "new", 6, "is of another query"),
+        ("none", "new", 6, "not the checkpoint location of a query"),
+        ("old", "nowhere:x", 2, "not the name of a checkpoint location"),
+    ],
+    ids=["in use", "another query", "no query", "wrong name"],
+)
+@pytest.mark.parametrize(
+    "line",
+    ["savepoint restore v1", "rescale --partitions 3 --router cli_kit:route"],
+    ids=["savepoint", "rescale"],
+)
+def test_a_wrong_checkpoint_location_is_told_before_any_state_is_moved(
+    statekeep: CommandLine,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    *,
+    old: str,
+    new: str,
+    status: int,
+    complaint: str,
+) -> None:
+    find_commit = InspectedJob.find_commit
+
+    def with_query(self: InspectedJob, which: str | None = None) -> tuple[int, CommitRecord]:
+        position, commit = find_commit(self, which)
+        return position, msgspec.structs.replace(commit, query=QUERY)
+
+    for name in ("old", "other"):
+        (job / name).mkdir()
+        query_id = QUERY.query_id if name == "old" else "query-2"
+        (job / name / "metadata").write_text(f'{{"id":"{query_id}"}}', encoding="utf-8")
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    monkeypatch.setattr(InspectedJob, "find_commit", with_query)
+    target = new if ":" in new else job / new
+    result = statekeep(
+        f"{line} --as orders-2 {LOG} --from-location {job / old} --to-location {target}"
+    )
+    assert (result.status, complaint in result.err) == (status, True)
+    assert not list(job.rglob("*orders-2*"))

@@ -9,8 +9,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped] # as above
 
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
-from statekeep.errors import CheckpointLocationError
-from statekeep.inspection.locations import copy_location
+from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.inspection.locations import check_locations, copy_location
 
 FILES = {
     "metadata": '{"id":"query-1"}',
@@ -81,8 +81,9 @@ def test_what_spark_has_purged_comes_from_the_commit_record(tmp_path: Path) -> N
 def test_a_location_that_lacks_what_no_record_has_is_refused(tmp_path: Path) -> None:
     kept = {name: text for name, text in FILES.items() if name != "commits/7"}
     old = write(tmp_path / "old", kept)
-    with pytest.raises(CheckpointLocationError, match=r"file is missing.*commits/7"):
-        copy_location(old, (tmp_path / "new").as_uri(), commit(commit_text=None))
+    for refuse in (check_locations, copy_location):
+        with pytest.raises(CheckpointLocationError, match=r"file is missing.*commits/7"):
+            refuse(old, (tmp_path / "new").as_uri(), commit(commit_text=None))
 
 
 @pytest.mark.parametrize(
@@ -98,15 +99,17 @@ def test_a_location_that_is_not_the_jobs_is_refused(
     tmp_path: Path, files: dict[str, str], query_id: str, complaint: str
 ) -> None:
     old = write(tmp_path / "old", files)
-    with pytest.raises(CheckpointLocationError, match=complaint):
-        copy_location(old, (tmp_path / "new").as_uri(), commit(query_id))
+    for refuse in (check_locations, copy_location):
+        with pytest.raises(CheckpointLocationError, match=complaint):
+            refuse(old, (tmp_path / "new").as_uri(), commit(query_id))
     assert not (tmp_path / "new").exists()
 
 
 def test_a_place_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
     old, new = write(tmp_path / "old", FILES), write(tmp_path / "new", {"metadata": "mine"})
-    with pytest.raises(CheckpointLocationError, match="is in use"):
-        copy_location(old, new, commit())
+    for refuse in (check_locations, copy_location):
+        with pytest.raises(CheckpointLocationError, match="is in use"):
+            refuse(old, new, commit())
     assert read(tmp_path / "new") == {"metadata": "mine"}
 
 
@@ -170,3 +173,23 @@ def test_what_spark_is_just_writing_is_left_out(tmp_path: Path) -> None:
     old = write(tmp_path / "old", FILES | passing)
     copy_location(old, (tmp_path / "new").as_uri(), commit())
     assert not passing.keys() & read(tmp_path / "new").keys()
+
+
+def test_a_check_of_what_may_be_copied_writes_nothing(tmp_path: Path) -> None:
+    old = write(tmp_path / "old", FILES)
+    check_locations(old, (tmp_path / "new").as_uri(), commit())
+    assert not (tmp_path / "new").exists()
+    assert read(tmp_path / "old") == FILES
+
+
+def test_a_location_that_lets_nobody_in_is_told_before_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Vanishing, path: str, **options: Any) -> bytes:
+        raise PermissionError(path)
+
+    let_go(monkeypatch, "")
+    monkeypatch.setattr(Vanishing, "cat_file", refuse)
+    old = write(tmp_path / "old", FILES)
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        check_locations(old, (tmp_path / "new").as_uri(), commit())
