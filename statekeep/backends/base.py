@@ -250,13 +250,18 @@ class TaskRestoreManager(ABC):
 class StateBackendAdmin(ABC):
     """Sets up and checks the remote side, once per start of a job, in this order.
 
-    The check is also made, by an instance of its own, before a backend that is optional and has
-    failed takes part in a commit again: it gives up sooner than an upload does.
+    Both are also done, by an instance of its own, before an optional backend takes part in the first
+    commit of a process, or in one after it has failed: they give up sooner than an upload does.
     """
 
     @abstractmethod
     async def create_resources(self) -> None:
-        """Create what is missing (bucket prefix, topic, directory). Idempotent."""
+        """Create what is missing (bucket prefix, topic, directory). Idempotent.
+
+        Raises:
+            ConfigError: The place refuses us.
+            RetriableError: It does not answer: a start goes on without one that is optional.
+        """
 
     @abstractmethod
     async def validate_resources(self) -> None:
@@ -264,6 +269,7 @@ class StateBackendAdmin(ABC):
 
         Raises:
             ConfigError: It cannot; the message says what it lacks.
+            RetriableError: It does not answer: a start goes on without one that is optional.
         """
 
     @abstractmethod

@@ -14,6 +14,7 @@ from statekeep.backends.base import (
     TaskBackupManager,
     TaskIdentity,
 )
+from statekeep.backends.preparation import prepare
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
@@ -55,7 +56,8 @@ class TaskCommitPipeline:
        optional for all of its stores: that failure is logged and its markers are absent, and so
        are those of one that takes longer than ``task.commit.optional.timeout.ms``. Such a backend
        is asked whether it answers before it is given the next version, so that an outage costs the
-       patience of a call once and the shorter one of a check from then on.
+       patience of a call once and the shorter one of a check from then on. What it lacks by then,
+       such as a topic, is created first.
     3. **checkpoint**: a `CheckpointV2` with the input offsets and every marker.
     4. **local checkpoint**: it is written beside the version, before anyone else learns of it.
 
@@ -159,6 +161,13 @@ class TaskCommitPipeline:
     def left_out_of(self, checkpoint: CheckpointV2) -> list[BackendName]:
         """Return the optional backends of which a checkpoint has no markers."""
         return [b.name for b in self._backends if b.name not in checkpoint.state_markers]
+
+    def ask_optional_first(self) -> None:
+        """Take no optional backend for granted: each is asked before it takes part in a commit.
+
+        For a process that begins: one may be away, and a client insists for longer than a check.
+        """
+        self._left_out |= {b.name for b in self._backends if b.is_optional}
 
     def leave_out(self, checkpoint: CheckpointV2) -> None:
         """Take the optional backends that a checkpoint lacks for away: `clean_up` asks them nothing."""
@@ -264,11 +273,7 @@ class TaskCommitPipeline:
 
     async def _rejoin(self, backend: _Backend, checkpoint_id: CheckpointId) -> _Markers:
         """Step 1 for a backend that was left out before, once it answers."""
-        admin = self._factories[backend.name].admin(self._executor, self._clock)
-        try:
-            await admin.validate_resources()
-        finally:
-            await admin.close()
+        await prepare(self._factories[backend.name].admin(self._executor, self._clock))
         await self._init_backend(backend)
         return await self._executor.run(backend.manager.snapshot, checkpoint_id)
 

@@ -314,6 +314,14 @@ class Config:
         """
         return resolve.all_backup_factories(self.settings)
 
+    def optional_backend_names(self) -> tuple[str, ...]:
+        """Return every backend that some store lists as optional; another store may require it.
+
+        Raises:
+            ConfigError: A store's lists of backends contradict each other.
+        """
+        return resolve.all_optional_factories(self.settings)
+
     def backend_factory(self, name: str) -> str:
         """Return the short name or dotted path of the factory behind a backend's name."""
         found = self.settings.get(backend_keys.BACKEND_FACTORY.of(name))

@@ -134,6 +134,14 @@ def optional_factories(settings: Mapping[str, Setting], store: str) -> Names:
     return optional
 
 
+def all_optional_factories(settings: Mapping[str, Setting]) -> Names:
+    """Return every backend that some store lists as optional; errors as of `optional_factories`."""
+    names = dict.fromkeys(optional_factories(settings, ""))
+    for store in store_names(settings):
+        names |= dict.fromkeys(optional_factories(settings, store))
+    return tuple(names)
+
+
 def backend_section(
     settings: Mapping[str, Setting], backend: str, defaults_prefix: str
 ) -> dict[str, str]:

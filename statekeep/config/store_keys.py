@@ -79,7 +79,8 @@ OPTIONAL_FACTORIES: Key[tuple[str, ...]] = Key(
     "stores.<store>.backup.optional",
     _BACKENDS,
     (),
-    "Listed backup backends whose failure does not fail the commit; their marker is then absent.",
+    "Listed backup backends whose failure does not fail the commit, nor their silence a start; their "
+    "marker is then absent. The one that holds the job log is needed always.",
     "A checkpoint is complete only if every backend has it.",
     job_name="stores.backup.optional",
     job_aliases=("stores.default.backup.optional",),

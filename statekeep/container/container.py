@@ -10,6 +10,7 @@ from typing import Self
 
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.optional_powers import KeepsCheckpoints
+from statekeep.backends.preparation import prepare, prepare_unless_away
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
@@ -77,6 +78,8 @@ class Container:
         self._executor: BoundedExecutor | None = None
         self._restore_executor: BoundedExecutor | None = None
         self._tasks: dict[TaskName, Task | None] = {}
+        self._away: set[BackendName] = set()
+        """Optional backends that did not answer when the container was entered."""
 
     async def __aenter__(self) -> Self:
         threads = self._config.container
@@ -148,8 +151,9 @@ class Container:
         threads = self._config.container
         self._executor.raise_cap(threads.commit_pool_threads(len(self._tasks)))
         self._restore_executor.raise_cap(threads.restore_pool_threads(len(self._tasks)))
-        parts = self._parts(self._executor, self._restore_executor, task_name, stores)
         try:
+            parts = self._parts(self._executor, self._restore_executor, task_name, stores)
+            await self._prepare_required(parts)
             task = await start_task(parts)
         except BaseException:
             del self._tasks[task_name]
@@ -186,14 +190,23 @@ class Container:
         )
 
     async def _prepare_backends(self, executor: BoundedExecutor) -> None:
-        """Create, then check, the remote side of every backend."""
-        for factory in self._factories.values():
+        """Create, then check, the remote side of every backend; an optional one may be away."""
+        optional = {BackendName(name) for name in self._config.optional_backend_names()}
+        optional -= {self._log_backend.name}
+        optional -= {BackendName(self._config.task.checkpoint_factory or "")}
+        for name, factory in self._factories.items():
             admin = factory.admin(executor, self._clock)
-            try:
-                await admin.create_resources()
-                await admin.validate_resources()
-            finally:
-                await admin.close()
+            if name not in optional:
+                await prepare(admin)
+            elif not await prepare_unless_away(name, admin):
+                self._away.add(name)
+
+    async def _prepare_required(self, parts: TaskParts) -> None:
+        """Prepare what was away and is optional for other stores than those of the task."""
+        listed = {name for store in parts.stores.values() for name in store.required_factories}
+        for name in self._away.intersection(map(BackendName, listed)):
+            await prepare(self._factories[name].admin(parts.executor, parts.clock))
+            self._away.discard(name)
 
     async def _close_tasks(self) -> None:
         """Close all tasks at once, so that they share the shutdown time."""

@@ -95,6 +95,7 @@ async def start_task(parts: TaskParts) -> Task:
             optional_timeout_s=parts.config.task.commit_optional_timeout_ms / 1000,
         )
         undo.push_async_callback(pipeline.close)
+        pipeline.ask_optional_first()
         await pipeline.init(restored.candidate.checkpoint)
 
         stores = await TaskStores.open(

@@ -42,7 +42,8 @@ class KafkaAdmin(StateBackendAdmin):
         """Create the changelogs, or give them the partitions that they lack.
 
         Raises:
-            ConfigError: The cluster is unreachable or refuses them.
+            ConfigError: The cluster refuses them.
+            RetriableError: It does not answer.
         """
         tasks = self._tasks
         if tasks is None or not tasks.count:
@@ -84,14 +85,18 @@ class KafkaAdmin(StateBackendAdmin):
 
     @contextmanager
     def _reachable(self) -> Generator[None]:
+        """Say whose cluster does not answer, and what to look at."""
         try:
             yield
         except RetriableError as exc:
-            raise ConfigError(
-                f"kafka cluster is unreachable: backend={self._backend} "
-                f"servers={self._settings.servers}",
-                key=f"backends.{self._backend}.bootstrap.servers",
-            ) from exc
+            error = RetriableError(
+                f"the cluster of a kafka backend does not answer: backend={self._backend} reason={exc}"
+            )
+            error.add_note(
+                f"hint: is backends.{self._backend}.bootstrap.servers right, and within reach of this "
+                "machine?"
+            )
+            raise error from exc
 
     def _reach(self) -> Cluster:
         if self._cluster is None:

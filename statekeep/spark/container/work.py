@@ -164,6 +164,7 @@ class ContainerWork:
                 metrics=self.metrics,
                 optional_timeout_s=self.config.task.commit_optional_timeout_ms / 1000,
             )
+            pipeline.ask_optional_first()
             try:
                 await pipeline.init(base)
             except BaseException:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from statekeep.backends.base import BlockingExecutor, JobTasks, StateBackendFactory
+from statekeep.backends.preparation import prepare, prepare_unless_away
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.clock import Clock
@@ -31,22 +32,26 @@ def check_reach(factories: Factories) -> None:
 async def prepare_backends(
     factories: Factories,
     config: Config,
+    *,
     partitions: int,
+    log_backend: BackendName,
     executor: BlockingExecutor,
     clock: Clock,
 ) -> None:
     """Create, then check, the remote side of every backend, for all tasks of the job.
 
+    An optional one that does not answer is left to the commits, unless it holds the log.
+
     Raises:
-        ConfigError: One is unreachable, or cannot do what is needed.
+        ConfigError: One refuses us, or cannot do what is needed.
+        RetriableError: One that the job needs does not answer.
     """
-    backed_up_to = config.store(STATE_STORE).backup_factories
+    store = config.store(STATE_STORE)
     for name, factory in factories.items():
-        stores = (STATE_STORE,) if name in backed_up_to else ()
+        stores = (STATE_STORE,) if name in store.backup_factories else ()
         tasks = JobTasks(config.job.name, MAIN_OPERATOR, stores, partitions)
         admin = factory.admin(executor, clock, tasks)
-        try:
-            await admin.create_resources()
-            await admin.validate_resources()
-        finally:
-            await admin.close()
+        if name in store.optional_factories and name != log_backend:
+            await prepare_unless_away(name, admin)
+        else:
+            await prepare(admin)

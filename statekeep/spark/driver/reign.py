@@ -127,7 +127,8 @@ class Reign:
             partitions: How many tasks the job has.
 
         Raises:
-            ConfigError: A backend is unknown, unreachable, or none can hold the job log.
+            ConfigError: A backend is unknown or refuses us, or none can hold the job log.
+            RetriableError: One that the job needs does not answer.
             CheckpointCorruptError: A record cannot be read.
         """
         registry = BackendRegistry(self._config)
@@ -259,10 +260,15 @@ class Reign:
         self._thread.close()
 
     async def _open(self, partitions: int) -> None:
-        await prepare_backends(
-            self._factories, self._config, partitions, self._executor, self._clock
-        )
         name, scope = self._log_backend(), escape_name(self._config.job.name)
+        await prepare_backends(
+            self._factories,
+            self._config,
+            partitions=partitions,
+            log_backend=name,
+            executor=self._executor,
+            clock=self._clock,
+        )
         factory = self._factories[name]
         self._checkpoints = factory.checkpoint_store(scope, self._executor, self._clock)
         self._writer = LogWriter(factory.job_log(scope, self._executor, self._clock))

@@ -9,10 +9,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from statekeep.backends.kafka.admin import KafkaAdmin
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import RetriableError
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
 
 PLACE = ChangelogPartition("topic", 0)
 
@@ -32,6 +36,13 @@ class FakeAdmin:
             else:
                 futures[place].set_exception(KafkaException(self._answer))
         return futures
+
+
+class SilentCluster:
+    """Answers nothing."""
+
+    def node_count(self) -> int:
+        raise RetriableError("no answer")
 
 
 def cluster(answer: int | KafkaError) -> Cluster:
@@ -55,3 +66,13 @@ def test_a_topic_that_a_node_does_not_know_yet_is_asked_for_again() -> None:
     unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
     with pytest.raises(RetriableError):
         cluster(unknown).start_offsets([PLACE])
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_that_does_not_answer_is_away_and_not_set_up_wrongly() -> None:
+    settings = KafkaSettings(servers="127.0.0.1:1", topic_prefix="kafka")
+    admin = KafkaAdmin(BackendName("far"), settings, None, SerialExecutor(), FakeClock())
+    admin._cluster = cast("Cluster", SilentCluster())
+    with pytest.raises(RetriableError, match="backend=far") as caught:
+        await admin.validate_resources()
+    assert "backends.far.bootstrap.servers" in caught.value.__notes__[0]

@@ -113,7 +113,7 @@ class FakeAdmin(StateBackendAdmin):
 
     @override
     async def create_resources(self) -> None:
-        raise NotImplementedError
+        self.backup.note("create")
 
     @override
     async def validate_resources(self) -> None:
@@ -345,16 +345,38 @@ async def test_an_optional_backend_that_was_left_out_is_asked_before_it_takes_pa
         assert set((await lenient.commit()).state_markers) == {F0}
     assert [call for call in lenient.calls if call.startswith("f1.")] == [
         *("f1.init", "f1.snapshot", "f1.upload"),
-        *("f1.check", "f1.check-end"),
+        *("f1.create", "f1.check", "f1.check-end"),
     ]
     lenient.backup(F1).fail.clear()
     lenient.calls.clear()
     for _ in range(2):
         assert set((await lenient.commit()).state_markers) == {F0, F1}
     assert [call for call in lenient.calls if call.startswith("f1.")] == [
-        *("f1.check", "f1.check-end", "f1.snapshot", "f1.upload"),
+        *("f1.create", "f1.check", "f1.check-end", "f1.snapshot", "f1.upload"),
         *("f1.snapshot", "f1.upload"),
     ]
+
+
+@pytest.mark.asyncio
+async def test_what_an_optional_backend_lacks_is_created_before_a_process_first_uploads_to_it(
+    lenient: Rig,
+) -> None:
+    lenient.pipeline.ask_optional_first()
+    await lenient.pipeline.init(None)
+    assert lenient.calls == ["f0.init"]
+    for _ in range(2):
+        assert set((await lenient.commit()).state_markers) == {F0, F1}
+    assert [call for call in lenient.calls if call.startswith("f1.")] == [
+        *("f1.create", "f1.check", "f1.check-end", "f1.init", "f1.snapshot", "f1.upload"),
+        *("f1.snapshot", "f1.upload"),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_required_backend_is_never_taken_for_away_beforehand(rig: Rig) -> None:
+    rig.pipeline.ask_optional_first()
+    await rig.pipeline.init(None)
+    assert rig.calls == ["f0.init", "f1.init"]
 
 
 @pytest.mark.asyncio
@@ -391,7 +413,7 @@ async def test_an_optional_backend_that_was_busy_when_a_commit_was_given_up_is_a
     lenient.backup(F1).fail.clear()
     lenient.calls.clear()
     await lenient.commit()
-    assert next(call for call in lenient.calls if call.startswith("f1.")) == "f1.check"
+    assert next(call for call in lenient.calls if call.startswith("f1.")) == "f1.create"
 
 
 @pytest.mark.asyncio

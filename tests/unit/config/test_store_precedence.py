@@ -170,6 +170,18 @@ def test_the_optional_list_of_the_job_reaches_only_the_backends_of_the_store() -
     assert config.store("other").optional_factories == ("kafka",)
 
 
+def test_the_optional_backends_of_a_job_are_those_of_any_of_its_stores() -> None:
+    config = load_dict(
+        {
+            "stores.backup.factories": "blob,kafka",
+            "stores.backup.optional": "kafka",
+            "stores.s.backup.factories": "blob,hdfs",
+            "stores.s.backup.optional": "hdfs",
+        }
+    )
+    assert config.optional_backend_names() == ("kafka", "hdfs")
+
+
 @pytest.mark.parametrize(
     ("optional", "complaint"),
     [("kafka", "not a backup backend of the store"), ("blob", "every backup backend .* optional")],

@@ -20,9 +20,10 @@ from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.container.task import Task
-from statekeep.errors import CommitFailedError, RetriableError
+from statekeep.errors import CommitFailedError, ConfigError, RetriableError
 from statekeep.inspection.job import open_job
 from statekeep.testing.clock import FakeClock
+from statekeep.testing.faults import Fault
 
 TASK = "Partition 0"
 HOUR_S = 3600
@@ -143,6 +144,70 @@ async def test_a_backend_that_came_back_restores_the_state_by_itself(tmp_path: P
         assert task.restored.sources == {"counts": "far"}
         assert dict(task.store("counts").scan()) == expected
         assert task.input_offsets == {INPUT: "3"}
+
+
+@pytest.mark.asyncio
+async def test_a_job_starts_while_an_optional_backend_is_away_and_takes_it_in_when_it_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, config, far = FakeClock(), blob_job(tmp_path), str(tmp_path / "far")
+    cut_off(far)
+    began_ns = clock.monotonic_ns()
+    async with Container(config, clock=clock) as container:
+        task = await container.start_task(TASK, ["counts"])
+        assert set((await put_and_commit(task, 0)).state_markers) == {"near"}
+        # The check at the start, and the one before the commit: nobody insists for longer.
+        assert (clock.monotonic_ns() - began_ns) / 1e9 <= 2 * CHECK_S
+
+        plan_of(far).clear()
+        plan_of(far).calls.clear()
+        assert set((await put_and_commit(task, 1)).state_markers) == {"near", "far"}
+        first_upload = next(n for n in plan_of(far).called("put") if not n.startswith("probes/"))
+        calls = [name for _, name in plan_of(far).calls]
+        assert any(name.startswith("probes/") for name in calls[: calls.index(first_upload)])
+    errors = [r.getMessage().partition(":")[0] for r in caplog.records if r.levelname == "ERROR"]
+    assert errors == [
+        "optional backend does not answer, the start goes on without it",
+        "optional backend is left out",
+    ]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "settings",
+    [{"stores__backup__optional": ""}, {"job__log__backend": "far"}],
+    ids=["required", "holds the log"],
+)
+async def test_a_backend_that_the_job_needs_must_answer_at_the_start(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    cut_off(str(tmp_path / "far"))
+    with pytest.raises(RetriableError, match="backend=far"):
+        async with Container(blob_job(tmp_path, **settings), clock=FakeClock()):
+            pass
+
+
+@pytest.mark.asyncio
+async def test_an_optional_backend_that_refuses_the_job_ends_the_start(tmp_path: Path) -> None:
+    refused = Fault("*", times=-1, make_error=lambda: ConfigError("access is denied"))
+    plan_of(str(tmp_path / "far")).add(refused)
+    with pytest.raises(ConfigError, match="access is denied"):
+        async with Container(blob_job(tmp_path), clock=FakeClock()):
+            pass
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_requires_what_is_optional_for_others_does_not_start_without_it(
+    tmp_path: Path,
+) -> None:
+    config, far = blob_job(tmp_path, stores__ledger__backup__optional=""), str(tmp_path / "far")
+    cut_off(far)
+    async with Container(config, clock=FakeClock()) as container:
+        await container.start_task("Partition 1", ["counts"])
+        with pytest.raises(RetriableError, match="backend=far"):
+            await container.start_task(TASK, ["counts", "ledger"])
+        plan_of(far).clear()
+        await container.start_task(TASK, ["counts", "ledger"])
 
 
 def held_job(directory: Path, **settings: str) -> Config:

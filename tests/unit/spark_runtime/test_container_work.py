@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from container_process_kit import VERSION, hand_over, spec_in
+from outage_kit import cut_off, plan_of
 
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.serde import (
@@ -111,6 +112,37 @@ async def test_a_backend_that_does_not_get_ready_is_a_failure_with_an_entry(
     assert "no such place" in entry.error
     await work.upload(hand_over())
     assert isinstance(await entry_of(work), FinishedTask)
+
+
+@pytest.mark.asyncio
+async def test_a_first_backup_asks_an_optional_backend_that_is_away_no_longer_than_a_check_does(
+    tmp_path: Path,
+) -> None:
+    far, clock = str(tmp_path / "far"), FakeClock()
+    spec = spec_in(
+        tmp_path,
+        **{
+            "stores.backup.factories": "blob,far",
+            "stores.backup.optional": "far",
+            "backends.far.factory": "outage_kit:OutageBackendFactory",
+            "backends.far.uri": far,
+        },
+    )
+    seal(tmp_path)
+    cut_off(far)
+    work = ContainerWork(spec, clock)
+    began_ns = clock.monotonic_ns()
+    await work.upload(hand_over())
+    first = await entry_of(work)
+    assert isinstance(first, FinishedTask)
+    assert set(first.checkpoint.state_markers) == {"blob"}
+    assert (clock.monotonic_ns() - began_ns) / 1e9 <= 60
+    plan_of(far).clear()
+    await work.upload(hand_over())
+    second = await entry_of(work)
+    assert isinstance(second, FinishedTask)
+    assert set(second.checkpoint.state_markers) == {"blob", "far"}
+    await work.close()
 
 
 @pytest.mark.asyncio

@@ -7,10 +7,11 @@ from typing import cast
 import msgspec
 import pytest
 from log_kit import batch_record, commit_record
+from outage_kit import cut_off
 
 from statekeep.checkpoint.records import JobIdentity
 from statekeep.config.load import load_dict
-from statekeep.errors import CheckpointLocationError, TaskFencedError
+from statekeep.errors import CheckpointLocationError, RetriableError, TaskFencedError
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.reign import Reign
@@ -46,7 +47,7 @@ class Drivers:
     """Drivers of one job, at one checkpoint location."""
 
     def __init__(self, root: Path) -> None:
-        self._settings = {
+        self.settings = {
             "job.name": "j",
             "stores.backup.factories": "blob",
             "blob.store.uri": f"file://{root}",
@@ -57,7 +58,7 @@ class Drivers:
     def open(self) -> Reign:
         clock = FakeClock()
         location = cast("CheckpointLocation", self.location)
-        reign = Reign(load_dict(self._settings), location, clock, EventList(clock))
+        reign = Reign(load_dict(self.settings), location, clock, EventList(clock))
         self.reigns.append(reign)
         reign.open(1)
         return reign
@@ -159,3 +160,40 @@ def test_a_driver_that_is_fenced_before_the_first_commit_does_not_write_it(
     second.begin(second.fence(identity("of the second")), "7-1")
     with pytest.raises(TaskFencedError):
         first.begin(own, "7-2")
+
+
+@pytest.fixture
+def far(drivers: Drivers, tmp_path: Path) -> str:
+    """The place of a second backend, which does not answer."""
+    place = str(tmp_path / "far")
+    cut_off(place)
+    drivers.settings |= {
+        "stores.backup.factories": "far,blob",
+        "backends.far.factory": "outage_kit:OutageBackendFactory",
+        "backends.far.uri": place,
+        "job.log.backend": "blob",
+    }
+    return place
+
+
+def test_a_driver_starts_while_an_optional_backend_is_away(
+    drivers: Drivers, far: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    drivers.settings["stores.backup.optional"] = "far"
+    drivers.open()
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
+        "optional backend does not answer, the start goes on without it: backend=far"
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"stores.backup.optional": "far", "job.log.backend": "far"}],
+    ids=["required", "holds the log"],
+)
+def test_a_driver_does_not_start_while_a_backend_that_it_needs_is_away(
+    drivers: Drivers, far: str, settings: dict[str, str]
+) -> None:
+    drivers.settings |= settings
+    with pytest.raises(RetriableError, match="backend=far"):
+        drivers.open()
