@@ -1,6 +1,7 @@
 """``statekeep savepoint``: commits that are kept under a name, whole, to go back to or to start from."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob, check_pin_name, open_job
+from statekeep.inspection.live_savepoint import keep_newest_commits
 
 app = typer.Typer(
     name="savepoint", help="Whole commits that are kept under a name.", no_args_is_help=True
@@ -43,6 +45,10 @@ def create(
             help="Where it goes; left out: every backend of the job that keeps old commits.",
         ),
     ] = None,
+    is_live: Annotated[
+        bool,
+        typer.Option("--live", help="Of a job that runs: keep its newest commit, without a copy."),
+    ] = False,
     is_sure: IsSure = False,
     config: ConfigFiles = None,
     setting: Settings = None,
@@ -51,11 +57,16 @@ def create(
 ) -> None:
     """Back up a stopped job's state whole, and keep it until the savepoint is dropped.
 
-    It shares nothing with any other commit. If the job runs, it is fenced; `statekeep checkpoints
-    pin` keeps the current commit of a running job instead, as it is.
+    It shares nothing with any other commit. If the job runs, it is fenced. With --live the job goes
+    on, and its newest commit is kept as it is: it shares what did not change with others.
     """
     check_pin_name(name)
     settings = read_config(config, setting)
+    if is_live:
+        if target:
+            raise ConfigError("--live keeps the newest commit where it is: leave --to out")
+        _keep_newest(settings, task or (None,), name, as_json=as_json)
+        return
     backends = target or _lasting_backends(settings)
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and back up its state?", abort=True)
@@ -116,6 +127,22 @@ def drop(
         print_json(dropped)
     else:
         print_line(f"savepoint {name} is dropped")
+
+
+def _keep_newest(settings: Config, logs: Sequence[str | None], name: str, *, as_json: bool) -> None:
+    kept = asyncio.run(keep_newest_commits(settings, SystemClock(), logs, name))
+    rows: list[dict[str, JsonValue]] = [
+        {"log": made.log or settings.job.name, "commit": made.position, "batch": made.batch}
+        for made in kept
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        print_line(
+            f"savepoint {name} is commit {row['commit']} of {row['log']}, batch {row['batch']}, as "
+            "it is: no copy was made"
+        )
 
 
 def _row(job: InspectedJob, log: str | None, pin: str) -> dict[str, JsonValue]:

@@ -75,11 +75,11 @@ async def recommit(
         TaskFencedError: The job was started meanwhile.
     """
     require_commit_with_state(job)
-    _require_free(pin, job.view)
+    require_free(pin, job.view)
     await prepare_backends(backends, job.executor, job.clock)
     log = await JobOwner.take_over(job.log, owner)
     # Whoever was fenced just now may have committed after the job was opened, and others may pin.
-    _require_free(pin, log.view)
+    require_free(pin, log.view)
     commit = log.view.last_commit
     if commit is None:
         raise ConfigError(f"the job has no commit yet: job={job.config.job.name}")
@@ -98,7 +98,12 @@ async def recommit(
     return copied
 
 
-def _require_free(name: str | None, view: LogView) -> None:
+def require_free(name: str | None, view: LogView) -> None:
+    """Make sure that no commit is kept under a name.
+
+    Raises:
+        ConfigError: One is.
+    """
     if name is not None and name in view.pins:
         raise ConfigError(f"the name is in use: name={name} commit={view.pins[name]}")
 
