@@ -14,6 +14,10 @@ class Files(Protocol):
         """Return the names below a prefix that is a directory; none if there is no such thing."""
         ...
 
+    def unfinished(self, prefix: str) -> set[str]:
+        """Return the names below a prefix that uploads in parts, neither ended nor dropped, have."""
+        ...
+
     def read(self, name: str) -> bytes:
         """Return a content.
 
@@ -45,6 +49,10 @@ class LocalFiles(Files):
                 elif not path.name.startswith(".tmp-"):
                     found.add(path.relative_to(self._root).as_posix())
         return found
+
+    @override
+    def unfinished(self, prefix: str) -> set[str]:
+        return set()
 
     @override
     def read(self, name: str) -> bytes:

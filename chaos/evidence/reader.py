@@ -34,6 +34,15 @@ def s3_names(endpoint: str, root: str, prefix: str) -> list[str]:
     return [entry["Key"].removeprefix(base) for page in found for entry in page.get("Contents", ())]
 
 
+def s3_unfinished(endpoint: str, root: str, prefix: str) -> list[str]:
+    """Return what the uploads in parts below a prefix that have not ended are to become."""
+    place = urlsplit(root)
+    base = place.path.strip("/") + "/"
+    pages = _s3(endpoint).get_paginator("list_multipart_uploads")
+    found = pages.paginate(Bucket=place.netloc, Prefix=f"{base}{prefix}/")
+    return [entry["Key"].removeprefix(base) for page in found for entry in page.get("Uploads", ())]
+
+
 def s3_read(endpoint: str, root: str, name: str) -> str | None:
     """Return an object in Base64; None if there is none."""
     client, place = _s3(endpoint), urlsplit(root)
@@ -134,6 +143,7 @@ def _text(data: Any) -> str:  # noqa: ANN401 - bytes, in raw mode
 _CALLS: Mapping[str, Callable[..., object]] = {
     "s3_names": s3_names,
     "s3_read": s3_read,
+    "s3_unfinished": s3_unfinished,
     "hdfs_names": hdfs_names,
     "hdfs_read": hdfs_read,
     "kafka_read": kafka_read,

@@ -74,6 +74,12 @@ class RemoteFiles(Files):
         return set(self._reader.ask(f"{self._kind}_names", *self._place, prefix))
 
     @override
+    def unfinished(self, prefix: str) -> set[str]:
+        if self._kind != "s3":
+            return set()
+        return set(self._reader.ask("s3_unfinished", *self._place, prefix))
+
+    @override
     def read(self, name: str) -> bytes:
         found = self._reader.ask(f"{self._kind}_read", *self._place, name)
         if found is None:

@@ -1,9 +1,11 @@
 """One task whose real store is committed to blobs in memory, version by version."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from encoded_kit import plain_index
 
@@ -205,3 +207,22 @@ def folded(*batches: Changes) -> dict[bytes, bytes]:
             else:
                 content[key] = value
     return content
+
+
+async def named_blobs(blobs: BlobStoreManager, markers: Iterable[Marker]) -> set[str]:
+    """Return what the indexes of some markers name, read as the plain JSON that they are."""
+    named: set[str] = set()
+    for marker in markers:
+        present = json.loads(plain_index(await blobs.get(marker), marker))
+        named |= {marker, *_blobs_of(present["dir-index"])}
+        for delta in present.get("deltas", ()):
+            named |= {delta["blob-id"], *(blob["blob-id"] for blob in delta.get("blobs", ()))}
+    return named
+
+
+def _blobs_of(directory: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the blobs of the files that an index says are there."""
+    for file in directory["files-present"]:
+        yield from (blob["blob-id"] for blob in file["blobs"])
+    for sub_dir in directory["sub-dirs-present"]:
+        yield from _blobs_of(sub_dir)

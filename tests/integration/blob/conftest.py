@@ -8,6 +8,7 @@ import boto3
 import pytest
 from azure.storage.blob import ContainerClient
 from servers.azurite import AzureServer, azurite
+from servers.buckets import AzureBucket, Bucket, S3Bucket
 from servers.gcs import GcsServer, gcs_emulator
 from servers.process import required
 from servers.seaweedfs import S3Server, seaweedfs
@@ -70,3 +71,12 @@ def gcs_server() -> Iterator[GcsServer]:
         # Else gcsfs looks for a kind of bucket that only Google's own service has, for a minute.
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         yield server
+
+
+@pytest.fixture(params=["s3", "azure"])
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    if request.param == "azure":
+        return AzureBucket(request.getfixturevalue("azure_container"))
+    server: S3Server = request.getfixturevalue("s3_server")
+    api = request.getfixturevalue("s3_api")
+    return S3Bucket(api, request.getfixturevalue("s3_bucket"), server.endpoint)

@@ -1,17 +1,12 @@
 """A task's backups in real object stores: packed, encrypted, tagged until they are complete."""
 
-import uuid
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
-from azure.storage.blob import ContainerClient
 from encoded_kit import KEY_LINE
-from servers.seaweedfs import S3Server
-from typing_extensions import override
+from servers.buckets import Bucket
 
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName
@@ -30,77 +25,6 @@ FIRST = {
 }
 SECOND = {**FIRST, "000001.sst": b"changed" + NEEDLE}
 TAGS = {"statekeep": "uncommitted"}
-
-
-class Bucket(Protocol):
-    """A place below a prefix, looked at without the code under test."""
-
-    settings: Mapping[str, str]
-
-    def names(self) -> list[str]: ...
-
-    def read(self, name: str) -> bytes: ...
-
-    def tags(self, name: str) -> Mapping[str, str]: ...
-
-
-@dataclass
-class S3Bucket(Bucket):
-    api: Any
-    bucket: str
-    endpoint: str
-    prefix: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def __post_init__(self) -> None:
-        uri = f"s3://{self.bucket}/{self.prefix}"
-        self.settings = {"uri": uri, "s3.endpoint": self.endpoint}
-
-    @override
-    def names(self) -> list[str]:
-        found = self.api.list_objects_v2(Bucket=self.bucket, Prefix=f"{self.prefix}/")
-        return [entry["Key"] for entry in found.get("Contents", ())]
-
-    @override
-    def read(self, name: str) -> bytes:
-        with self.api.get_object(Bucket=self.bucket, Key=name)["Body"] as body:
-            content: bytes = body.read()
-        return content
-
-    @override
-    def tags(self, name: str) -> Mapping[str, str]:
-        found = self.api.get_object_tagging(Bucket=self.bucket, Key=name)["TagSet"]
-        return {tag["Key"]: tag["Value"] for tag in found}
-
-
-@dataclass
-class AzureBucket(Bucket):
-    container: ContainerClient
-    prefix: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def __post_init__(self) -> None:
-        self.settings = {"uri": f"az://{self.container.container_name}/{self.prefix}"}
-
-    @override
-    def names(self) -> list[str]:
-        return list(self.container.list_blob_names(name_starts_with=f"{self.prefix}/"))
-
-    @override
-    def read(self, name: str) -> bytes:
-        content: bytes = self.container.download_blob(name).readall()
-        return content
-
-    @override
-    def tags(self, name: str) -> Mapping[str, str]:
-        return self.container.get_blob_client(name).get_blob_tags()
-
-
-@pytest.fixture(params=["s3", "azure"])
-def bucket(request: pytest.FixtureRequest) -> Bucket:
-    if request.param == "azure":
-        return AzureBucket(request.getfixturevalue("azure_container"))
-    server: S3Server = request.getfixturevalue("s3_server")
-    api = request.getfixturevalue("s3_api")
-    return S3Bucket(api, request.getfixturevalue("s3_bucket"), server.endpoint)
 
 
 @pytest_asyncio.fixture

@@ -2,21 +2,20 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from unittest.mock import patch
 
 import pytest
-from encoded_kit import KEY_LINE, plain_index
+from encoded_kit import KEY_LINE
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from increments_kit import IncrementJob, folded
+from increments_kit import IncrementJob, folded, named_blobs
 from typing_extensions import override
 
 from statekeep.backends.blob import snapshot_policy
@@ -49,14 +48,6 @@ FORMS = st.sampled_from(
 SLOW = [HealthCheck.too_slow]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 Known = tuple[list[Mapping[StoreName, Marker]], list[tuple[int, int]]]
-
-
-def blob_ids(directory: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the blobs of the files that an index says are there."""
-    for file in directory["files-present"]:
-        yield from (blob["blob-id"] for blob in file["blobs"])
-    for sub_dir in directory["sub-dirs-present"]:
-        yield from blob_ids(sub_dir)
 
 
 class Ledger(RuleBasedStateMachine):
@@ -229,16 +220,7 @@ class Ledger(RuleBasedStateMachine):
         self._run(self._job.manager.close())
 
     def _reached(self) -> set[str]:
-        """Return what the indexes name, read as the plain JSON that they are."""
-        named: set[str] = set()
-        for made in self._job.commits:
-            stored = self._run(self._job.blobs.get(made.marker))
-            text = plain_index(stored, made.marker).decode()
-            present = json.loads(text)
-            named |= {made.marker, *blob_ids(present["dir-index"])}
-            for delta in present.get("deltas", ()):
-                named |= {delta["blob-id"], *(blob["blob-id"] for blob in delta.get("blobs", ()))}
-        return named
+        return self._run(named_blobs(self._job.blobs, (made.marker for made in self._job.commits)))
 
     def _seal(self, changes: Mapping[bytes, bytes | None]) -> SealedVersion:
         self._head = self._job.seal(self._head, changes)
