@@ -67,6 +67,7 @@ class ObjectsInMemory(ObjectClient):
         upload = f"upload-{len(self.requests)}"
         self.uploads[upload] = {}
         self.names[upload] = name
+        self._done("begin")
         return upload
 
     @override
@@ -165,6 +166,7 @@ class ObjectStoreRig:
     buffer_bytes: int = 40
     bandwidth: TokenBucket | None = None
     own_calls: int = 4
+    max_retries: int = 3
     uncommitted_tags: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -174,7 +176,7 @@ class ObjectStoreRig:
         self.shared_client = SharedClient(lambda: self.client)
 
     def manager(self) -> ObjectBlobStoreManager:
-        retrier = Retrier(RetryPolicy(max_retries=3, jitter_factor=0), self.clock)
+        retrier = Retrier(RetryPolicy(max_retries=self.max_retries, jitter_factor=0), self.clock)
         requests = Requests(self.executor, retrier, self.shared, InFlightLimit(self.own_calls))
         return ObjectBlobStoreManager(
             self.shared_client,

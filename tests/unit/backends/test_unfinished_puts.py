@@ -5,7 +5,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 from fake_hdfs_kit import FakeHdfs
-from object_store_kit import ObjectsInMemory, ObjectStoreRig
+from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 
 from statekeep.backends.base import CommitContext, GarbageScope
 from statekeep.backends.blob.factory import BlobBackendFactory
@@ -14,7 +14,7 @@ from statekeep.backends.blob.names import temporary_path, unfinished_name
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, RetriableError
 from statekeep.testing.backend_harness import STORE, BackendHarness
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
@@ -140,6 +140,23 @@ async def test_a_clean_up_drops_the_parts_of_closed_attempts_alone(
     task.void(context)
     await task.clean_up()
     assert objects.uploads == {}
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_an_upload_whose_beginning_got_no_answer_goes_though_its_commit_stays(
+    objects: ObjectsInMemory, in_objects: BlobBackendFactory, tmp_path: Path
+) -> None:
+    task = BackendHarness(in_objects, SerialExecutor(), FakeClock(), tmp_path)
+    await task.start()
+    objects.after = Failing("begin", RetriableError("answer lost"))
+    content = {"large.sst": bytes(3 << 19)}
+    commit = await task.commit(task.seal(content))
+    assert len(objects.uploads) == 1
+    task.void(task.open_attempt(task.seal(content)))
+    await task.clean_up()
+    assert objects.uploads == {}
+    assert (await task.restore(commit.checkpoint)).content == {STORE: content}
     await task.close()
 
 
