@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
@@ -141,7 +141,7 @@ class CleanUp:
 def _reasons(error: BaseException) -> Iterator[str]:
     """Yield what each error says that is not a group of others, with its notes."""
     if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
+        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from _reasons(each)
     else:
         yield "; ".join([str(error), *getattr(error, "__notes__", ())])
