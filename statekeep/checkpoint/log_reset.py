@@ -1,11 +1,12 @@
 """The end of all that a job log says, so that the job starts anew (R2)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.checkpoint.records import (
+    AttemptRecord,
     CommitRecord,
     EpochRecord,
     JobIdentity,
@@ -31,7 +32,8 @@ class LogRemains:
     """Records that cannot be read."""
     commits: int = 0
     identities: dict[str, JobIdentity] = field(default_factory=dict[str, JobIdentity])
-    """``{job uid: identity}`` of the jobs whose commits these are."""
+    """``{job uid: identity}`` of the jobs whose commits these are, that a tool began to make here, or
+    whose reset was cut off: the log is trimmed only once their backups are deleted."""
     tasks: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """``{job uid: tasks}``"""
     pins: set[str] = field(default_factory=set[str])
@@ -43,11 +45,14 @@ class LogRemains:
         """Take in the next record."""
         self.newest_epoch = max(self.newest_epoch, record.epoch + self.damaged)
         match record:
+            case EpochRecord() if record.is_reset:
+                self.commits = 0
+                self.pins.clear()
+            case AttemptRecord() if record.identity is not None:
+                self._note_job(record.identity, record.uploads)
             case CommitRecord():
-                uid = record.identity.job_uid
                 self.commits += 1
-                self.identities[uid] = record.identity
-                self.tasks.setdefault(uid, set()).update(record.versions)
+                self._note_job(record.identity, record.versions)
             case PinRecord():
                 self.pins.add(record.name)
             case UnpinRecord():
@@ -62,6 +67,10 @@ class LogRemains:
         self.damaged += 1
         self.newest_epoch += 1
 
+    def _note_job(self, identity: JobIdentity, tasks: Iterable[str]) -> None:
+        self.identities[identity.job_uid] = identity
+        self.tasks.setdefault(identity.job_uid, set()).update(tasks)
+
 
 async def read_remains(log: JobLog) -> LogRemains:
     """Read a log, whether its records can be read or not.
@@ -74,11 +83,16 @@ async def read_remains(log: JobLog) -> LogRemains:
     return _fold(await log.read(0))
 
 
+async def _delete_nothing(_epoch: int, _remains: LogRemains) -> None:
+    """Delete nothing: there are no backups."""
+
+
 async def reset_log(
     log: JobLog,
     owner: str,
     *,
     check: Callable[[LogRemains], None] = lambda _: None,
+    delete: Callable[[int, LogRemains], Awaitable[None]] = _delete_nothing,
     new_nonce: Callable[[], str] = random_nonce,
 ) -> tuple[int, LogRemains]:
     """Fence whoever writes to a log, then drop all that it says, whether it can be read or not.
@@ -86,13 +100,16 @@ async def reset_log(
     What is left is one epoch record, which says so: whoever was fenced finds a newer epoch at its
     next append, or that the log was trimmed past it, and whoever has read the log and is about to
     take it over forgets what it has read. The next start finds no commit, and begins a new job with a
-    uid of its own. Safe to repeat after any error.
+    uid of its own. Safe to repeat after any error, and after a crash: what stands before the record
+    counts for nothing, and goes last.
 
     Args:
         log: Of a job, or of one task in plain Python.
         owner: Host and process, for people.
         check: Raises if what the log says must not be dropped. Asked again whenever the log went on
             meanwhile: nothing is dropped that it has not seen.
+        delete: Deletes the backups, which nobody can find once the log has forgotten them. Awaited
+            with what is returned, once everybody is fenced; raises what is raised here.
         new_nonce: Draws the nonce of the record.
 
     Returns:
@@ -114,6 +131,7 @@ async def reset_log(
             continue  # the job went on, or our own try had landed: either way, once more behind it
         if await log.read_floor() > position:
             raise RetriableError(f"the job log was trimmed past the record: position={position}")
+        await delete(epoch, remains)
         await log.trim(position)
         return epoch, remains
 

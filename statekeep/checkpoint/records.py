@@ -77,20 +77,6 @@ class BatchRecord(_Record, frozen=True, kw_only=True, tag="batch"):
     tasks: Mapping[str, TaskBatch] = {}
 
 
-class AttemptRecord(_Record, frozen=True, kw_only=True, tag="attempt"):
-    """A commit begins: the versions that are handed over for upload."""
-
-    attempt: int
-    """Number within the epoch, from 1."""
-    batch: int
-    checkpoint_id: str
-    versions: Mapping[str, str]
-    """``{task: VersionId}``; "" for a task whose state is still empty."""
-    uploads: list[str] = []
-    """The tasks that must upload; the others keep the markers of the commit before. Empty in plain
-    Python, whose one task always uploads."""
-
-
 class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
     """What must not drift between runs of a job; a change is refused by name."""
 
@@ -106,6 +92,23 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     stores: Mapping[str, list[str]] = {}
     """``{operator: [store]}``."""
     settings: Mapping[str, str] = {}
+
+
+class AttemptRecord(_Record, frozen=True, kw_only=True, tag="attempt"):
+    """A commit begins: the versions that are handed over for upload."""
+
+    attempt: int
+    """Number within the epoch, from 1."""
+    batch: int
+    checkpoint_id: str
+    versions: Mapping[str, str]
+    """``{task: VersionId}``; "" for a task whose state is still empty."""
+    uploads: list[str] = []
+    """The tasks that must upload; the others keep the markers of the commit before. Empty in plain
+    Python, whose one task always uploads."""
+    identity: JobIdentity | None = None
+    """Of a job that a tool makes: until its first commit only this says below which uid its uploads
+    lie. None in the log of a job that has a commit."""
 
 
 class QueryState(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):

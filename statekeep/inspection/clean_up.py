@@ -15,6 +15,7 @@ from statekeep.backends.base import (
 from statekeep.backends.optional_powers import PreviewsCleanUp
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.log_reset import LogRemains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, Record
@@ -61,6 +62,14 @@ class Sweep:
     def of_everything(cls, identity: JobIdentity, tasks: Iterable[str], epoch: int) -> "Sweep":
         """Return the sweep of all that was made before an epoch, which has ended the job."""
         return cls(identity, {TaskName(task): () for task in sorted(tasks)}, [(epoch, 0)])
+
+    @classmethod
+    def of_remains(cls, remains: LogRemains, epoch: int) -> "list[Sweep]":
+        """Return the sweeps of every job that a log names, all of which an epoch has ended."""
+        return [
+            cls.of_everything(identity, remains.tasks[uid], epoch)
+            for uid, identity in remains.identities.items()
+        ]
 
     def begun_before(self, records: Iterable[tuple[int, Record]], time_ms: int) -> "Sweep":
         """Return the sweep of attempts up to the newest that is closed and was begun before a time.

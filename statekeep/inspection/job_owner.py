@@ -10,6 +10,7 @@ from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
     AttemptRecord,
     CommitRecord,
+    JobIdentity,
     MovedRecord,
     PinRecord,
     ReleaseRecord,
@@ -70,8 +71,17 @@ class JobOwner:
         checkpoint_id: CheckpointId,
         versions: Mapping[str, str],
         uploads: Sequence[str],
+        identity: JobIdentity | None = None,
     ) -> int:
-        """Record that a commit begins and return its number within the epoch."""
+        """Record that a commit begins and return its number within the epoch.
+
+        Args:
+            batch: Of the commit.
+            checkpoint_id: Of the commit.
+            versions: As they will be.
+            uploads: The tasks whose state is uploaded.
+            identity: Of a job that is being made; None: the log's commits have it.
+        """
         self._attempts += 1
         await self._writer.append(
             AttemptRecord(
@@ -82,6 +92,7 @@ class JobOwner:
                 checkpoint_id=checkpoint_id.serialize(),
                 versions=versions,
                 uploads=list(uploads),
+                identity=identity,
             )
         )
         return self._attempts

@@ -16,10 +16,11 @@ from statekeep.checkpoint.checkpoints import (
     TaskName,
 )
 from statekeep.checkpoint.log_reader import LogReader
+from statekeep.checkpoint.log_reset import read_remains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import random_nonce
-from statekeep.checkpoint.records import CommitRecord, QueryState
+from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.config.model import Config
@@ -44,17 +45,13 @@ class NewJob:
         log: JobOwner,
         commit: CommitRecord,
         place: BackupPlace,
-        *,
-        job_name: str,
-        partitions: int,
+        identity: JobIdentity,
     ) -> None:
         """Use `begin_job`."""
         self._log = log
         self._commit = commit
         self._place = place
-        self._identity = msgspec.structs.replace(
-            commit.identity, job_uid=random_nonce(), job_name=job_name, partitions=partitions
-        )
+        self._identity = identity
         self._tasks: set[TaskName] = set()
         self._has_ended = False
         self._checkpoints: dict[str, msgspec.Raw] = {}
@@ -130,6 +127,8 @@ async def begin_job(
 ) -> AsyncGenerator[NewJob]:
     """Begin a job that goes on from another one's commit.
 
+    What an earlier try left behind that was killed is deleted first: its attempt says below which uid.
+
     Args:
         config: Of the new job: its name, and where its state goes.
         commit: Of the other job.
@@ -142,6 +141,7 @@ async def begin_job(
     Raises:
         ConfigError: There is a job of that name already, a place refuses us, or a backup would be
             written over one of the other job.
+        RetriableError: A service may answer later.
         TaskFencedError: Somebody else makes the same job.
     """
     async with open_log_place(config, clock, task=task) as place:
@@ -151,8 +151,17 @@ async def begin_job(
         log = await JobOwner.take_over(place.log, owner)
         # Somebody may have made or started the job meanwhile; from here on nobody can.
         _require_no_commit(config, place, log.view)
+        for sweep in Sweep.of_remains(await read_remains(place.log), log.epoch):
+            await delete_leftovers(place, config, sweep)
+        identity = msgspec.structs.replace(
+            commit.identity,
+            job_uid=random_nonce(),
+            job_name=name_of_job(config, task),
+            partitions=partitions,
+        )
+        tasks = [f"Partition {number}" for number in range(partitions)] if task is None else [task]
         checkpoint_id = CheckpointId.at(clock.time_ns())
-        attempt = await log.begin_attempt(commit.batch, checkpoint_id, {}, [])
+        attempt = await log.begin_attempt(commit.batch, checkpoint_id, {}, tasks, identity)
         stores = [StoreName(name) for names in commit.identity.stores.values() for name in names]
         backups = BackupPlace(
             factories=place.factories,
@@ -164,8 +173,7 @@ async def begin_job(
             clock=clock,
             count_bytes=on_uploaded,
         )
-        name = name_of_job(config, task)
-        job = NewJob(log, commit, backups, job_name=name, partitions=partitions)
+        job = NewJob(log, commit, backups, identity)
         try:
             yield job
         except BaseException as exc:
@@ -175,7 +183,7 @@ async def begin_job(
 
 
 async def _delete_waste(job: NewJob, place: LogPlace, config: Config, exc: BaseException) -> None:
-    """Delete what was uploaded for a job that was not made: its uid stands in no log."""
+    """Delete what was uploaded for a job that was not made."""
     waste = job.waste()
     if waste is None:
         return

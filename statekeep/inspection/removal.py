@@ -73,7 +73,7 @@ async def find_what_a_reset_deletes(
     _require_here(remains)
     remains.pins = _savepoints(remains)
     leftovers: list[Leftovers] = []
-    for sweep in _sweeps(remains, remains.newest_epoch + 1):
+    for sweep in Sweep.of_remains(remains, remains.newest_epoch + 1):
         leftovers += await find_leftovers(place, config, sweep)
     return remains, leftovers
 
@@ -119,9 +119,10 @@ async def _require_no_original(log: JobLog, backend: str, remains: LogRemains) -
 async def reset_job(
     place: LogPlace, config: Config, *, owner: str, is_dropping_savepoints: bool
 ) -> LogRemains:
-    """Make a job start anew: fence it, drop what its log says, then delete its backups.
+    """Make a job start anew: fence it, delete its backups, then drop what its log says.
 
-    A crash half way leaves backups that no log names; the job starts anew all the same.
+    After a crash half way the next reset deletes what is left. The job starts anew all the same, unless
+    a record of its log cannot be read; but once it commits, its clean-up trims what names the rest.
 
     Args:
         place: Of the log, whether it can be read or not.
@@ -138,9 +139,12 @@ async def reset_job(
     """
     await require_resettable(place, config, is_dropping_savepoints=is_dropping_savepoints)
     check = partial(_require_resettable, is_dropping_savepoints=is_dropping_savepoints)
-    epoch, remains = await reset_log(place.log, owner, check=check)
-    for sweep in _sweeps(remains, epoch):
-        await delete_leftovers(place, config, sweep)
+
+    async def delete(epoch: int, remains: LogRemains) -> None:
+        for sweep in Sweep.of_remains(remains, epoch):
+            await delete_leftovers(place, config, sweep)
+
+    _, remains = await reset_log(place.log, owner, check=check, delete=delete)
     return remains
 
 
@@ -182,10 +186,3 @@ def _require_here(remains: LogRemains) -> None:
 
 def _savepoints(remains: LogRemains) -> set[str]:
     return {name for name in remains.pins if not name.startswith(HOLD_PREFIX)}
-
-
-def _sweeps(remains: LogRemains, epoch: int) -> list[Sweep]:
-    return [
-        Sweep.of_everything(identity, remains.tasks[uid], epoch)
-        for uid, identity in remains.identities.items()
-    ]

@@ -5,10 +5,12 @@ from log_kit import commit_record, driver_on, log_on, new_blobs, view_of
 from typing_extensions import override
 
 from statekeep.backends.blob.job_log import BlobJobLog
+from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.log_guest import LogGuest
-from statekeep.checkpoint.log_reset import LogRemains, reset_log
+from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.checkpoint.log_writer import LogWriter
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, RetriableError
+from statekeep.inspection.job_owner import JobOwner
 
 pytestmark = pytest.mark.asyncio
 
@@ -57,3 +59,38 @@ async def test_a_pin_that_comes_in_between_is_seen_before_anything_is_dropped() 
 
     assert seen == [set(), {"keep"}]
     assert (await view_of(blobs)).pins == {"keep": 1}
+
+
+async def test_a_log_forgets_what_it_says_only_once_the_backups_are_deleted() -> None:
+    blobs = new_blobs()
+    driver = await driver_on(blobs)
+    await driver.append(commit_record(1))
+    await LogGuest(log_on(blobs)).pin("keep", 1)
+
+    async def fail(_epoch: int, _remains: LogRemains) -> None:
+        raise RetriableError("no answer")
+
+    with pytest.raises(RetriableError):
+        await reset_log(log_on(blobs), "reset", delete=fail)
+    assert (await view_of(blobs)).last_commit is None
+
+    deleted: list[tuple[int, set[str]]] = []
+
+    async def delete(epoch: int, remains: LogRemains) -> None:
+        deleted.append((epoch, set(remains.identities)))
+
+    epoch, remains = await reset_log(log_on(blobs), "reset", delete=delete)
+    assert deleted == [(epoch, {"u"})]
+    assert (remains.commits, remains.pins) == (0, set())
+    assert (await read_remains(log_on(blobs))).identities == {}
+
+
+async def test_a_log_names_the_jobs_that_tools_began_to_make_in_it() -> None:
+    blobs = new_blobs()
+    log = await JobOwner.take_over(log_on(blobs), "first")
+    identity = commit_record(1).identity
+    await log.begin_attempt(7, CheckpointId(1, 1), {}, ["Partition 0", "Partition 1"], identity)
+    await JobOwner.take_over(log_on(blobs), "second")
+    remains = await read_remains(log_on(blobs))
+    assert remains.identities == {"u": identity}
+    assert remains.tasks == {"u": {"Partition 0", "Partition 1"}}
