@@ -14,9 +14,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 @pytest.fixture
 def job(broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The job's file, under a name that has no topics yet."""
+    """The job's file, under names that have no topics yet."""
     monkeypatch.setenv(BLOBS, (tmp_path / "blobs").as_uri())
-    text = SAMZA_FILE_OF_BOTH.replace("=page-view-counter", f"=views-{uuid.uuid4().hex[:12]}")
+    name = f"views-{uuid.uuid4().hex[:12]}"
+    text = SAMZA_FILE_OF_BOTH.replace("=page-view-counter", f"={name}")
+    text = text.replace("kafka.views-changelog", f"kafka.{name}-changelog")
     return write_job(tmp_path, text, brokers=broker.servers)
 
 
