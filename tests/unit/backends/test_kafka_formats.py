@@ -22,6 +22,7 @@ from statekeep.checkpoint.checkpoints import Marker, StoreName, TaskName
 from statekeep.errors import CheckpointCorruptError, ConfigError, TaskFencedError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "kafka-marker.json"
+GOLDEN_WITH_DIGEST = GOLDEN.with_name("kafka-marker-with-digest.json")
 CONTENTS = st.dictionaries(st.binary(max_size=4), st.binary(max_size=4), max_size=20)
 
 
@@ -36,6 +37,21 @@ def test_our_marker_has_the_fields_of_samza_and_more() -> None:
     samza = json.loads(GOLDEN.read_text())
     written = json.loads(marker.encode("kafka"))
     assert written | samza == written
+
+
+def test_our_golden_marker_has_the_digest_of_the_state_that_it_is_of() -> None:
+    text = GOLDEN_WITH_DIGEST.read_text().rstrip()
+    content = json.loads((GOLDEN.parent / "jobs" / "content.json").read_bytes())
+    marker = ChangelogMarker.decode(Marker(text))
+    assert marker == ChangelogMarker(
+        "kafka.orders.main.counts.changelog",
+        0,
+        41,
+        "p8+1W7XkRJ2/jCfHoiJ+zg",
+        "3_2787f1d947614667",
+        ContentSummary.of((key.encode(), value.encode()) for key, value in content.items()),
+    )
+    assert marker.encode("kafka") == text
 
 
 def test_the_system_of_a_marker_is_the_one_that_samza_knows() -> None:
