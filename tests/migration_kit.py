@@ -23,6 +23,7 @@ class Reader:
         settings: What stands in job.properties now.
         runs: How often job.py was started.
         places: What the backends are that the page calls ``old`` and ``new``.
+        own: What stands in job.properties beside what the page says, whatever the step.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Reader:
         places: dict[str, dict[str, str]],
     ) -> None:
         self.settings: dict[str, str] = {}
+        self.own: dict[str, str] = {}
         self.runs = 0
         self._directory = directory
         self._monkeypatch = monkeypatch
@@ -66,7 +68,8 @@ class Reader:
                     for key, value in place.items()
                 }
         # A backend that nobody lists has no settings: the page says that they may go.
-        lines = [f"{key}={value}" for key, value in self.settings.items() if self._is_used(key)]
+        settings = self.settings | self.own
+        lines = [f"{key}={value}" for key, value in settings.items() if self._is_used(key)]
         text = "\n".join(lines).replace("/srv", str(self._directory))
         Path("job.properties").write_text(text, encoding="utf-8")
 
