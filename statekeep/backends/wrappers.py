@@ -1,8 +1,9 @@
 """What goes around any `BlobStoreManager`: retry, a cap on calls in flight, a rate, logging.
 
-Put together as ``Retrying(Paced(Limited(Logged(manager))))``: a call that waits out its back-off or
-for its share of the bandwidth holds no place, and each try is logged. Managers of object stores do
-all this by request instead: `statekeep.backends.blob.managers.object_requests`.
+Put together as ``Retrying(Paced(Limited(Resting(Logged(manager)))))``: a call that waits out its
+back-off or for its share of the bandwidth holds no place, one that gets a place in a rest waits for its
+end, and each try is logged. Managers of object stores do all this by request instead:
+`statekeep.backends.blob.managers.object_requests`.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
-from statekeep.backends.pacing import TokenBucket
+from statekeep.backends.pacing import Throttle, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
-from statekeep.errors import RetriableError
+from statekeep.errors import RetriableError, ThrottledError
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +159,25 @@ class LimitedBlobStoreManager(WrappedBlobStoreManager):
     @override
     async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
         return await self._limit.run(call)
+
+
+class RestingBlobStoreManager(WrappedBlobStoreManager):
+    """Lets all calls, of all managers that share one throttle, rest after a `ThrottledError`."""
+
+    def __init__(self, inner: BlobStoreManager, throttle: Throttle) -> None:
+        super().__init__(inner)
+        self._throttle = throttle
+
+    @override
+    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
+        await self._throttle.wait()
+        try:
+            result = await call()
+        except ThrottledError:
+            self._throttle.slow_down()
+            raise
+        self._throttle.succeeded()
+        return result
 
 
 class PacedBlobStoreManager(WrappedBlobStoreManager):

@@ -307,6 +307,12 @@ class CommitRunner:
                 self._task.task_name,
                 exc,
             )
+        except Exception:  # of a plug-in: whoever waits for the commit has to be told all the same
+            logger.exception(
+                "the job log fails by an error that is not one of ours, the next commit voids the"
+                " attempt: task=%s",
+                self._task.task_name,
+            )
         return False
 
     def _as_commit_failure(self, commit: TaskCommit, exc: Exception) -> CommitFailedError:

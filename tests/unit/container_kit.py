@@ -68,6 +68,8 @@ class Controls:
         self.clean_up_gate.set()
         self.lose_answer: tuple[type[Record], str] | None = None
         """Type of record whose append fails once, ``before`` or ``after`` it has landed."""
+        self.log_error: Callable[[Record], Exception | None] = lambda record: None
+        """What the append of a record fails with."""
 
 
 _controls: Final[dict[str, Controls]] = {}
@@ -186,8 +188,12 @@ class _HeldLog(JobLog):
 
     @override
     async def append(self, position: int, data: bytes) -> None:
+        record = decode_record(data, where="test")
+        error = self._controls.log_error(record)
+        if error is not None:
+            raise error
         losing = self._controls.lose_answer
-        if losing is None or not isinstance(decode_record(data, where="test"), losing[0]):
+        if losing is None or not isinstance(record, losing[0]):
             await self._inner.append(position, data)
             return
         self._controls.lose_answer = None

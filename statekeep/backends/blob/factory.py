@@ -41,13 +41,14 @@ from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.dotted_path import load_object
 from statekeep.backends.optional_powers import SnapshotNode
-from statekeep.backends.pacing import ByteBudget, TokenBucket
+from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import (
     InFlightLimit,
     LimitedBlobStoreManager,
     LoggedBlobStoreManager,
     PacedBlobStoreManager,
+    RestingBlobStoreManager,
     RetryingBlobStoreManager,
 )
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
@@ -99,6 +100,7 @@ class BlobBackendFactory(StateBackendFactory):
         self._new_uid = new_uid
         self._limit = InFlightLimit(self._blob_settings.max_in_flight)
         self._bandwidth: TokenBucket | None = None
+        self._throttle: Throttle | None = None
         self._object_store = self._make_object_store() if make_manager is None else None
 
     def blob_store_manager(self, executor: BlockingExecutor, clock: Clock) -> BlobStoreManager:
@@ -113,7 +115,10 @@ class BlobBackendFactory(StateBackendFactory):
             manager = self._object_store.manager(executor, clock, retrier, self._limit)
             return LoggedBlobStoreManager(manager, self.name, clock)
         logged = LoggedBlobStoreManager(self._bare_manager(executor), self.name, clock)
-        manager = LimitedBlobStoreManager(logged, self._limit)
+        if self._throttle is None:
+            self._throttle = Throttle(clock)
+        resting = RestingBlobStoreManager(logged, self._throttle)
+        manager = LimitedBlobStoreManager(resting, self._limit)
         return RetryingBlobStoreManager(self._paced(manager, executor, clock), retrier, executor)
 
     @override

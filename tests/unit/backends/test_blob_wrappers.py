@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.pacing import TokenBucket
@@ -21,7 +22,8 @@ from statekeep.backends.wrappers import (
     RetryingBlobStoreManager,
     WrappedBlobStoreManager,
 )
-from statekeep.errors import BlobExistsError, RetriableError
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.errors import BlobExistsError, RetriableError, ThrottledError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.faults import Fault, FaultPlan, FaultyBlobStoreManager
@@ -145,6 +147,37 @@ async def test_managers_that_share_a_limit_keep_to_it_together(root: str) -> Non
     )
     assert counting.most == 3
     assert len(await counting.list("")) == 40
+
+
+class ThrottlingManager(WrappedBlobStoreManager):
+    """Refuses its first call; notes when calls arrive."""
+
+    def __init__(self, inner: BlobStoreManager, clock: FakeClock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+        self.arrived_ms: list[int] = []
+
+    @override
+    async def _around(self, operation: str, subject: str, call: Any) -> Any:
+        self.arrived_ms.append(self._clock.monotonic_ns() // 1_000_000)
+        if len(self.arrived_ms) == 1:
+            raise ThrottledError("slow down")
+        return await call()
+
+
+@pytest.mark.asyncio
+async def test_all_managers_of_a_backend_rest_after_a_throttled_call(root: str) -> None:
+    clock = FakeClock()
+    slow = ThrottlingManager(MemoryBlobStoreManager(root, SerialExecutor()), clock)
+    factory = BlobBackendFactory(
+        BackendName("b"), {"manager.factory": "not.used"}, make_manager=lambda *_: slow
+    )
+    first, second = (factory.blob_store_manager(SerialExecutor(), clock) for _ in range(2))
+    throttled = asyncio.create_task(first.put("a", b"", METADATA))
+    await asyncio.sleep(0)
+    await asyncio.gather(second.put("b", b"", METADATA), throttled)
+    assert slow.arrived_ms[0] == 0
+    assert min(slow.arrived_ms[1:]) >= 250
 
 
 @pytest.mark.asyncio

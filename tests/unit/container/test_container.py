@@ -12,7 +12,7 @@ from container_kit import INPUT, Controls, config, controls
 
 from statekeep.backends.memory import MemoryBackendFactory, forget_place, memory_place
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
-from statekeep.checkpoint.records import AttemptRecord, CommitRecord, Record
+from statekeep.checkpoint.records import AttemptRecord, CommitRecord, Record, ReleaseRecord
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
@@ -289,6 +289,46 @@ async def test_a_lost_answer_of_the_log_ends_as_what_really_happened(
         assert task.input_offsets == {INPUT: "2" if has_landed else "1"}
         await commit(task, 3)
         await task.wait()
+
+
+class ForeignError(Exception):
+    """What the library under a plug-in raises, unmapped."""
+
+
+@pytest.mark.asyncio
+async def test_a_commit_is_told_to_fail_whatever_its_log_raises(
+    tmp_path: Path, held: Controls, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")
+    async with Container(settings) as container:
+        task = await container.start_task(TASK, ["s"])
+        await commit(task, 1)
+        held.log_error = lambda record: ForeignError()
+        async with asyncio.timeout(5):
+            with pytest.raises(CommitFailedError, match="step=record"):
+                await commit(task, 2)
+        assert "not one of ours" in caplog.text
+        held.log_error = lambda record: None
+        await commit(task, 3)
+
+
+@pytest.mark.asyncio
+async def test_a_release_that_fails_by_a_foreign_error_is_told_and_made_up_for(
+    tmp_path: Path, held: Controls, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Container(config(tmp_path)) as container:
+        task = await container.start_task(TASK, ["s"])
+        held.log_error = lambda r: ForeignError() if isinstance(r, ReleaseRecord) else None
+        for number in range(3):
+            await commit(task, number)
+            await task.wait()
+        assert "clean-up is put off until after the next commit" in caplog.text
+        assert "ForeignError" in caplog.text
+        held.log_error = lambda r: None
+        held.cleaned.clear()
+        await commit(task, 3)
+        await task.wait()
+        assert any(held.cleaned)
 
 
 @pytest.mark.asyncio

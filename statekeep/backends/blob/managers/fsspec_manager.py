@@ -10,6 +10,7 @@ from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # as
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.blob.managers.foreign_errors import mapped_foreign_errors
 from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.local_place import LocalPlace
 from statekeep.backends.blob.managers.place import Place, mapped_errors
@@ -33,6 +34,9 @@ T = TypeVar("T")
 _url_to_fs: Callable[..., tuple[AbstractFileSystem, str]] = cast("Any", fsspec.core).url_to_fs
 _CHUNK_BYTES: Final = 8 << 20
 """Read at a time by `download`: its bound on memory, and how far a cancel has to wait."""
+
+_NO_PLACE: Final = (ImportError, ValueError, TypeError)
+"""What a filesystem is refused with before it is reached: its package, its URI, its options."""
 
 
 class FsspecBlobStoreManager(BlobStoreManager):
@@ -136,7 +140,8 @@ class FsspecBlobStoreManager(BlobStoreManager):
         return self._place
 
     async def _run(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with mapped_errors(self._shown_root, name):
+        root = self._shown_root
+        with mapped_errors(root, name), mapped_foreign_errors(root, name):
             return await self._executor.run(call, *args, **kwargs)
 
 
@@ -146,12 +151,12 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
         raise ConfigError(msg)
     shown_root = redact(root_uri, is_secret=False)
     try:
-        with mapped_errors(shown_root, ""):
+        with mapped_errors(shown_root, ""), mapped_foreign_errors(shown_root, "", passed=_NO_PLACE):
             filesystem, path = _url_to_fs(root_uri, **storage_options)
             place = _place(filesystem, path)
             place.check()
             return place
-    except (ImportError, ValueError, TypeError) as exc:
+    except _NO_PLACE as exc:
         msg = f"no filesystem for this root: root={shown_root}"
         raise ConfigError(msg, hint=str(exc)) from exc
     except (BlobNotFoundError, BlobExistsError) as exc:

@@ -28,7 +28,7 @@ _FINAL: Final = {
 class Place(Protocol):
     """Blobs below one root; every method blocks and is called on an executor thread.
 
-    Errors are `OSError` as the filesystem raises them: the manager maps them.
+    Errors are those of the filesystem, mostly `OSError`: the manager maps them.
     """
 
     def check(self) -> None:
