@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing_extensions import override
 
 from statekeep.backends.base import StateBackendAdmin
+from statekeep.backends.blob.object_probe import ObjectProbe
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError, RetriableError
@@ -17,7 +18,7 @@ _PROBE = b"statekeep probe\n"
 
 
 class BlobAdmin(StateBackendAdmin):
-    """Proves by doing: what a backup needs is tried with one small blob."""
+    """Proves by doing: what a backup needs is tried with a small blob, and one in two parts."""
 
     def __init__(
         self,
@@ -26,6 +27,7 @@ class BlobAdmin(StateBackendAdmin):
         *,
         new_uid: Callable[[], str],
         check_codec: Callable[[], Awaitable[None]],
+        object_probe: ObjectProbe | None = None,
     ) -> None:
         """Take what is needed; no I/O.
 
@@ -34,11 +36,13 @@ class BlobAdmin(StateBackendAdmin):
             manager: Closed by `close`.
             new_uid: Draws lower-case hex that is never drawn again.
             check_codec: See `Codec.check`.
+            object_probe: Of an object store; closed by `close`.
         """
         self._backend = backend
         self._check_codec = check_codec
         self._manager = manager
         self._new_uid = new_uid
+        self._object_probe = object_probe
 
     @override
     async def create_resources(self) -> None:
@@ -68,16 +72,28 @@ class BlobAdmin(StateBackendAdmin):
             await self._manager.delete(blob_id)
         if blob_id in await self._manager.list(prefix):
             raise self._lacking("does not delete")
+        if self._object_probe is not None:
+            await self._object_probe.check(f"{prefix}parts")
 
     async def _put_first(self, name: str, metadata: BlobMetadata) -> str:
         try:
             return await self._manager.put(name, _PROBE, metadata)
         except ConfigError as exc:
-            exc.add_note(
-                "hint: writing is denied, or the store refuses a header that goes with every blob: "
-                "a checksum (s3.checksum = none), encryption, a storage class, tags"
-            )
+            await self._name_refused(name, exc)
+            exc.add_note("hint: writing is denied")
             raise
+
+    async def _name_refused(self, name: str, refusal: ConfigError) -> None:
+        """Raise what a store refuses of all that goes with a blob, if it takes one without that."""
+        probe = self._object_probe
+        setting = None if probe is None else await probe.refused_setting(name)
+        if setting is not None:
+            raise ConfigError(
+                f"the object store refuses what a setting puts into every request: "
+                f"backend={self._backend} setting={setting}",
+                key=f"backends.{self._backend}.{setting}",
+                hint=f"a blob without it is taken; what was refused: {refusal}",
+            ) from refusal
 
     async def _creates_atomically(self, name: str, metadata: BlobMetadata) -> bool:
         """Return whether a create of a name that is taken is refused."""
@@ -122,4 +138,6 @@ class BlobAdmin(StateBackendAdmin):
 
     @override
     async def close(self) -> None:
+        if self._object_probe is not None:
+            await self._object_probe.close()
         await self._manager.close()

@@ -148,9 +148,18 @@ class BlobBackendFactory(StateBackendFactory):
     def admin(
         self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
     ) -> StateBackendAdmin:
-        manager = self._manager(executor, clock, self._blob_settings.start_retry)
-        check_codec = partial(self._codec.check, executor)
-        return BlobAdmin(self.name, manager, new_uid=self._new_uid, check_codec=check_codec)
+        policy = self._blob_settings.start_retry
+        probe = None
+        if self._object_store is not None:
+            retrier = Retrier(policy, clock)
+            probe = self._object_store.probe(executor, clock, retrier, self._limit)
+        return BlobAdmin(
+            self.name,
+            self._manager(executor, clock, policy),
+            new_uid=self._new_uid,
+            check_codec=partial(self._codec.check, executor),
+            object_probe=probe,
+        )
 
     @override
     def garbage_collector(

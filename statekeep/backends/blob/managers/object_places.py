@@ -1,6 +1,6 @@
 """From the URI of a blob backend to the client of an object store."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +66,15 @@ class ObjectPlace:
         if self.scheme in _S3_SCHEMES:
             return partial(_make_s3_client, self, s3, connections)
         return partial(_make_azure_client, self, azure, connections)
+
+    def plainer_client_factories(
+        self, s3: S3Settings, azure: AzureSettings
+    ) -> Mapping[str, Callable[[], ObjectClient]]:
+        """Return what builds clients that send less with each object, by the setting left out."""
+        if self.scheme in _S3_SCHEMES:
+            settings = s3.plainer()
+            return {name: self.client_factory(less, azure, 1) for name, less in settings.items()}
+        return {name: self.client_factory(s3, less, 1) for name, less in azure.plainer().items()}
 
 
 def _make_s3_client(place: ObjectPlace, settings: S3Settings, connections: int) -> ObjectClient:

@@ -1,7 +1,7 @@
 """What can be set about S3 and Azure; read without their SDKs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, TypeVar
 
 from statekeep.config import object_store_keys as keys
@@ -73,6 +73,21 @@ class S3Settings:
             ca_bundle=section.read(keys.S3_CA_BUNDLE),
         )
 
+    def plainer(self) -> Mapping[str, Self]:
+        """Return settings that lack one thing each that goes with every object, by what it is."""
+        found: dict[str, Self] = {}
+        if self.checksum != "none":
+            found["s3.checksum"] = replace(self, checksum="none")
+        if self.server_side_encryption is not None or self.kms_key_id is not None:
+            found["s3.server.side.encryption"] = replace(
+                self, server_side_encryption=None, kms_key_id=None
+            )
+        if self.storage_class is not None:
+            found["s3.storage.class"] = replace(self, storage_class=None)
+        if self.tags:
+            found["s3.tags"] = replace(self, tags={})
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class AzureSettings:
@@ -96,3 +111,14 @@ class AzureSettings:
             proxy=section.read(keys.AZURE_PROXY),
             ca_bundle=section.read(keys.AZURE_CA_BUNDLE),
         )
+
+    def plainer(self) -> Mapping[str, Self]:
+        """Return settings that lack one thing each that goes with every blob, by what it is."""
+        found: dict[str, Self] = {}
+        if self.encryption_scope is not None:
+            found["azure.encryption.scope"] = replace(self, encryption_scope=None)
+        if self.access_tier is not None:
+            found["azure.access.tier"] = replace(self, access_tier=None)
+        if self.tags:
+            found["azure.tags"] = replace(self, tags={})
+        return found
