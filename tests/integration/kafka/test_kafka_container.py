@@ -2,23 +2,32 @@
 
 import shutil
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from kafka_kit import ChangelogJob, read_partition
 from servers.kafka import KafkaBroker
 
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.container.task import Task
-from statekeep.errors import ConfigError
+from statekeep.errors import CheckpointCorruptError, CommitFailedError, ConfigError
+from statekeep.stores.delta import Change
+from statekeep.testing.versions import STORE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 INPUT = SystemStreamPartition("kafka", "clicks.v1", 0)
 TASK = "Partition 0"
+KIT_TASK = "Partition 2"
+"""The task of `kafka_kit.ChangelogJob`, whose store is `STORE`."""
 
 
 def config(broker: KafkaBroker, root: Path, **more: str) -> Config:
@@ -106,3 +115,134 @@ async def test_a_cluster_that_does_not_answer_is_refused_at_the_start(
     with pytest.raises(ConfigError, match="unreachable"):
         async with Container(config(broker, root, **nowhere)):
             pass
+
+
+def kit_config(broker: KafkaBroker, root: Path, **more: str) -> Config:
+    """Name topics as a `ChangelogJob` of the root's name does, which looks into them."""
+    return config(broker, root, kafka__topic__prefix="kafka", **more)
+
+
+async def commit_once(settings: Config, key: bytes, offset: int) -> Mapping[str, str]:
+    """Start the task, commit one more key, and return what its store was restored from."""
+    async with Container(settings) as container:
+        task = await container.start_task(KIT_TASK, [STORE])
+        task.store(STORE).put(key, b"value of %s" % key)
+        await (await task.commit({INPUT: str(offset)}, force=True)).wait()
+        return {str(store): source for store, source in task.restored.sources.items()}
+
+
+@pytest.mark.asyncio
+async def test_a_marker_that_was_found_bad_is_never_again_source_or_base(
+    broker: KafkaBroker, root: Path
+) -> None:
+    files = {"backends__files__factory": "blob", "backends__files__uri": (root / "f").as_uri()}
+    both = kit_config(broker, root, stores__backup__factories="kafka,files", **files)
+    await commit_once(both, b"a", 1)
+    await commit_once(both, b"b", 2)
+    # The newest record stays, so that nothing but its content says what the changelog lacks.
+    ChangelogJob(broker.servers, root, root.name).delete_records_before(2)
+    for failed in (["kafka"], []):
+        shutil.rmtree(root / "local")
+        async with Container(both) as container:
+            task = await container.start_task(KIT_TASK, [STORE])
+            assert task.restored.sources == {STORE: "files"}
+            assert [failure.backend for failure in task.restored.failures] == failed
+    await commit_once(both, b"c", 3)
+    shutil.rmtree(root / "local")
+    alone = kit_config(
+        broker,
+        root,
+        stores__backup__factories="kafka,files",
+        stores__restore__factories="kafka",
+        **files,
+    )
+    async with Container(alone) as container:
+        task = await container.start_task(KIT_TASK, [STORE])
+        assert (task.restored.sources, task.restored.failures) == ({STORE: "kafka"}, ())
+        assert [key for key, _ in task.store(STORE).scan()] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.asyncio
+async def test_with_the_newest_records_damaged_a_task_goes_on_from_an_older_commit(
+    broker: KafkaBroker, root: Path
+) -> None:
+    settings, job = kit_config(broker, root), ChangelogJob(broker.servers, root, root.name)
+    await commit_once(settings, b"a", 1)
+    await commit_once(settings, b"b", 2)
+    path = broker.partition_directory(f"{job.topic}-2") / f"{0:020d}.log"
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(b"value of b"))
+        file.write(b"V")
+    shutil.rmtree(root / "local")
+    async with Container(settings) as container:
+        task = await container.start_task(KIT_TASK, [STORE])
+        assert [failure.is_marker_bad for failure in task.restored.failures] == [True]
+        assert dict(task.store(STORE).scan()) == {b"a": b"value of a"}
+        assert task.input_offsets == {INPUT: "1"}
+        task.store(STORE).put(b"c", b"1")
+        with pytest.raises(CommitFailedError) as caught:
+            await (await task.commit({INPUT: "2"}, force=True)).wait()
+        assert isinstance(caught.value.__cause__, CheckpointCorruptError)
+        assert "delete the topic" in caught.value.__cause__.__notes__[0]
+    job.delete_topic()
+    await commit_once(settings, b"d", 2)
+    shutil.rmtree(root / "local")
+    async with Container(settings) as container:
+        task = await container.start_task(KIT_TASK, [STORE])
+        assert [key for key, _ in task.store(STORE).scan()] == [b"a", b"d"]
+
+
+@pytest.mark.asyncio
+async def test_two_stores_are_committed_together_though_a_zombie_comes_in_between(
+    broker: KafkaBroker, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = ("s", "t")
+    settings = kit_config(broker, root)
+    topics = {store: f"kafka.{root.name}.main.{store}.changelog" for store in stores}
+    enqueue = ChangelogWriter._enqueue
+    zombies: list[Producer] = []
+
+    def enqueue_late(
+        writer: ChangelogWriter,
+        place: ChangelogPartition,
+        entries: Sequence[Change],
+        headers: Mapping[str, bytes],
+    ) -> None:
+        if place.topic == topics["t"] and not zombies:
+            zombies.append(zombie(broker, root))
+            for topic in topics.values():
+                zombies[0].produce(topic, b"zombie", b"k", 0)
+            zombies[0].flush()
+        enqueue(writer, place, entries, headers)
+
+    async with Container(settings) as container:
+        task = await container.start_task(TASK, stores)
+        for number in (b"1", b"2"):
+            for store in stores:
+                task.store(store).put(b"k", number)
+            await (await task.commit({INPUT: number.decode()}, force=True)).wait()
+            monkeypatch.setattr(ChangelogWriter, "_enqueue", enqueue_late)
+    assert zombies
+    for topic in topics.values():
+        values = [record.value for record in read_partition(broker.servers, topic, 0)]
+        assert values[0] == b"1"
+        assert set(values[1:]) == {b"2"}
+    shutil.rmtree(root / "local")
+    async with Container(settings) as container:
+        task = await container.start_task(TASK, stores)
+        assert task.restored.failures == ()
+        assert [dict(task.store(store).scan()) for store in stores] == 2 * [{b"k": b"2"}]
+
+
+def zombie(broker: KafkaBroker, root: Path) -> Producer:
+    """Return a producer that has taken the task's transactional id, in a transaction."""
+    producer = Producer(
+        {
+            "bootstrap.servers": broker.servers,
+            "log_level": 0,
+            "transactional.id": f"kafka.{root.name}.main.Partition_200",
+        }
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    return producer

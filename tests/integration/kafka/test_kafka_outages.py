@@ -9,13 +9,22 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
-from kafka_kit import ChangelogJob, Interrupting
+from kafka_kit import ChangelogJob, Interrupting, read_partition
 from servers.kafka import KafkaBroker, kafka_broker
 from servers.process import required
 
-from statekeep.errors import CheckpointCorruptError, RetriableError
+from statekeep.backends.kafka.checkpoint_topic import checkpoint_key, checkpoint_topic
+from statekeep.checkpoint.checkpoints import SystemStreamPartition, TaskName
+from statekeep.checkpoint.serde import decode_checkpoint_v2
+from statekeep.config.load import load_dict
+from statekeep.config.model import Config
+from statekeep.container.container import Container
+from statekeep.errors import CheckpointCorruptError, CommitFailedError, RetriableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+TASK = TaskName("Partition 0")
+INPUT = SystemStreamPartition("kafka", "clicks", 0)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +73,55 @@ async def test_a_broker_that_restarts_in_the_middle_of_a_restore_is_waited_for(
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
     interrupting.arm(step, restart(mortal), nth=nth)
     assert await job.restore(commit.checkpoint) == commit.content
+    assert interrupting.has_struck
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("step", "next_try"),
+    [
+        ("describe", "init_transactions"),
+        ("_enqueue", "commit_transaction"),
+        ("commit_transaction", "commit_transaction"),
+    ],
+)
+async def test_a_broker_that_is_away_during_a_call_of_a_commit_is_waited_for(
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker, step: str, next_try: str
+) -> None:
+    manager = await job.manager()
+    base = await job.commit(manager, {b"%d" % n: b"1" for n in range(5_000)})
+
+    def die() -> None:
+        mortal.kill()
+        # It comes back once one try has been made without it.
+        interrupting.arm(next_try, mortal.start, nth=2)
+
+    interrupting.arm(step, die)
+    commit = await job.commit(manager, {b"%d" % n: b"2" for n in range(0, 5_000, 2)})
+    assert interrupting.has_struck
+    assert await job.restore(base.checkpoint) == base.content
+    assert await job.restore(commit.checkpoint) == commit.content
+
+
+@pytest.mark.asyncio
+async def test_a_broker_that_is_away_during_a_restore_is_waited_for(
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
+) -> None:
+    commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
+    sipping = ChangelogJob(
+        job.servers,
+        job.versions.root,
+        job.task.job_name,
+        executor=interrupting,
+        client_queued_max_messages_kbytes="1024",  # else it may have everything already
+    )
+
+    def die() -> None:
+        mortal.kill()
+        interrupting.arm("_step", mortal.start, nth=20)
+
+    interrupting.arm("_step", die, nth=4)
+    assert await sipping.restore(commit.checkpoint) == commit.content
     assert interrupting.has_struck
 
 
@@ -174,3 +232,58 @@ async def test_compaction_beyond_the_marker_is_found_out(
         await job.restore(first.checkpoint)
     for commit in (second, third):
         assert await job.restore(commit.checkpoint) == commit.content
+
+
+def config(broker: KafkaBroker, root: Path) -> Config:
+    """State and log elsewhere: the cluster gets copies of checkpoints alone."""
+    return load_dict(
+        {
+            "job.name": root.name,
+            "job.logged.store.base.dir": root / "local",
+            "stores.backup.factories": "blob",
+            "backends.blob.uri": (root / "blobs").as_uri(),
+            "task.checkpoint.factory": "kafka",
+            "task.commit.skip.commit.during.failures.enabled": "true",
+            "kafka.bootstrap.servers": broker.servers,
+            "kafka.timeout.ms": "3s",
+            "kafka.retry.max.duration.ms": "1s",
+        },
+        "test",
+    )
+
+
+def copied_offset(broker: KafkaBroker, root: Path) -> str:
+    """Return the input offset of the newest copy."""
+    records = read_partition(broker.servers, checkpoint_topic(root.name, "1"), 0)
+    copies = [r.value or b"" for r in records if r.key == checkpoint_key(TASK, 2)]
+    return decode_checkpoint_v2(copies[-1], "topic").input_offsets[INPUT]
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_cannot_be_copied_fails_its_commit_in_time_though_it_counts(
+    mortal: KafkaBroker, tmp_path: Path
+) -> None:
+    root = tmp_path / uuid.uuid4().hex
+    async with Container(config(mortal, root)) as container:
+        task = await container.start_task(TASK, ["s"])
+
+        async def commit(offset: str) -> None:
+            task.store("s").put(b"k", offset.encode())
+            await (await task.commit({INPUT: offset}, force=True)).wait()
+
+        for offset in ("1", "3"):
+            mortal.pause()
+            try:
+                with pytest.raises(CommitFailedError, match="step=checkpoint"):
+                    await commit(offset)
+            finally:
+                mortal.resume()
+            if offset == "1":
+                await commit("2")
+                assert copied_offset(mortal, root) == "2"
+    async with Container(config(mortal, root)) as container:
+        task = await container.start_task(TASK, ["s"])
+        assert (task.store("s").get(b"k"), task.input_offsets) == (b"3", {INPUT: "3"})
+        task.store("s").put(b"k", b"4")
+        await (await task.commit({INPUT: "4"}, force=True)).wait()
+    assert copied_offset(mortal, root) == "4"
