@@ -6,8 +6,8 @@ what state each task started, which commits it began, which it took for durable.
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from chaos.backends import Place
 from chaos.plain.records import changes_of
+from chaos.plain.s3_weather import weathered_endpoint
 from chaos.plain.schedule import Life, Schedule
 from chaos.plain.weather import MANAGER, set_forecast
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
@@ -63,7 +64,10 @@ class Job:
         set_forecast({f"file://{places[b]}": kind for b, kind in self.life.weather.items()})
         try:
             clock = SkewedClock(self.life.clock_days)
-            async with Container(self._config(), clock=clock) as container:
+            async with (
+                self._endpoints() as endpoints,
+                Container(self._config(endpoints), clock=clock) as container,
+            ):
                 names, stores = self.schedule.tasks, tuple(self.schedule.stores)
                 tasks = await _all_or_first_error(
                     [container.start_task(name, stores) for name in names]
@@ -76,7 +80,21 @@ class Job:
         except* (StateBackupError, OSError) as group:
             self.journal({"event": "failed", "error": _describe(group)})
 
-    def _config(self) -> Config:
+    @asynccontextmanager
+    async def _endpoints(self) -> AsyncGenerator[Mapping[str, str]]:
+        """Give the settings that lead to S3 servers through their weather."""
+        async with AsyncExitStack() as stack:
+            settings: dict[str, str] = {}
+            for place in self.places:
+                weather = self.life.weather.get(place.name)
+                if place.kind == "blob-s3" and weather is not None:
+                    seed = f"{self.schedule.seed}/{self.life.name}/{place.name}"
+                    relay = weathered_endpoint(place.server.address, weather, seed)
+                    endpoint = await stack.enter_async_context(relay)
+                    settings[f"backends.{place.name}.s3.endpoint"] = endpoint
+            yield settings
+
+    def _config(self, endpoints: Mapping[str, str]) -> Config:
         settings: dict[str, str] = {
             "job.name": JOB,
             "job.logged.store.base.dir": str(self.directory / self.life.local),
@@ -96,7 +114,7 @@ class Job:
             settings.update(place.settings())
             if place.kind == "blob":
                 settings[f"backends.{place.name}.manager.factory"] = MANAGER
-        return load_dict(settings)
+        return load_dict(settings | dict(endpoints))
 
     def _note_start(self, task: Task, stores: Sequence[str]) -> None:
         content = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from chaos.backends import Place, fault_points_of
-from chaos.plain.weather import Weather
+from chaos.plain.weather import WEATHER, Weather
 from statekeep.fault_points import FAULT_POINTS
 from statekeep.testing.faults import Action, ArmedFault
 
@@ -167,12 +167,10 @@ class _Lives:
             self._draw_fault(f"{name}-fault-{number}")
             for number in range(draw.choice((0, 1, 1, 2, 2, 3)))
         ]
-        # What is on a server has that server's bad days instead.
-        under_the_sky = [place for place in self._places if place.kind == "blob"]
         weather = {
-            place.name: draw.choice([*Weather][1:])
-            for place in under_the_sky
-            if _happens(draw, 0.2)
+            place.name: draw.choice(WEATHER[place.kind])
+            for place in self._places
+            if place.kind in WEATHER and _happens(draw, 0.2)
         }
         return Life(
             name=name,

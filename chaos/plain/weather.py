@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from typing_extensions import override
@@ -19,7 +20,8 @@ T = TypeVar("T")
 MANAGER: Final = "chaos.plain.weather:make_manager"
 """What ``backends.<name>.manager.factory`` is set to."""
 
-_LOST_ANSWERS: Final = 0.15
+LOST_ANSWERS: Final = 0.15
+"""Of all, in lossy weather."""
 
 
 class Weather(StrEnum):
@@ -34,6 +36,17 @@ class Weather(StrEnum):
     """From some call on, many in a row fail; retries are used up."""
     LOSSY = "lossy"
     """Some calls take effect and answer an error: a put that landed."""
+    THROTTLED = "throttled"
+    """Some requests are put off: the server asks for fewer."""
+
+
+WEATHER: Final[Mapping[str, Sequence[Weather]]] = MappingProxyType(
+    {
+        "blob": (Weather.SLOW, Weather.FLAPPING, Weather.OUTAGE, Weather.LOSSY),
+        "blob-s3": (Weather.LOSSY, Weather.THROTTLED),
+    }
+)
+"""By kind of place; others, and S3 beside this, have the bad days of their servers."""
 
 
 class WeatheredManager(WrappedBlobStoreManager):
@@ -61,7 +74,7 @@ class WeatheredManager(WrappedBlobStoreManager):
             case _:
                 pass
         result = await call()
-        if self._weather is Weather.LOSSY and self._draw.random() < _LOST_ANSWERS:
+        if self._weather is Weather.LOSSY and self._draw.random() < LOST_ANSWERS:
             raise RetriableError(f"answer lost on purpose: operation={operation} blob={subject}")
         return result
 
