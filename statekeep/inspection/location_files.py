@@ -1,7 +1,8 @@
 """From the name of a checkpoint location, as Spark takes it, to its files."""
 
 # fsspec has no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 
 import re
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from statekeep.errors import ConfigError
 
 _NAMES_OF_HADOOP: Final[Mapping[str, str]] = {"s3a": "s3", "abfss": "abfs"}
 """Filesystems that fsspec knows by another name."""
-_NO_AUTHORITY: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
+_NO_AUTHORITY: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 """``hdfs:/path``: to Hadoop the same as ``hdfs:///path``, to fsspec a local directory."""
 
 

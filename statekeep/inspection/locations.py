@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from statekeep.checkpoint.records import CommitRecord, QueryState
-from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
 from statekeep.inspection.location_files import LocationFiles, open_location
 
 _BATCH_FILE: Final = re.compile(r"\.?([0-9]+)(?:\.crc)?")
@@ -98,12 +98,15 @@ def _require_ready(
 
 @contextmanager
 def _errors_told(location: LocationFiles) -> Generator[None]:
+    """Tell the errors of a filesystem, which may be of any class, as one of ours."""
     try:
         yield
-    except OSError as exc:
+    except StateBackupError:
+        raise
+    except Exception as exc:
         raise ConfigError(
-            f"the checkpoint location cannot be reached: location={location.shown} error={exc}",
-            hint="is its name right, and is this machine let in there?",
+            f"the checkpoint location cannot be reached: location={location.shown}",
+            hint=f"is its name right, and is this machine let in there? {exc!r}",
         ) from exc
 
 

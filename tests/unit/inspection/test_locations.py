@@ -182,11 +182,12 @@ def test_a_check_of_what_may_be_copied_writes_nothing(tmp_path: Path) -> None:
     assert read(tmp_path / "old") == FILES
 
 
+@pytest.mark.parametrize("error", [PermissionError("denied"), RuntimeError("of a client")])
 def test_a_location_that_lets_nobody_in_is_told_before_the_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(self: Vanishing, path: str, **options: Any) -> bytes:
-        raise PermissionError(path)
+        raise error
 
     let_go(monkeypatch, "")
     monkeypatch.setattr(Vanishing, "cat_file", refuse)
