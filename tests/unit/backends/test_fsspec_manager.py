@@ -18,12 +18,12 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 import pytest
 import pytest_asyncio
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
-from log_kit import InlineExecutor
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]  # as above
-from typing_extensions import override
+from log_kit import InlineExecutor
 from multidict import CIMultiDict, CIMultiDictProxy
-
+from typing_extensions import override
 from yarl import URL
+
 from statekeep.backends.blob.managers import fsspec_manager, local_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.local_place import LocalPlace
@@ -35,9 +35,9 @@ from statekeep.errors import (
     ConfigError,
     RetriableError,
     StateBackupError,
+    ThrottledError,
     VersionDamagedError,
 )
-    ThrottledError,
 from statekeep.testing.executor import SerialExecutor
 
 METADATA = BlobMetadata(task=None, store_name=None, payload_name="test")
@@ -329,8 +329,6 @@ async def test_errors_are_told_by_what_the_caller_can_do(
         await local.list("a/")
 
 
-def test_directory_that_goes_while_it_is_made_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def gcs_error(status: int) -> Exception:
     error: Exception = HttpError({"code": status, "message": "sig=secret"})
     return error
@@ -416,6 +414,8 @@ async def test_place_that_refuses_the_first_look_by_a_foreign_error_is_told() ->
         await FsspecBlobStoreManager("denying://place", {}, InlineExecutor()).init()
 
 
+def test_directory_that_goes_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mkdir = Path.mkdir
     meddling = iter([True])
