@@ -148,6 +148,13 @@ AZURE_ACCOUNT_URL: Key[str | None] = Key(
     "From the URI, else from `AZURE_STORAGE_CONNECTION_STRING` or `AZURE_STORAGE_ACCOUNT`.",
     default_text="by the URI or the environment",
 )
+AZURE_CHECKSUM = Key(
+    "blob.store.azure.checksum",
+    one_of("md5", "none"),
+    "md5",
+    "Checksum that is sent with every blob and block, for the store to compare.",
+    "Damage on the way is noticed at once; it costs about a second of processor time a gigabyte.",
+)
 AZURE_ACCESS_TIER: Key[str | None] = Key(
     "blob.store.azure.access.tier",
     optional(one_of("Hot", "Cool", "Cold")),
@@ -208,6 +215,7 @@ KEYS: tuple[Key[object], ...] = (
     S3_PROXY,
     S3_CA_BUNDLE,
     AZURE_ACCOUNT_URL,
+    AZURE_CHECKSUM,
     AZURE_ACCESS_TIER,
     AZURE_ENCRYPTION_SCOPE,
     AZURE_TAGS,

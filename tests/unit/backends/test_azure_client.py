@@ -1,11 +1,14 @@
 """How answers of Azure become errors of ours, and settings become fields of requests."""
 
 import traceback
+from base64 import b64encode
 from collections.abc import Iterator
+from hashlib import md5
 from typing import Any
 
 import pytest
 from azure.core import exceptions as azure_errors
+from azure.core.pipeline.transport import HttpRequest
 
 from statekeep.backends.blob.managers.azure_client import AzureClient
 from statekeep.backends.blob.managers.object_client import ObjectStamps
@@ -147,6 +150,30 @@ def test_a_create_is_conditional_in_one_request_and_in_parts(
     (_, whole), (_, parts) = blob.requests
     assert whole["overwrite"] is False
     assert parts["etag"] == "*"
+
+
+@pytest.mark.parametrize("checksum", ["md5", "none"])
+def test_content_goes_up_with_a_checksum_for_the_service_to_compare_unless_set_otherwise(
+    key: None, monkeypatch: pytest.MonkeyPatch, checksum: str
+) -> None:
+    client = AzureClient("container", "p/", ACCOUNT, AzureSettings(checksum=checksum), 4)
+    sent: list[HttpRequest] = []
+
+    def send(request: HttpRequest, **_: object) -> None:
+        sent.append(request)
+        raise ConnectionResetError
+
+    monkeypatch.setattr(client._container._pipeline._transport, "send", send)
+    for call in (
+        lambda: client.put("a", b"content", STAMPS, if_absent=False),
+        lambda: client.put_part("a", "upload", 0, b"content"),
+    ):
+        with pytest.raises(RetriableError):
+            call()
+    digest = b64encode(md5(b"content", usedforsecurity=False).digest()).decode()
+    expected = digest if checksum == "md5" else None
+    assert [request.headers.get("Content-MD5") for request in sent] == [expected] * 2
+    client.close()
 
 
 def test_no_proxy_password_is_shown() -> None:

@@ -101,6 +101,7 @@ async def test_a_store_that_takes_everything_is_left_as_it_was(
         (ALL_S3, "s3.server.side.encryption"),
         (ALL_S3, "s3.storage.class"),
         (ALL_S3, "s3.tags"),
+        (ALL_AZURE, "azure.checksum"),
         (ALL_AZURE, "azure.encryption.scope"),
         (ALL_AZURE, "azure.access.tier"),
         (ALL_AZURE, "azure.tags"),

@@ -46,6 +46,8 @@ _TAKEN: Final = {"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwr
 class AzureClient(ObjectClient):
     """One container of one storage account. The SDK's own retries are off.
 
+    Every blob and block is sent with an MD5 that the service compares, unless set otherwise.
+
     Credentials: ``AZURE_STORAGE_CONNECTION_STRING``; else, for the account of the URI, of the
     settings or of ``AZURE_STORAGE_ACCOUNT``: ``AZURE_STORAGE_KEY``, ``AZURE_STORAGE_SAS_TOKEN``, or
     what azure-identity's default chain finds.
@@ -77,6 +79,7 @@ class AzureClient(ObjectClient):
         self._prefix = prefix
         self._put_options: Mapping[str, Any] = _put_options(settings)
         self._tags = settings.tags
+        self._has_md5 = settings.checksum == "md5"
         self._scope: Mapping[str, Any] = _given(encryption_scope=settings.encryption_scope)
         with self._mapped(""):
             self._container = _container_client(container, account_url, settings, connections)
@@ -94,6 +97,7 @@ class AzureClient(ObjectClient):
                 length=len(data),
                 metadata=dict(stamps.metadata),
                 overwrite=not if_absent,
+                validate_content=self._has_md5,
                 **self._put_options,
                 **self._tagging(stamps),
             )
@@ -107,7 +111,9 @@ class AzureClient(ObjectClient):
     def put_part(self, name: str, upload: str, number: int, data: bytes) -> str:
         block = f"{upload}-{number:06d}"
         with self._mapped(name):
-            self._blob(name).stage_block(block, data, length=len(data), **self._scope)
+            self._blob(name).stage_block(
+                block, data, length=len(data), validate_content=self._has_md5, **self._scope
+            )
         return block
 
     @override

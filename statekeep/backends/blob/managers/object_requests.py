@@ -62,7 +62,10 @@ class Requests:
 
         A cancel leaves a request that is under way to its thread; its result is dropped.
         """
-        request = partial(self._executor.run, call, *args, **kwargs)
+
+        async def request() -> T:
+            return await self._executor.run(call, *args, **kwargs)
+
         return await self._repeated(operation, blob, size, request)
 
     async def run_to_end(

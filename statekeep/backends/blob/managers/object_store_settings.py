@@ -94,6 +94,7 @@ class AzureSettings:
     """See the keys ``blob.store.azure.*``; None: as the SDK, the container or the account has it."""
 
     account_url: str | None = None
+    checksum: str = keys.AZURE_CHECKSUM.default
     access_tier: str | None = None
     encryption_scope: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -105,6 +106,7 @@ class AzureSettings:
         """Read them."""
         return cls(
             account_url=section.read(keys.AZURE_ACCOUNT_URL),
+            checksum=section.read(keys.AZURE_CHECKSUM),
             access_tier=section.read(keys.AZURE_ACCESS_TIER),
             encryption_scope=section.read(keys.AZURE_ENCRYPTION_SCOPE),
             tags=section.read(keys.AZURE_TAGS),
@@ -115,6 +117,8 @@ class AzureSettings:
     def plainer(self) -> Mapping[str, Self]:
         """Return settings that lack one thing each that goes with every blob, by what it is."""
         found: dict[str, Self] = {}
+        if self.checksum != "none":
+            found["azure.checksum"] = replace(self, checksum="none")
         if self.encryption_scope is not None:
             found["azure.encryption.scope"] = replace(self, encryption_scope=None)
         if self.access_tier is not None:
