@@ -329,15 +329,17 @@ async def test_an_error_of_the_follower_fails_the_attempt_with_its_text(error: E
 
 
 @pytest.mark.asyncio
-async def test_an_upload_that_hangs_is_given_up_though_no_batch_waits_for_it() -> None:
+async def test_an_upload_that_hangs_is_given_up_though_no_batch_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rig = await new_rig()
     plan = await rig.begin(0, {0: V0, 1: V0})
     await rig.finish(plan, 0)
     await rig.committer.handed_over(plan, {})
-    rig.gate.is_overdue = lambda _now_ns: False  # type: ignore[method-assign] # the clock runs on
+    monkeypatch.setattr(rig.gate, "is_overdue", lambda _: False)  # the clock itself runs on
     await rig.committer.void_if_overdue()
-    assert rig.committer.open_batch == 0
-    rig.gate.is_overdue = lambda _now_ns: True  # type: ignore[method-assign]
+    assert open_plan_of(rig) is plan
+    monkeypatch.setattr(rig.gate, "is_overdue", lambda _: True)
     await rig.committer.void_if_overdue()
     assert rig.committer.open_batch is None
     assert [d["reason"] for kind, d in rig.notes if kind == "void"] == ["timed out"]
