@@ -11,6 +11,7 @@ from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.cli.exit_status import ExitStatus
 from statekeep.cli.options import AsJson, ConfigFiles, Settings, read_config
 from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.model import Config
@@ -93,7 +94,8 @@ async def _check_all(
 ) -> dict[str, str | None]:
     executor = BoundedExecutor(_THREADS, "statekeep-check")
     try:
-        return {name: await _check(factory, executor) for name, factory in factories.items()}
+        async with waiting("asking the backends", SystemClock()):
+            return {name: await _check(factory, executor) for name, factory in factories.items()}
     finally:
         await executor.close()
 

@@ -9,6 +9,7 @@ import typer
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
 from statekeep.checkpoint.records import CommitRecord
+from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
@@ -20,9 +21,10 @@ from statekeep.cli.options import (
     read_config,
 )
 from statekeep.cli.output import JsonValue, joined, print_json, print_line, print_table, utc
+from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, check_pin_name, open_job
+from statekeep.inspection.job import InspectedJob, check_pin_name
 from statekeep.inspection.offsets import overwrite_input_offsets
 from statekeep.inspection.removal import remove_commits
 
@@ -42,7 +44,7 @@ def list_commits(
     """List the commits that a restore may use, oldest first."""
 
     async def run() -> list[dict[str, JsonValue]]:
-        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
             return [_commit_row(job, position) for position in job.view.commits]
 
     rows = asyncio.run(run())
@@ -79,7 +81,7 @@ def show(
     """Show one commit: version, input offsets and markers of each task."""
 
     async def run() -> tuple[dict[str, JsonValue], dict[str, dict[str, JsonValue]]]:
-        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
             position, commit = job.find_commit(which)
             return _commit_row(job, position), _task_rows(job, commit)
 
@@ -110,7 +112,7 @@ def diff(
     """Show what differs between two commits, value by value."""
 
     async def run() -> list[tuple[str, str, str, str | None, str | None]]:
-        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
             before = _values(_task_rows(job, job.find_commit(old)[1]))
             after = _values(_task_rows(job, job.find_commit(new)[1]))
         return [
@@ -141,7 +143,7 @@ def pin(
     check_pin_name(name)
 
     async def run() -> int:
-        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
             position, _ = job.find_commit(which)
             await job.guest.pin(name, position)
             return position
@@ -165,7 +167,7 @@ def unpin(
     """Give a pinned commit back to retention; the job's next clean-up may release it."""
 
     async def run() -> int | None:
-        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
             await job.guest.unpin(name)
             return job.view.pins.get(name)
 
@@ -197,7 +199,11 @@ def remove(
         typer.confirm(f"Take over job {settings.job.name} and remove the commits?", abort=True)
 
     async def run() -> list[int]:
-        async with open_job(settings, SystemClock(), task=task) as job:
+        clock = SystemClock()
+        async with (
+            read_job(settings, clock, task=task) as job,
+            waiting("deleting", clock),
+        ):
             return await remove_commits(job, which, owner=owner_name())
 
     removed = asyncio.run(run())
@@ -230,7 +236,10 @@ def overwrite_offsets(
 
     async def run() -> CheckpointV2:
         clock = SystemClock()
-        async with open_job(read_config(config, setting), clock, task=task) as job:
+        async with (
+            read_job(read_config(config, setting), clock, task=task) as job,
+            waiting("taking the job over", clock),
+        ):
             return await overwrite_input_offsets(
                 job, TaskName(task), wanted, owner=owner_name(), clock=clock
             )

@@ -132,7 +132,10 @@ async def _reset(
     clock = SystemClock()
     # No log is reset before all were found to let themselves be.
     for log in logs:
-        async with open_log_place(settings, clock, task=log) as place:
+        async with (
+            waiting("reading the job log", clock),
+            open_log_place(settings, clock, task=log) as place,
+        ):
             await require_resettable(place, settings, is_dropping_savepoints=is_dropping_savepoints)
     for log in logs:
         async with (

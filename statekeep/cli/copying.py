@@ -8,12 +8,14 @@ from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.cli.counting_bar import CountingBar
+from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import owner_name
 from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.cli.waiting import waiting_for_progress
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, open_job
+from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.recommit import Recommit, recommit, require_commit_with_state
 from statekeep.restore.progress import RestoreProgressBar
 from statekeep.stores.temporary_directory import temporary_directory
@@ -61,14 +63,17 @@ async def _copy_all(
     kept = await _find_kept(config, tasks, pin)
     rows: list[dict[str, JsonValue]] = []
     for task in tasks or (None,):
-        async with open_job(config, clock, task=task) as job:
+        async with (
+            read_job(config, clock, task=task) as job,
+            waiting_for_progress("taking the job over", clock, restored.update) as on_progress,
+        ):
             made = kept.get(task) or await recommit(
                 job,
                 factories,
                 directory,
                 owner=owner_name(),
                 pin=pin,
-                on_progress=restored.update,
+                on_progress=on_progress,
                 on_uploaded=uploaded.add,
             )
         rows.append(_row(task, job, made, factories))
@@ -89,7 +94,7 @@ async def _find_kept(
     kept: dict[str | None, Recommit] = {}
     logs = tasks or (None,)
     for task in logs:
-        async with open_job(config, SystemClock(), task=task) as job:
+        async with read_job(config, SystemClock(), task=task) as job:
             require_commit_with_state(job)
             if pin is None or pin not in job.view.pins:
                 continue

@@ -23,10 +23,11 @@ from statekeep.checkpoint.records import (
     UnpinRecord,
     VoidRecord,
 )
+from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, read_config
 from statekeep.cli.output import JsonValue, print_json, print_table, utc
+from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
-from statekeep.inspection.job import open_job
 
 
 def events(
@@ -46,9 +47,10 @@ def events(
     """Show what happened to the job: reigns, batches, commits, voids, releases, pins."""
 
     async def run() -> list[dict[str, JsonValue]]:
-        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
             if is_progress:
-                return [_progress(event) for event in await job.progress()]
+                async with waiting("reading the events", job.clock):
+                    return [_progress(event) for event in await job.progress()]
             return [_row(position, record) for position, record in job.records]
 
     rows = asyncio.run(run())

@@ -58,9 +58,10 @@ def migrate_log(
 async def _move_all(settings: Config, target: str, logs: Sequence[str | None]) -> int:
     clock = SystemClock()
     # No log is moved before all were found to let themselves be.
-    for name in logs:
-        async with _both_places(settings, target, name) as (source, log):
-            await check_move(source, log, target)
+    async with waiting("reading the job log", clock):
+        for name in logs:
+            async with _both_places(settings, target, name) as (source, log):
+                await check_move(source, log, target)
     count = 0
     for done, name in enumerate(logs):
         async with waiting("copying the job log", clock):

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -14,6 +14,7 @@ import typer
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.cli.counting_bar import CountingBar
+from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
@@ -23,11 +24,12 @@ from statekeep.cli.options import (
     read_config,
 )
 from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.cli.waiting import waiting, waiting_for_progress
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict, merge
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, open_job, open_log_place
+from statekeep.inspection.job import InspectedJob, open_log_place
 from statekeep.inspection.job_copy import Making, OldLog, OldTask, copy_logs, rescale
 from statekeep.inspection.locations import check_locations, copy_location
 from statekeep.inspection.recommit import require_commit_with_state
@@ -95,12 +97,15 @@ def restore_savepoint(
         async with AsyncExitStack() as stack:
             logs: list[OldLog] = []
             for log in task or (None,):
-                job = await stack.enter_async_context(open_job(settings, making.clock, task=log))
+                job = await stack.enter_async_context(read_job(settings, making.clock, task=log))
                 position, commit = job.find_commit(name)
                 await stack.enter_async_context(job.held(position))
                 await _check_locations(job, commit, locations)
                 logs.append(OldLog(job, commit, log, partial(_query, job, commit, locations)))
-            made = await copy_logs(making, logs)
+            async with waiting_for_progress(
+                "beginning the new job", making.clock, making.on_progress
+            ) as on_progress:
+                made = await copy_logs(replace(making, on_progress=on_progress), logs)
         return [
             {"log": log.task or new_name, "commit": position, "batch": log.commit.batch}
             for log, position in zip(logs, made, strict=True)
@@ -145,9 +150,17 @@ def rescale_job(
             identity = old[0].commit.identity
             new_splitter = splitter_for(identity, partitions, router)
             query = partial(_query, old[0].job, old[0].commit, locations)
-            return await rescale(
-                making, old, partitions, new_splitter, is_one_log=task is None, query=query
-            )
+            async with waiting_for_progress(
+                "beginning the new job", making.clock, making.on_progress
+            ) as on_progress:
+                return await rescale(
+                    replace(making, on_progress=on_progress),
+                    old,
+                    partitions,
+                    new_splitter,
+                    is_one_log=task is None,
+                    query=query,
+                )
 
     with _making(settings, new_name) as making:
         counts = asyncio.run(run(making))
@@ -190,7 +203,7 @@ async def _old_tasks(
     async with AsyncExitStack() as stack:
         tasks: list[OldTask] = []
         for log in logs or (None,):
-            job = await stack.enter_async_context(open_job(settings, SystemClock(), task=log))
+            job = await stack.enter_async_context(read_job(settings, SystemClock(), task=log))
             commit = require_commit_with_state(job)
             _require_all_committed(job, commit)
             await stack.enter_async_context(job.held(job.view.last_commit_position))
@@ -241,7 +254,8 @@ async def _check_locations(
 ) -> None:
     """Tell what is wrong with the locations before any state is moved."""
     if locations is not None:
-        await job.executor.run(check_locations, locations.old, locations.new, commit)
+        async with waiting("looking at the checkpoint locations", job.clock):
+            await job.executor.run(check_locations, locations.old, locations.new, commit)
 
 
 async def _query(
@@ -249,4 +263,5 @@ async def _query(
 ) -> QueryState | None:
     if locations is None:
         return commit.query
-    return await job.executor.run(copy_location, locations.old, locations.new, commit)
+    async with waiting("copying the checkpoint location", job.clock):
+        return await job.executor.run(copy_location, locations.old, locations.new, commit)

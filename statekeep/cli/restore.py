@@ -8,10 +8,11 @@ import typer
 
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
+from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
 from statekeep.cli.output import JsonValue, joined, print_json, print_table
 from statekeep.clock import SystemClock
-from statekeep.inspection.job import InspectedJob, Progress, open_job
+from statekeep.inspection.job import InspectedJob, Progress
 from statekeep.restore.progress import RestoreProgressBar
 
 
@@ -38,7 +39,7 @@ def restore(
     async def run() -> list[dict[str, JsonValue]]:
         clock = SystemClock()
         bar = RestoreProgressBar(clock.monotonic_ns)
-        async with open_job(read_config(config, setting), clock, task=task) as job:
+        async with read_job(read_config(config, setting), clock, task=task) as job:
             position, commit = job.find_commit(which)
             async with job.held(position):
                 return [

@@ -9,6 +9,7 @@ import typer
 from statekeep.backends.registry import BackendRegistry
 from statekeep.cli import new_jobs
 from statekeep.cli.copying import copy_newest_commits, print_copies
+from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
@@ -18,11 +19,12 @@ from statekeep.cli.options import (
     read_config,
 )
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table
+from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, check_pin_name, open_job
-from statekeep.inspection.live_savepoint import keep_newest_commits
+from statekeep.inspection.job import InspectedJob, check_pin_name
+from statekeep.inspection.live_savepoint import KeptCommit, keep_newest_commits
 
 app = typer.Typer(
     name="savepoint", help="Whole commits that are kept under a name.", no_args_is_help=True
@@ -86,7 +88,7 @@ def list_savepoints(
     async def run() -> list[dict[str, JsonValue]]:
         rows: list[dict[str, JsonValue]] = []
         for name in task or (None,):
-            async with open_job(read_config(config, setting), SystemClock(), task=name) as job:
+            async with read_job(read_config(config, setting), SystemClock(), task=name) as job:
                 rows.extend(_row(job, name, pin) for pin in sorted(job.view.pins))
         return rows
 
@@ -111,14 +113,14 @@ def drop(
     settings, logs = read_config(config, setting), task or (None,)
 
     async def find(log: str | None) -> dict[str, JsonValue] | None:
-        async with open_job(settings, SystemClock(), task=log) as job:
+        async with read_job(settings, SystemClock(), task=log) as job:
             return _row(job, log, name) if name in job.view.pins else None
 
     async def run() -> list[dict[str, JsonValue]]:
         # An earlier try may have dropped some; if no log has it, the first one says so.
         found = {log: row for log in logs if (row := await find(log))}
         for log in found or logs:
-            async with open_job(settings, SystemClock(), task=log) as job:
+            async with read_job(settings, SystemClock(), task=log) as job:
                 await job.guest.unpin(name)
         return list(found.values())
 
@@ -130,7 +132,12 @@ def drop(
 
 
 def _keep_newest(settings: Config, logs: Sequence[str | None], name: str, *, as_json: bool) -> None:
-    kept = asyncio.run(keep_newest_commits(settings, SystemClock(), logs, name))
+    async def run() -> Sequence[KeptCommit]:
+        clock = SystemClock()
+        async with waiting("reading the job log", clock):
+            return await keep_newest_commits(settings, clock, logs, name)
+
+    kept = asyncio.run(run())
     rows: list[dict[str, JsonValue]] = [
         {"log": made.log or settings.job.name, "commit": made.position, "batch": made.batch}
         for made in kept

@@ -14,10 +14,12 @@ from statekeep.backends.optional_powers import DescribesSnapshots, SnapshotNode
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord
+from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
 from statekeep.cli.output import JsonValue, console, print_json
+from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
-from statekeep.inspection.job import InspectedJob, open_job
+from statekeep.inspection.job import InspectedJob
 
 app = typer.Typer(
     name="stores", help="The stores of a job and their snapshots.", no_args_is_help=True
@@ -40,10 +42,10 @@ def show(
     """Show the snapshot of each store at a commit as a tree: files, deltas, sizes, lineage."""
 
     async def run() -> tuple[int, list[SnapshotNode]]:
-        async with open_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
             position, commit = job.find_commit(which)
             names = [name for name in sorted(commit.versions) if of_task in (None, name)]
-            async with job.held(position):
+            async with job.held(position), waiting("reading the snapshots", job.clock):
                 return position, [await _task(job, commit, TaskName(n), store) for n in names]
 
     position, nodes = asyncio.run(run())

@@ -1,0 +1,157 @@
+"""What people see while a command runs long: each shows on a terminal what goes on."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import pytest
+import typer
+from cli_kit import TASK, CommandLine
+
+from statekeep.cli import counting_bar, waiting
+from statekeep.cli.app import app
+from statekeep.restore import progress
+
+LOG = f"--task '{TASK}'"
+LOG_IS_READ = "reading the job log"
+STATE_COMES = "restoring state"
+STATE_GOES = "uploaded"
+THIRD = "--set backends.third.factory=blob --set backends.third.uri=file://{job}/third"
+
+SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
+    "checkpoints.list_commits": ("checkpoints list", [LOG_IS_READ]),
+    "checkpoints.show": ("checkpoints show", [LOG_IS_READ]),
+    "checkpoints.diff": ("checkpoints diff {old}", [LOG_IS_READ]),
+    "checkpoints.pin": ("checkpoints pin keep", [LOG_IS_READ]),
+    "checkpoints.unpin": ("checkpoints unpin kept", [LOG_IS_READ]),
+    "checkpoints.remove": ("checkpoints remove {old} --yes", [LOG_IS_READ, "deleting"]),
+    "checkpoints.overwrite_offsets": (
+        "checkpoints overwrite-offsets 'Partition 0' kafka.orders.v1.0=2 --yes",
+        [LOG_IS_READ, "taking the job over"],
+    ),
+    "stores.show": ("stores show", [LOG_IS_READ, "reading the snapshots"]),
+    "savepoints.create": (
+        "savepoint create v1 --yes",
+        [LOG_IS_READ, "taking the job over", STATE_COMES, STATE_GOES],
+    ),
+    "savepoints.create --live": ("savepoint create v1 --live", [LOG_IS_READ]),
+    "savepoints.list_savepoints": ("savepoint list", [LOG_IS_READ]),
+    "savepoints.drop": ("savepoint drop kept", [LOG_IS_READ]),
+    "new_jobs.restore_savepoint": (
+        "savepoint restore kept --as orders-2",
+        [LOG_IS_READ, "beginning the new job", STATE_COMES, STATE_GOES],
+    ),
+    "new_jobs.rescale_job": (
+        "rescale --partitions 2 --as orders-3 --router cli_kit:route",
+        [LOG_IS_READ, "beginning the new job", STATE_COMES, "entries routed", STATE_GOES],
+    ),
+    "backends.check": ("backends check", ["asking the backends"]),
+    "verify.verify": ("verify", [LOG_IS_READ, STATE_COMES]),
+    "restore.restore": ("restore {job}/mine", [LOG_IS_READ, STATE_COMES]),
+    "migrate.migrate": (
+        f"migrate --to third {THIRD} --yes",
+        [LOG_IS_READ, "taking the job over", STATE_COMES, STATE_GOES],
+    ),
+    "migrate.migrate_log": (
+        "migrate-log --to far --yes",
+        [LOG_IS_READ, "copying the job log"],
+    ),
+    "clean_up.collect_garbage": ("gc", ["looking for what nothing reaches"]),
+    "clean_up.reset": (
+        "reset --with-savepoints --yes",
+        ["looking at the backups", LOG_IS_READ, "deleting"],
+    ),
+    "events.events": ("events --progress", [LOG_IS_READ, "reading the events"]),
+}
+"""By command: a line that runs it, and what is to be seen then."""
+
+SHOWS_NOTHING: Final[Mapping[str, str]] = {
+    "backends.list_backends": "reads settings, and reaches no backend",
+    "config.explain": "reads settings",
+    "config.check": "reads settings",
+}
+"""By command: why it cannot last long."""
+
+WITHOUT_LOG = {"backends.check", "checkpoints.overwrite_offsets"}
+"""Those that have no --task of their own."""
+
+
+def commands(app: typer.Typer) -> Iterator[str]:
+    for command in app.registered_commands:
+        function = command.callback
+        assert function is not None
+        yield f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands(group.typer_instance)
+
+
+def test_every_command_shows_what_goes_on_or_cannot_last_long() -> None:
+    told = {name.partition(" ")[0] for name in SHOWS} | SHOWS_NOTHING.keys()
+    assert set(commands(app)) == told
+
+
+@pytest.fixture
+def old(statekeep: CommandLine) -> int:
+    """A commit that is kept by name, beside which there is another that is not."""
+    positions = [row["commit"] for row in statekeep(f"checkpoints list {LOG} --json").json]
+    assert statekeep(f"checkpoints pin kept {positions[-2]} {LOG}").status == 0
+    return int(positions[1])
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, old: int) -> None:
+    """Make stderr a terminal for what follows, and of everything something that lasts long."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(waiting, "_SHOWN_AFTER_S", 0)
+    for bar in (counting_bar, progress):
+        monkeypatch.setattr(bar, "_SHOWN_AFTER_NS", 0)
+        monkeypatch.setattr(bar, "_REDRAWN_EVERY_NS", 0)
+
+
+@pytest.mark.parametrize("command", SHOWS)
+@pytest.mark.usefixtures("terminal")
+def test_a_command_that_lasts_long_says_what_it_does(
+    statekeep: CommandLine, old: int, command: str
+) -> None:
+    line, signs = SHOWS[command]
+    log = "" if command in WITHOUT_LOG else LOG
+    result = statekeep(f"{line.format(old=old, job=statekeep.config.parent)} {log}")
+    assert result.status == 0
+    assert [sign for sign in signs if sign not in result.err] == []
+
+
+@pytest.fixture
+def as_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command line believe that it was started as a program, not by ``python -m``."""
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("statekeep che", "checkpoints"),
+        ("statekeep savepoint cr", "create"),
+        ("statekeep restore --back", "--backend"),
+    ],
+)
+@pytest.mark.usefixtures("as_program")
+def test_the_shell_completes_commands_and_options(
+    statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str, completed: str
+) -> None:
+    monkeypatch.setenv("_STATEKEEP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    assert statekeep("", has_config=False).out.split() == [completed]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.usefixtures("as_program")
+def test_the_completion_of_a_shell_is_printed(
+    statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    result = statekeep(f"--show-completion {shell}", has_config=False)
+    assert result.status == 0
+    assert f"_STATEKEEP_COMPLETE=complete_{shell}" in result.out
