@@ -12,6 +12,7 @@ from servers.buckets import AzureBucket, Bucket, S3Bucket
 from servers.gcs import GcsServer, gcs_emulator
 from servers.process import required
 from servers.seaweedfs import S3Server, seaweedfs
+from servers.sftp import SftpServer, sftp_server
 
 
 @pytest.fixture(scope="session")
@@ -80,3 +81,10 @@ def bucket(request: pytest.FixtureRequest) -> Bucket:
     server: S3Server = request.getfixturevalue("s3_server")
     api = request.getfixturevalue("s3_api")
     return S3Bucket(api, request.getfixturevalue("s3_bucket"), server.endpoint)
+
+
+@pytest.fixture(scope="session")
+def sftp() -> Iterator[SftpServer]:
+    with required(sftp_server()) as server, pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSH_AUTH_SOCK", raising=False)  # an agent's keys would be offered first
+        yield server

@@ -17,6 +17,7 @@ import aiohttp
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 import pytest
 import pytest_asyncio
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # as above
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]  # as above
 from log_kit import InlineExecutor
@@ -27,6 +28,7 @@ from yarl import URL
 from statekeep.backends.blob.managers import fsspec_manager, local_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.backends.blob.managers.remote_place import RemotePlace
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.errors import (
     BackendClosedError,
@@ -40,9 +42,9 @@ from statekeep.errors import (
 )
 from statekeep.testing.executor import SerialExecutor
 
+google_errors: Any = importlib.import_module("google.auth.exceptions")  # its calls have no types
 METADATA = BlobMetadata(task=None, store_name=None, payload_name="test")
 CONTENT = bytes(range(256)) * 5
-google_errors: Any = importlib.import_module("google.auth.exceptions")  # its calls have no types
 
 
 def files_below(root: Path) -> list[str]:
@@ -513,6 +515,18 @@ async def test_filesystem_whose_create_looks_first_is_refused(tmp_path: Path) ->
 
     with pytest.raises(ConfigError, match="no atomic create"):
         await manager.put("a", b"x", METADATA, if_absent=True)
+
+
+def test_filesystem_with_no_way_of_its_own_to_write_bytes_is_given_its_directories(
+    tmp_path: Path,
+) -> None:
+    filesystem = LocalFileSystem(auto_mkdir=False)
+    assert type(filesystem).pipe_file is fsspec.AbstractFileSystem.pipe_file
+
+    for content in (b"1", b"2"):
+        RemotePlace(filesystem, str(tmp_path)).put("a/b/c", content, if_absent=False)
+
+    assert (tmp_path / "a/b/c").read_bytes() == b"2"
 
 
 @pytest.mark.asyncio

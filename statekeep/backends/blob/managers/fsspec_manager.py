@@ -1,6 +1,7 @@
 """Blobs on a local directory or any filesystem that fsspec reaches."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -16,8 +17,10 @@ from statekeep.backends.blob.managers.local_place import LocalPlace
 from statekeep.backends.blob.managers.place import Place, mapped_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
 from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
+from statekeep.backends.blob.managers.sftp_place import SftpPlace, is_sftp
 from statekeep.backends.blob.names import check_blob_name
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.config.redact import redact
 from statekeep.errors import (
     BackendClosedError,
@@ -128,8 +131,10 @@ class FsspecBlobStoreManager(BlobStoreManager):
 
     @override
     async def close(self) -> None:
+        place, self._place = self._place, None
         self._is_closed = True
-        self._place = None
+        if place is not None:
+            await run_to_end(self._executor, place.close)
 
     def _open_place(self) -> Place:
         if self._is_closed:
@@ -152,8 +157,7 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
     shown_root = redact(root_uri, is_secret=False)
     try:
         with mapped_errors(shown_root, ""), mapped_foreign_errors(shown_root, "", passed=_NO_PLACE):
-            filesystem, path = _url_to_fs(root_uri, **storage_options)
-            place = _place(filesystem, path)
+            place = _place(root_uri, storage_options)
             place.check()
             return place
     except _NO_PLACE as exc:
@@ -164,7 +168,10 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
         raise ConfigError(msg) from exc
 
 
-def _place(filesystem: AbstractFileSystem, path: str) -> Place:
+def _place(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
+    if is_sftp(root_uri):
+        return SftpPlace(partial(_url_to_fs, root_uri, **storage_options))
+    filesystem, path = _url_to_fs(root_uri, **storage_options)
     if isinstance(filesystem, LocalFileSystem):
         return LocalPlace(Path(path))
     if renames_atomically(filesystem):

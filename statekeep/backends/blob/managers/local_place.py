@@ -87,6 +87,9 @@ class LocalPlace:
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         """Do nothing: files without a name go by themselves."""
 
+    def close(self) -> None:
+        """Do nothing: no file is open between two calls."""
+
     def _put_once(self, target: Path, content: bytes | Path, *, if_absent: bool) -> None:
         _make_directories(target.parent)
         with self._temporary(target.parent) as (file, path):

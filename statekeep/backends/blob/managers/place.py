@@ -59,6 +59,10 @@ class Place(Protocol):
         """See `BlobStoreManager.remove_unfinished`."""
         ...
 
+    def close(self) -> None:
+        """Let go of what is open. Idempotent."""
+        ...
+
 
 @contextmanager
 def mapped_errors(root: str, name: str) -> Generator[None]:

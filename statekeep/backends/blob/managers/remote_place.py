@@ -38,6 +38,9 @@ class RemotePlace:
             # What is created is small: log records, not files of a store.
             self._create(path, content if isinstance(content, bytes) else content.read_bytes())
         elif isinstance(content, bytes):
+            if self._is_generic():
+                # It opens a file, where the filesystem's put_file makes the directories too.
+                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(path, content)
         else:
             self._fs.put_file(str(content), path)
@@ -70,8 +73,15 @@ class RemotePlace:
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         """Do nothing: what an unfinished write leaves is the filesystem's."""
 
+    def close(self) -> None:
+        """Do nothing: fsspec shares its filesystems and keeps them."""
+
+    def _is_generic(self) -> bool:
+        """Return whether the filesystem has no way of its own to write a small file."""
+        return getattr(self._fs.pipe_file, "__func__", None) is _generic_pipe_file
+
     def _create(self, path: str, data: bytes) -> None:
-        if getattr(self._fs.pipe_file, "__func__", None) is _generic_pipe_file:
+        if self._is_generic():
             msg = f"no atomic create on this kind of filesystem: kind={type(self._fs).__name__}"
             raise ConfigError(msg)
         self._fs.pipe_file(path, data, mode="create")
