@@ -1,62 +1,38 @@
 """``make bench-blob``: a store's directory up to an S3 server and down again, beside copy tools.
 
-Every tool moves the same files to and from the same server in one run; the figures are ratios to
-each other, not of the machine. With ``--round-trip-ms`` a link with latency and bandwidth lies in
-between.
+Every tool moves the same files to and from the same server in one run, in several rounds of changing
+order; a figure is the median of its rounds, and what counts is how the figures stand to each other.
+With ``--round-trip-ms`` a link with latency and bandwidth lies in between.
 """
 
 import argparse
-import asyncio
+import hashlib
 import os
 import random
 import resource
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import boto3
 from rich.console import Console
 from rich.table import Table
-from servers.process import find_program
 from servers.seaweedfs import seaweedfs
 from servers.slow_link import slow_link
 
-from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob_store import BlobMetadata
-from statekeep.backends.fan_out import run_all
-from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.clock import SystemClock
-from statekeep.commit.executor import BoundedExecutor
-from statekeep.testing.blob_store_tests import ignore_bytes
+from benchmarks.blob_tools import BUCKET, IMAGE, TOOLS, Job, seal
 
-BUCKET = "statekeep-bench"
 FILE_BYTES = 64 << 20
 SMALL_FILES = 20
-METADATA = BlobMetadata(task=None, store_name=None, payload_name="bench")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One directory to move, and where the server is."""
-
-    source: Path
-    target: Path
-    endpoint: str
-
-    @property
-    def files(self) -> list[Path]:
-        return sorted(self.source.iterdir())
-
-    @property
-    def size(self) -> int:
-        return sum(path.stat().st_size for path in self.files)
+LEAST_SHARE_OF_LINK = 0.9
+WAYS = ("up", "down")
 
 
 @dataclass(frozen=True)
@@ -67,99 +43,20 @@ class Measured:
     cpu_seconds_per_gigabyte: float
 
 
+Results = Mapping[tuple[str, str], Measured]
+"""By tool and direction."""
+
+
 def make_store(directory: Path, total_bytes: int) -> None:
     """Write files such as RocksDB's: many of its default size, a few small ones."""
     chance = random.Random(7)
     block = chance.randbytes(1 << 20)
     for number in range(max(total_bytes // FILE_BYTES, 1)):
         with (directory / f"{number:06d}.sst").open("wb") as file:
-            for _ in range(FILE_BYTES >> 20):
+            for _ in range(min(FILE_BYTES, total_bytes) >> 20):
                 file.write(chance.randbytes(64) + block[64:])
     for number in range(SMALL_FILES):
         (directory / f"OPTIONS-{number:06d}").write_bytes(chance.randbytes(5000))
-
-
-async def _statekeep(job: Job, *, is_upload: bool) -> None:
-    executor = BoundedExecutor(16, "bench")
-    settings = {"uri": f"s3://{BUCKET}/statekeep", "s3.endpoint": job.endpoint}
-    factory = BlobBackendFactory(BackendName("blob"), settings)
-    manager = factory.blob_store_manager(executor, SystemClock())
-    await manager.init()
-    if is_upload:
-        await run_all([manager.put(path.name, path, METADATA) for path in job.files])
-    else:
-        names = [path.name for path in job.files]
-        await run_all([manager.download(n, job.target / n, ignore_bytes) for n in names])
-    await manager.close()
-    await executor.close()
-
-
-def statekeep(job: Job, *, is_upload: bool) -> None:
-    """Ours: with the sha-256 of all that comes down."""
-    asyncio.run(_statekeep(job, is_upload=is_upload))
-
-
-def plain_boto3(job: Job, *, is_upload: bool) -> None:
-    """The SDK's own transfers, four files at a time."""
-    client = boto3.client("s3", endpoint_url=job.endpoint)
-
-    def move(path: Path) -> None:
-        key = f"boto3/{path.name}"
-        if is_upload:
-            client.upload_file(str(path), BUCKET, key)
-        else:
-            client.download_file(BUCKET, key, str(job.target / path.name))
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(move, job.files))
-
-
-def obstore(job: Job, *, is_upload: bool) -> None:
-    """The Rust client, four files at a time."""
-    from obstore.store import S3Store  # noqa: PLC0415  # may be missing
-
-    store = S3Store(
-        BUCKET, endpoint=job.endpoint, client_options={"allow_http": True}, prefix="obstore"
-    )
-
-    def move(path: Path) -> None:
-        if is_upload:
-            store.put(path.name, path)
-            return
-        with (job.target / path.name).open("wb") as file:
-            for chunk in store.get(path.name).stream(8 << 20):
-                file.write(chunk)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(move, job.files))
-
-
-def s5cmd(job: Job, *, is_upload: bool) -> None:
-    remote = f"s3://{BUCKET}/s5cmd/"
-    ends = [f"{job.source}/", remote] if is_upload else [f"{remote}*", f"{job.target}/"]
-    _run("s5cmd", "--endpoint-url", job.endpoint, "cp", *ends)
-
-
-def rclone(job: Job, *, is_upload: bool) -> None:
-    remote = f":s3,provider=SeaweedFS,env_auth=true,endpoint='{job.endpoint}':{BUCKET}/rclone"
-    ends = [str(job.source), remote] if is_upload else [remote, str(job.target)]
-    _run("rclone", "copy", "--transfers=8", "--config=/dev/null", *ends)
-
-
-def _run(program: str, *arguments: str) -> None:
-    path = find_program(program)
-    if path is None:
-        raise FileNotFoundError(program)
-    subprocess.run([path, *arguments], check=True, stdout=subprocess.DEVNULL)
-
-
-TOOLS: dict[str, Callable[..., None]] = {
-    "statekeep": statekeep,
-    "boto3": plain_boto3,
-    "obstore": obstore,
-    "s5cmd": s5cmd,
-    "rclone": rclone,
-}
 
 
 def _cpu_seconds() -> float:
@@ -186,23 +83,27 @@ def _in_child(call: Callable[[], None]) -> None:
         raise RuntimeError(f"a transfer failed: status={status}")
 
 
-def measure(tool: Callable[..., None], job: Job, *, is_upload: bool) -> Measured:
-    """Run one direction of one tool."""
+def measure(
+    tool: Callable[..., None], job: Job, digests: Mapping[str, str], *, is_upload: bool
+) -> Measured:
+    """Run one direction of one tool; what came down is compared with what was sent."""
     shutil.rmtree(job.target, ignore_errors=True)
     job.target.mkdir()
     cpu, started = _cpu_seconds(), time.monotonic()
     _in_child(lambda: tool(job, is_upload=is_upload))
     elapsed = time.monotonic() - started
     cpu = _cpu_seconds() - cpu
-    if not is_upload:
-        _compare(job)
+    if not is_upload and _digests(job.target) != digests:
+        raise RuntimeError("not the bytes that were sent")
     return Measured(job.size / elapsed / 1e6, cpu / (job.size / 1e9))
 
 
-def _compare(job: Job) -> None:
-    for path in job.files:
-        if path.stat().st_size != (job.target / path.name).stat().st_size:
-            raise RuntimeError(f"not the bytes that were sent: file={path.name}")
+def _digests(directory: Path) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 @contextmanager
@@ -225,36 +126,115 @@ def server(round_trip_ms: float, bytes_per_second: int) -> Iterator[str]:
         yield f"http://127.0.0.1:{stack.enter_context(link)}"
 
 
+def measure_all(
+    directory: Path,
+    tools: Sequence[str],
+    rounds: int,
+    make_server: Callable[[], AbstractContextManager[str]],
+) -> Results:
+    """Run every tool both ways, each round in another order; return medians.
+
+    Args:
+        directory: Holds the store, sealed.
+        tools: Their names.
+        rounds: How many; each with a server of its own, for its disk does not get back what was
+            written over.
+        make_server: Runs a server and gives its endpoint.
+    """
+    digests = _digests(directory / "version" / IMAGE)
+    made: dict[tuple[str, str], list[Measured]] = {}
+    for number in range(rounds):
+        with make_server() as endpoint:
+            job = Job(directory / "version", directory / "target", endpoint)
+            for tool in random.Random(number).sample(tools, len(tools)):
+                for way in WAYS:
+                    one = measure(TOOLS[tool], job, digests, is_upload=way == "up")
+                    made.setdefault((tool, way), []).append(one)
+    return {
+        (tool, way): Measured(
+            median(each.megabytes_per_second for each in made[tool, way]),
+            median(each.cpu_seconds_per_gigabyte for each in made[tool, way]),
+        )
+        for tool in tools
+        for way in WAYS
+    }
+
+
+def verdicts(results: Results, link_megabytes_per_second: float | None) -> list[str]:
+    """Hold the figures against the aims; what was not measured is left out.
+
+    Args:
+        results: Of all tools.
+        link_megabytes_per_second: The link's rate; None: there is none in between.
+    """
+    lines: list[str] = []
+
+    def compare(what: str, ours: float, other: float, *, is_met: bool) -> None:
+        lines.append(f"{'met   ' if is_met else 'MISSED'}  {what}: {ours:.2f} to {other:.2f}")
+
+    for way in WAYS:
+        ours = results.get(("statekeep", way))
+        if ours is None:
+            continue
+        rate, cpu = ours.megabytes_per_second, ours.cpu_seconds_per_gigabyte
+        for tool in ("s5cmd", "rclone"):
+            if (other := results.get((tool, way))) is not None:
+                theirs = other.megabytes_per_second
+                compare(f"{way}, MB/s, not below {tool}", rate, theirs, is_met=rate >= theirs)
+        if (other := results.get(("boto3", way))) is not None:
+            theirs = other.cpu_seconds_per_gigabyte
+            compare(f"{way}, CPU s/GB, not above boto3", cpu, theirs, is_met=cpu <= theirs)
+        if link_megabytes_per_second is not None:
+            share = rate / link_megabytes_per_second
+            is_met = share >= LEAST_SHARE_OF_LINK
+            compare(f"{way}, share of the link", share, LEAST_SHARE_OF_LINK, is_met=is_met)
+    return lines
+
+
+def table_of(results: Results, title: str, link_megabytes_per_second: float | None) -> Table:
+    """Lay the figures out, with the share of the link where there is one."""
+    table = Table("tool", title=title)
+    for way in WAYS:
+        for heading in ("MB/s", "CPU s/GB", *(["of link"] if link_megabytes_per_second else [])):
+            table.add_column(f"{way} {heading}", justify="right")
+    for tool in dict.fromkeys(tool for tool, _ in results):
+        cells: list[str] = []
+        for way in WAYS:
+            found = results[tool, way]
+            cells += [f"{found.megabytes_per_second:.0f}", f"{found.cpu_seconds_per_gigabyte:.2f}"]
+            if link_megabytes_per_second:
+                cells.append(f"{found.megabytes_per_second / link_megabytes_per_second:.2f}")
+        table.add_row(tool, *cells)
+    return table
+
+
 def main() -> int:
-    """Measure every tool, both ways; print a table."""
+    """Measure every tool, both ways; print a table and what became of the aims."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=1300)
     parser.add_argument("--round-trip-ms", type=float, default=0)
     parser.add_argument("--link-megabytes-per-second", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tools", nargs="*", default=list(TOOLS), choices=list(TOOLS))
     arguments = parser.parse_args()
-    table = Table(title=f"{arguments.megabytes} MB, {arguments.round_trip_ms:g} ms round trip")
-    for heading in ("tool", "up MB/s", "up CPU s/GB", "down MB/s", "down CPU s/GB"):
-        table.add_column(heading, justify="left" if heading == "tool" else "right")
-    bytes_per_second = arguments.link_megabytes_per_second * 1_000_000
-    with TemporaryDirectory(prefix="statekeep-bench-") as directory:
-        source = Path(directory, "source")
-        source.mkdir()
-        make_store(source, arguments.megabytes * 1_000_000)
-        with server(arguments.round_trip_ms, bytes_per_second) as endpoint:
-            job = Job(source, Path(directory, "target"), endpoint)
-            for name in arguments.tools:
-                both = [measure(TOOLS[name], job, is_upload=way) for way in (True, False)]
-                cells = [
-                    figure
-                    for way in both
-                    for figure in (
-                        f"{way.megabytes_per_second:.0f}",
-                        f"{way.cpu_seconds_per_gigabyte:.2f}",
-                    )
-                ]
-                table.add_row(name, *cells)
-    Console(highlight=False).print(table)
+    rate: int = arguments.link_megabytes_per_second
+    with TemporaryDirectory(prefix="statekeep-bench-") as name:
+        directory = Path(name)
+        image = directory / "version" / IMAGE
+        image.mkdir(parents=True)
+        make_store(image, arguments.megabytes * 1_000_000)
+        seal(directory / "version")
+        make_server = partial(server, arguments.round_trip_ms, rate * 1_000_000)
+        results = measure_all(directory, arguments.tools, arguments.rounds, make_server)
+    console = Console(highlight=False, width=120)
+    link = rate if arguments.round_trip_ms else None
+    title = (
+        f"{arguments.megabytes} MB, {arguments.round_trip_ms:g} ms round trip, "
+        f"median of {arguments.rounds}"
+    )
+    console.print(table_of(results, title, link))
+    for line in verdicts(results, link):
+        console.print(line)
     return 0
 
 
