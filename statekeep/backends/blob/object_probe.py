@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectStamps
@@ -105,23 +106,25 @@ class ObjectProbe:
 
     async def _put_parts(self, client: ObjectClient, name: str) -> None:
         """Put a blob of two parts, as small as the store lets it be."""
-        run = self._requests.run
+        run = self._requests.run_to_end
         sizes = (client.part_limits.min_bytes, 1)
-        upload = await run("put", name, 0, client.begin_parts, name, _BARE)
-        is_complete = False
+        begun: list[str] = []
+
+        def begin() -> None:
+            # Noted on the thread: the caller may be cancelled before it hears of it.
+            begun.append(client.begin_parts(name, _BARE))
+
         try:
+            await run("put", name, 0, begin)
             parts: list[str] = []
             for number, size in enumerate(sizes):
                 async with self._requests.shared.buffers.hold(size):
-                    data = bytes(size)
-                    part = await run("put", name, size, client.put_part, name, upload, number, data)
-                    parts.append(part)
-            await self._complete(client, name, upload, parts)
-            is_complete = True
+                    put = partial(client.put_part, name, begun[0], number, bytes(size))
+                    parts.append(await run("put", name, size, put))
+            complete = partial(client.complete_parts, name, begun[0], parts, _BARE)
+            await run("put", name, 0, complete, if_absent=False)
         finally:
-            if not is_complete:
-                with suppress(StateBackupError):  # what it failed by is told
-                    await self._requests.local(client.abort_parts, name, upload)
+            await self._drop_uploads(client, name, begun)
         try:
             found = await run("get", name, 1, client.read, name, 0, 1)
         finally:
@@ -130,12 +133,15 @@ class ObjectProbe:
             msg = f"it made {found.object_bytes} bytes of {sum(sizes)}"
             raise ConfigError(msg)
 
-    async def _complete(
-        self, client: ObjectClient, name: str, upload: str, parts: Sequence[str]
-    ) -> None:
-        await self._requests.run(
-            "put", name, 0, client.complete_parts, name, upload, parts, _BARE, if_absent=False
-        )
+    async def _drop_uploads(self, client: ObjectClient, name: str, begun: Sequence[str]) -> None:
+        """Drop what is left of uploads, of one too whose beginning got no answer."""
+        uploads = set(begun)
+        with suppress(StateBackupError):  # it may not be permitted; what has failed is told
+            found = await self._requests.local(client.unfinished, name)
+            uploads |= {each.upload for each in found}
+        for upload in uploads:
+            with suppress(StateBackupError):
+                await self._requests.local(client.abort_parts, name, upload)
 
     async def _delete(self, client: ObjectClient, name: str) -> None:
         await self._requests.run("delete", name, 0, client.delete, name)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from object_store_kit import ObjectsInMemory
+from object_store_kit import Failing, ObjectsInMemory
 from typing_extensions import override
 
 from statekeep.backends.blob.factory import BlobBackendFactory
@@ -12,7 +12,7 @@ from statekeep.backends.blob.managers.object_client import ObjectStamps
 from statekeep.backends.blob.managers.object_places import ObjectPlace
 from statekeep.backends.blob.managers.object_store_settings import AzureSettings, S3Settings
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, RetriableError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -67,7 +67,12 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PickyStore:
     ) -> Callable[[], PickyStore]:
         sends = set(s3.plainer() if place.scheme == "s3" else azure.plainer())
         return lambda: PickyStore(
-            objects=store.objects, uploads=store.uploads, refuses=store.refuses, sends=sends
+            objects=store.objects,
+            uploads=store.uploads,
+            names=store.names,
+            after=store.after,
+            refuses=store.refuses,
+            sends=sends,
         )
 
     monkeypatch.setattr(ObjectPlace, "client_factory", factory)
@@ -134,6 +139,14 @@ async def test_a_store_without_uploads_in_parts_is_refused_and_keeps_none(
     store.refuses = refused
     with pytest.raises(ConfigError, match=r"refuses an upload in parts.*access denied"):
         await start(ALL_S3)
+    assert (store.objects, store.uploads) == ({}, {})
+
+
+@pytest.mark.asyncio
+async def test_an_upload_whose_beginning_got_no_answer_is_dropped_too(store: PickyStore) -> None:
+    store.after = Failing("begin", RetriableError("lost"))
+    await start(ALL_S3)
+    assert len(store.names) == 2
     assert (store.objects, store.uploads) == ({}, {})
 
 
