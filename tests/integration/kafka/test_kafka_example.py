@@ -18,7 +18,7 @@ from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.checkpoint.records import CommitRecord, decode_record
 from statekeep.checkpoint.serde import decode_checkpoint_v2
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[3]
 WORDS = [b"w%d" % (n * n % 97) for n in range(90_000)]
