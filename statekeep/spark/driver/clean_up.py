@@ -16,7 +16,7 @@ from statekeep.clock import Clock
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
-from statekeep.errors import StateBackupError, TaskFencedError
+from statekeep.errors import TaskFencedError
 from statekeep.fault_points import fault_point
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import JobSpec
@@ -68,7 +68,7 @@ class CleanUp:
                 await self._run()
             except TaskFencedError as exc:
                 logger.warning("clean-up stopped, another driver has taken over: error=%s", exc)
-            except (StateBackupError, ExceptionGroup) as exc:
+            except Exception as exc:  # noqa: BLE001 - whatever a plug-in raises: the next one repeats it
                 for reason in _reasons(exc):
                     logger.warning("clean-up failed and will be repeated: error=%s", reason)
 
