@@ -85,17 +85,8 @@ async def start_task(parts: TaskParts) -> Task:
 
         metrics = CommitMetrics()
         metrics.gauge("restore-time-ms", restored.elapsed_ms)
-        pipeline = TaskCommitPipeline(
-            parts.task,
-            parts.stores,
-            parts.factories,
-            executor=parts.executor,
-            clock=parts.clock,
-            metrics=metrics,
-            optional_timeout_s=parts.config.task.commit_optional_timeout_ms / 1000,
-        )
+        pipeline = _pipeline(parts, metrics)
         undo.push_async_callback(pipeline.close)
-        pipeline.ask_optional_first()
         await pipeline.init(restored.candidate.checkpoint)
 
         stores = await TaskStores.open(
@@ -119,6 +110,20 @@ async def start_task(parts: TaskParts) -> Task:
         restored=restored,
         events=events,
     )
+
+
+def _pipeline(parts: TaskParts, metrics: CommitMetrics) -> TaskCommitPipeline:
+    pipeline = TaskCommitPipeline(
+        parts.task,
+        parts.stores,
+        parts.factories,
+        executor=parts.executor,
+        clock=parts.clock,
+        metrics=metrics,
+        optional_timeout_s=parts.config.task.commit_optional_timeout_ms / 1000,
+    )
+    pipeline.ask_optional_first()
+    return pipeline
 
 
 def _end_by_error(events: TaskEvents) -> Callable[..., Awaitable[None]]:

@@ -147,12 +147,7 @@ async def begin_job(
     async with open_log_place(config, clock, task=task) as place:
         _require_own_places(config, place, commit, name_of_job(config, task))
         await prepare_backends(place.factories, place.executor, clock)
-        await require_no_commit(config, place)
-        log = await JobOwner.take_over(place.log, owner)
-        # Somebody may have made or started the job meanwhile; from here on nobody can.
-        _require_no_commit(config, place, log.view)
-        for sweep in Sweep.of_remains(await read_remains(place.log), log.epoch):
-            await delete_leftovers(place, config, sweep)
+        log = await _take_over(place, config, owner)
         identity = msgspec.structs.replace(
             commit.identity,
             job_uid=random_nonce(),
@@ -180,6 +175,17 @@ async def begin_job(
             await log.give_up(attempt, "the job was not made")
             await _delete_waste(job, place, config, exc)
             raise
+
+
+async def _take_over(place: LogPlace, config: Config, owner: str) -> JobOwner:
+    """Own the log of a job that is not there yet, and delete what a killed try has left behind."""
+    await require_no_commit(config, place)
+    log = await JobOwner.take_over(place.log, owner)
+    # Somebody may have made or started the job meanwhile; from here on nobody can.
+    _require_no_commit(config, place, log.view)
+    for sweep in Sweep.of_remains(await read_remains(place.log), log.epoch):
+        await delete_leftovers(place, config, sweep)
+    return log
 
 
 async def _delete_waste(job: NewJob, place: LogPlace, config: Config, exc: BaseException) -> None:

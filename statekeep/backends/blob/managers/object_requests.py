@@ -62,11 +62,9 @@ class Requests:
 
         A cancel leaves a request that is under way to its thread; its result is dropped.
         """
-
-        async def request() -> T:
-            return await self._executor.run(call, *args, **kwargs)
-
-        return await self._repeated(operation, blob, size, request)
+        return await self._repeated(
+            operation, blob, size, lambda: self._executor.run(call, *args, **kwargs)
+        )
 
     async def run_to_end(
         self,
