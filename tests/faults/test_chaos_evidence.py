@@ -1,16 +1,23 @@
 """What the crash harness's verifiers read and keep account of: each of them can say no."""
 
+import io
 import json
 import random
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
+from rocksdict import Options, Rdict
 
 from chaos.evidence.deltas import load_upload, parse_delta
 from chaos.evidence.files import LocalFiles
 from chaos.evidence.logs import FileLog
+from chaos.evidence.remote import Reader, database_content
+from chaos.evidence.snapshots import Snapshot
+from chaos.spark.expected import Expected
 from chaos.spark.frames import parse_frame
 from chaos.spark.ledger import Ledger
 from chaos.spark.location_watch import LocationWatch
@@ -19,7 +26,9 @@ from chaos.spark.lost_files import LostFiles
 from chaos.spark.lost_log import LostLog
 from chaos.spark.places import Places
 from chaos.spark.plan import Loss
+from chaos.spark.state_bytes import tally_of
 from chaos.spark.watch import Watch
+from statekeep.stores.delta import DeltaHeader, DeltaWriter
 
 PLACE = "tally/state-77aa/blob-1/main/Partition_0/state"
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -167,6 +176,37 @@ def test_a_lost_log_must_be_refused_and_comes_back(tmp_path: Path) -> None:
     assert lost.must_refuse()
     lost.put_back()
     assert len(list(log.iterdir())) == len(STORY)
+
+
+def test_a_database_and_the_deltas_after_it_are_read_key_by_key(tmp_path: Path) -> None:
+    database = Rdict(str(tmp_path / "db"), Options(raw_mode=True))
+    database[b"kept"], database[b"changed"], database[b"deleted"] = b"1", b"2", b"3"
+    database.close()
+    image = {path.name: path.read_bytes() for path in (tmp_path / "db").iterdir()}
+    delta = io.BytesIO()
+    writer = DeltaWriter(delta, DeltaHeader(store="s", parent="v", version="w"))
+    writer.write({b"changed": b"20", b"deleted": None, b"new": b"4"})
+    writer.finish()
+    snapshot = Snapshot(frozenset(), None, "w", image, [delta.getvalue()])
+    reader = Reader()
+    try:
+        content = snapshot.content(partial(database_content, reader))
+    finally:
+        reader.close()
+    assert content == {b"kept": b"1", b"changed": b"20", b"new": b"4"}
+
+
+def test_the_state_of_the_tally_is_read_from_the_bytes_of_its_stores() -> None:
+    variables = {"total": {"id": 1}, "residues": {"id": 2}}
+    key = b"\x01key-1\x00\x00"
+    store = {
+        b"\x00\x00": json.dumps({"variables": variables}).encode(),
+        b"\x00\x01" + key: msgspec.msgpack.encode([2, 7]),
+        b"\x00\x02" + key + b"\x01" + (3 + (1 << 63)).to_bytes(8, "big"): b"\x91\x02",
+    }
+    assert tally_of([store]) == Expected({"key-1": (2, 7)}, {("key-1", 3): 2})
+    with pytest.raises(ValueError, match="should not be there"):
+        tally_of([store, store])
 
 
 def test_uploads_of_the_hdfs_backend_are_folded_by_their_lineage() -> None:

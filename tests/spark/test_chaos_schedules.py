@@ -33,6 +33,7 @@ PEACEFUL = Schedule(
 def _sessions() -> Iterator[None]:
     yield
     level.close()
+    kinds.close()
 
 
 @pytest.fixture(scope="module")
