@@ -503,6 +503,28 @@ def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+def test_put_whose_directory_goes_while_its_file_is_opened_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = LocalPlace(tmp_path)
+    really_open = os.open
+    removals = 0
+
+    def open_as_ext4_does(path: Path, flags: int, mode: int = 0o777) -> int:
+        nonlocal removals
+        if flags & os.O_TMPFILE == os.O_TMPFILE and removals == 0:
+            removals += 1
+            Path(path).rmdir()
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        return really_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_as_ext4_does)
+    place.put("a/b", b"x", if_absent=True)
+
+    assert removals == 1
+    assert place.read("a/b", 0, None) == b"x"
+
+
 @pytest.mark.asyncio
 async def test_filesystem_whose_create_looks_first_is_refused(tmp_path: Path) -> None:
     class LookingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types

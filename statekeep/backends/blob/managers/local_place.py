@@ -16,7 +16,9 @@ _COPY_BYTES: Final = 1 << 20
 _MAX_TRIES: Final = 100
 """Of a put whose directory other deletes keep removing; each has to come at one exact moment."""
 _OPEN_FILES: Final = Path("/proc/self/fd")
-_NO_UNNAMED_FILES: Final = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
+_NO_UNNAMED_FILES: Final = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.EPERM}
+"""Answers on which a named file is tried. EPERM is ext4's where the directory was removed in the
+middle of the call: the named file then fails with what is true of the directory by now."""
 
 
 class LocalPlace:
