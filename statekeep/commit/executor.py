@@ -2,10 +2,14 @@
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as pool_threads
+from contextlib import suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar, cast
 
 from typing_extensions import override
 
@@ -14,6 +18,8 @@ from statekeep.errors import BackendClosedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class BoundedExecutor(BlockingExecutor):
@@ -41,7 +47,10 @@ class BoundedExecutor(BlockingExecutor):
         self._pool = ThreadPoolExecutor(self._ceiling, thread_name_prefix=name)
         self._places = asyncio.Semaphore(max_workers)
         self._places_kept = 0
+        self._in_flight: dict[Future[Any], tuple[Callable[..., Any], asyncio.Future[Any]]] = {}
+        """Of each the call, and what its caller waits for."""
         self._is_closed = False
+        self._has_abandoned = False
         self._closing = asyncio.Lock()
 
     @override
@@ -50,11 +59,20 @@ class BoundedExecutor(BlockingExecutor):
         await self._places.acquire()
         try:
             self._check_open()
-            future = self._submit(partial(call, *args, **kwargs))
+            run_in_context: Callable[[Callable[[], T]], T] = contextvars.copy_context().run
+            future = self._pool.submit(run_in_context, partial(call, *args, **kwargs))
         except BaseException:
             self._places.release()
             raise
-        return await asyncio.wrap_future(future)
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+        self._in_flight[future] = (call, result)
+        future.add_done_callback(partial(self._tell, loop))
+        try:
+            return await result
+        except asyncio.CancelledError:
+            future.cancel()  # unless it has begun
+            raise
 
     def raise_cap(self, max_workers: int) -> None:
         """Let more calls in flight, up to the ceiling, as tasks join; a lower cap is ignored."""
@@ -73,16 +91,66 @@ class BoundedExecutor(BlockingExecutor):
                 await self._places.acquire()
                 self._places_kept += 1
             # Every thread is idle now, so joining them does not hold up the loop.
-            self._pool.shutdown(wait=True)
+            self._pool.shutdown(wait=not self._has_abandoned)
 
-    def _submit(self, call: Callable[[], T]) -> Future[T]:
-        """Start a call for which a place was taken; the place is given back when it ends."""
-        loop = asyncio.get_running_loop()
-        future = self._pool.submit(contextvars.copy_context().run, call)
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.release))
-        return future
+    def abandon(self) -> None:
+        """Refuse new calls, and wait no longer for those in flight: they may hang. On the loop.
+
+        Whoever awaits one gets `BackendClosedError`, and each is an error in the log; it may take
+        effect all the same. `close` then returns without the threads of such calls, and so does
+        the interpreter at its end if the loop's thread is a daemon.
+        """
+        self._is_closed = True
+        for future, (call, result) in list(self._in_flight.items()):
+            name = _name_of(call)
+            logger.error("a blocking call hangs and is waited for no longer: call=%s", name)
+            del self._in_flight[future]
+            self._places.release()
+            if not result.done():
+                msg = f"a blocking call hangs and was given up: call={name}"
+                result.set_exception(BackendClosedError(msg))
+            self._has_abandoned = True
+        if self._has_abandoned:
+            _end_without(self._pool)
+
+    def _tell(self, loop: asyncio.AbstractEventLoop, future: Future[Any]) -> None:
+        """Pass the end of a call on to the loop; on the thread of the call."""
+        with suppress(RuntimeError):  # the loop has ended without an abandoned call
+            loop.call_soon_threadsafe(self._ended, future)
+
+    def _ended(self, future: Future[Any]) -> None:
+        """Give the place of a call back, and its result to whoever waits."""
+        if future not in self._in_flight:
+            return  # abandoned
+        _, result = self._in_flight.pop(future)
+        self._places.release()
+        if result.done():
+            return  # its caller was cancelled
+        error = future.exception()
+        if error is None:
+            result.set_result(future.result())
+        else:
+            result.set_exception(error)
 
     def _check_open(self) -> None:
         if self._is_closed:
             msg = "the executor is closed"
             raise BackendClosedError(msg)
+
+
+def _name_of(call: Callable[..., object]) -> str:
+    """Return where a call was written; never its arguments, which may hold secrets."""
+    while isinstance(call, partial):
+        call = call.func
+    named = call if hasattr(call, "__qualname__") else type(call)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _end_without(pool: ThreadPoolExecutor) -> None:
+    """Take a pool's threads from those that the interpreter waits for at its end.
+
+    There is no public way, and a process that a dead file system keeps from ending helps nobody.
+    """
+    joined = pool_threads._threads_queues  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    for thread in pool._threads:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        cast("MutableMapping[Thread, object]", joined).pop(thread, None)

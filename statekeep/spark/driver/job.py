@@ -104,6 +104,7 @@ class StatefulJob:
         self._anchor: Anchor | None = None
         self._turn = threading.Lock()
         self._reign = Reign(config, location, clock, self.events)
+        self._patience: StopPatience | None = None
         self._is_open = False
         self._commit_made = threading.Condition()
         self._ended = threading.Event()
@@ -197,7 +198,22 @@ class StatefulJob:
 
     def attach(self, query: WatchedQuery) -> None:
         """Watch the Spark query from now on: commit when idle, commit and close when it ends."""
-        self._reign.spawn(self._watch(query))
+        self._patience = patience = StopPatience(
+            self._reign.committer,
+            lambda: self._reign.blocking(query.is_stopping),
+            self._jobs.anchor.give_up,
+            self._clock,
+            self._config.task.shutdown_ms,
+        )
+        # The batch that was cancelled has returned by then, and the containers had time to end.
+        self._reign.give_up_calls_once(lambda: patience.is_over_since(2 * _MARGIN_S))
+        self._reign.spawn(patience.watch())
+        self._reign.spawn(self._watch(query, patience))
+
+    def note_stop(self) -> None:
+        """Let ``task.shutdown.ms`` begin: the query is about to be told to stop."""
+        if self._patience is not None:
+            self._patience.begin()
 
     def find_successor(self) -> TaskFencedError | None:
         """Look whether another driver has taken over since `open`; None if it has not."""
@@ -252,16 +268,8 @@ class StatefulJob:
             return None
         return operator_progress(done, self._identity.partitions, self.last_commit)
 
-    async def _watch(self, query: WatchedQuery) -> None:
+    async def _watch(self, query: WatchedQuery, patience: StopPatience) -> None:
         """Runs on the commit thread's loop for as long as the query lives, and ends the job."""
-        patience = StopPatience(
-            self._reign.committer,
-            lambda: self._reign.blocking(query.is_stopping),
-            self._jobs.anchor.give_up,
-            self._clock,
-            self._config.task.shutdown_ms,
-        )
-        self._reign.spawn(patience.watch())
         try:
             try:
                 await self._work_beside(query)
@@ -272,6 +280,7 @@ class StatefulJob:
                 else:
                     self.commit_failure = exc
                 await self._reign.blocking(query.stop)
+            patience.begin()
             self._query_error = await self._reign.blocking(query.exception)
             if self._query_error is not None and self.fenced is None:
                 self.fenced = await find_successor(self._reign)

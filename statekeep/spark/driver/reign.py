@@ -30,7 +30,7 @@ from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
-from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.errors import BackendClosedError, CheckpointLocationError, ConfigError
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.backend_setup import check_reach, prepare_backends
 from statekeep.spark.driver.clean_up import CleanUp
@@ -49,6 +49,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+_POLL_S: Final = 0.25
 _LOOKS: Final = 8
 """At a checkpoint location beside a log that grows: a few batches are between two of them."""
 
@@ -250,6 +251,14 @@ class Reign:
         """Run a blocking call on the driver's pool, from the commit thread's loop."""
         return await self._executor.run(call, *args, **kwargs)
 
+    def give_up_calls_once(self, is_over: Callable[[], bool]) -> None:
+        """Wait for blocking calls no longer once ``is_over`` says so; it is asked until the end.
+
+        Whatever waits for one then fails, in `run` and `close` too: a store that hangs holds up
+        the end of a query no longer than that.
+        """
+        self._thread.submit(self._give_up_calls_once(is_over))
+
     def close(self) -> None:
         """End the commit thread and all that runs on it. Idempotent."""
         for work in self._background:
@@ -405,7 +414,15 @@ class Reign:
         self._events.pass_to(None)
         if self._recorder is not None:
             await self._recorder.finish()
-        if self._checkpoints is not None:
-            await self._checkpoints.close()
-        await self._log.close()
+        for held in (self._checkpoints, self._log):
+            try:
+                if held is not None:
+                    await held.close()
+            except BackendClosedError as exc:
+                logger.warning("the job log is left as it is: error=%s", exc)
         await self._executor.close()
+
+    async def _give_up_calls_once(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            await self._clock.sleep(_POLL_S)
+        self._executor.abandon()

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no t
 from pyspark.errors import PySparkException
 
 from statekeep.clock import Clock
-from statekeep.errors import RetriableError, TaskFencedError
+from statekeep.errors import BackendClosedError, RetriableError, TaskFencedError
 from statekeep.spark.driver.committer import Committer
 
 logger = logging.getLogger(__name__)
@@ -53,9 +53,18 @@ class StopPatience:
         self._ends_at_ns: int | None = None
         self._is_over = False
 
+    def begin(self) -> None:
+        """Let the time begin now, unless it has begun; from any thread."""
+        self._deadline_ns()
+
     def remaining_s(self) -> float:
         """Return how many seconds are left; the time begins now, unless it has begun."""
         return max(0.0, (self._deadline_ns() - self._clock.monotonic_ns()) / 1e9)
+
+    def is_over_since(self, margin_s: float) -> bool:
+        """Whether the time has begun, and was over so long ago; asks nobody."""
+        ends_at_ns = self._ends_at_ns
+        return ends_at_ns is not None and self._clock.monotonic_ns() >= ends_at_ns + margin_s * 1e9
 
     async def watch(self) -> None:
         """Look again and again, until `end`."""
@@ -63,7 +72,7 @@ class StopPatience:
             await self._clock.sleep(_POLL_S)
             try:
                 await self.look()
-            except TaskFencedError:
+            except (TaskFencedError, BackendClosedError):
                 return  # who waits for the commit meets it too
             except (RetriableError, PySparkException, Py4JError, OSError) as exc:
                 logger.warning("what a stop waits for could not be ended: error=%s", exc)

@@ -1,6 +1,8 @@
 """The bounded executor: caps, fairness, no deadlock, an end without threads."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -148,3 +150,67 @@ async def test_close_can_be_called_twice_and_after_a_cancel() -> None:
 def test_an_executor_without_workers_is_refused() -> None:
     with pytest.raises(ValueError, match="max_workers=0"):
         BoundedExecutor(0, "none")
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_hangs_can_be_abandoned_and_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = BoundedExecutor(1, "hung-pool")
+    gauge = Gauge()
+    hung = asyncio.create_task(executor.run(gauge.call))
+    waiting = asyncio.create_task(executor.run(int, "1"))
+    while gauge.running < 1:
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(executor.close())
+    await asyncio.sleep(0)
+
+    executor.abandon()
+    with pytest.raises(BackendClosedError, match=r"hangs and was given up: call=.*Gauge\.call"):
+        await hung
+    with pytest.raises(BackendClosedError, match="closed"):
+        await waiting
+    await closing
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "Gauge.call" in record.getMessage()
+
+    (thread,) = [each for each in threading.enumerate() if each.name.startswith("hung-pool")]
+    gauge.may_end.set()
+    thread.join(10)  # its end disturbs nobody
+    assert not thread.is_alive()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_an_idle_executor_that_is_abandoned_still_ends_its_threads() -> None:
+    executor = BoundedExecutor(2, "idle-pool")
+    await executor.run(int, "1")
+    executor.abandon()
+    with pytest.raises(BackendClosedError):
+        await executor.run(int, "1")
+    await executor.close()
+    assert threads_named("idle-pool") == []
+
+
+ENDS_WITH_A_HUNG_CALL = """
+import asyncio, threading
+from statekeep.commit.executor import BoundedExecutor
+
+async def hang():
+    executor = BoundedExecutor(1, "hung")
+    hung = asyncio.create_task(executor.run(threading.Event().wait))
+    await asyncio.sleep(0)
+    executor.abandon()
+    await asyncio.gather(hung, return_exceptions=True)
+    await executor.close()
+
+loop = threading.Thread(target=asyncio.run, args=[hang()], daemon=True)
+loop.start()
+loop.join()
+"""
+
+
+def test_the_interpreter_ends_without_an_abandoned_call() -> None:
+    command = [sys.executable, "-c", ENDS_WITH_A_HUNG_CALL]
+    assert subprocess.run(command, timeout=20, check=False).returncode == 0

@@ -97,3 +97,17 @@ async def test_all_that_ends_a_query_shares_one_time() -> None:
     assert rig.patience.remaining_s() == 0.5
     rig.clock.advance(1)
     assert rig.patience.remaining_s() == 0
+
+
+@pytest.mark.asyncio
+async def test_what_is_waited_for_beyond_the_time_has_a_margin_from_its_end() -> None:
+    rig = Rig()
+    rig.clock.advance(60)
+    assert not rig.patience.is_over_since(0)
+    rig.patience.begin()
+    rig.clock.advance(2)
+    rig.patience.begin()
+    assert rig.patience.is_over_since(0)
+    assert not rig.patience.is_over_since(5)
+    rig.clock.advance(5)
+    assert rig.patience.is_over_since(5)
