@@ -260,16 +260,26 @@ def wait_for_executors(spark: SparkSession, expected: int, *, deadline_s: float 
 
 
 def expected_executors(spark: SparkSession) -> int:
-    """Return how many executors the session asked for, as far as its settings tell; at least 0."""
+    """Return how many executors will come, as far as the session's settings tell; at least 0.
+
+    Of dynamic allocation that is the least number: of those beyond, such as the initial ones, it may
+    have given some away already.
+    """
     context = spark.sparkContext
     master = context.master or ""
-    if master.startswith("local-cluster["):
-        return int(master.removeprefix("local-cluster[").split(",")[0])
-    if master.startswith("local"):
+    if master.startswith("local") and not master.startswith("local-cluster["):
         return 0
     conf = context.getConf()
     if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
-        return int(str(conf.get("spark.dynamicAllocation.minExecutors", "0")))
+        least = int(str(conf.get("spark.dynamicAllocation.minExecutors", "0")))
+        if least == 0:
+            logger.warning(
+                "tasks may crowd on the first executor that comes, until the query starts again: "
+                "set spark.dynamicAllocation.minExecutors to what the query needs"
+            )
+        return least
+    if master.startswith("local-cluster["):
+        return int(master.removeprefix("local-cluster[").split(",")[0])
     return int(str(conf.get("spark.executor.instances", "1")))
 
 
