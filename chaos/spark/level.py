@@ -29,7 +29,7 @@ _REMOTE_PERIOD_S = 0.4
 _FIRST_TIME_S = 1_700_000_000
 _MORE_COMMITS = 3
 """Until each commit of the schedule is released: two containers may have uploaded for one attempt,
-and what the commit does not reach of that goes with it."""
+and what the commit does not reach of that goes with it. Tasks sweep what others left as they go."""
 _pool = SessionPool()
 """Sessions outlive schedules; they end with the process."""
 
@@ -157,7 +157,7 @@ def _judge(
         return list(history.failures)
     told = [event["checkpoint_id"] for event in history.runtime if event["what"] == "commit"]
     judge = verifier(frozenset(history.zombies))
-    failures = judge.at_end(schedule.partitions, told)
+    failures = judge.at_end(schedule.partitions, told, has_killed=history.kills > 0)
     history.checked |= judge.checked
     return failures
 

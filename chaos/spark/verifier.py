@@ -16,6 +16,7 @@ from chaos.backends import Place
 from chaos.evidence.snapshots import list_blobs, read_snapshot
 from chaos.spark.expected import Expected, rows_between
 from chaos.spark.frames import DamagedFrameError, parse_frame
+from chaos.spark.leftovers import leftovers
 from chaos.spark.log_story import LogStory
 from chaos.spark.places import Places
 from chaos.spark.state_bytes import tally_of
@@ -92,12 +93,15 @@ class Verifier:
                         found.append(f"18: {where}: {task} differs in {place.name}")
         return found
 
-    def at_end(self, partitions: int, told: Collection[str] = ()) -> list[str]:
+    def at_end(
+        self, partitions: int, told: Collection[str] = (), *, has_killed: bool = False
+    ) -> list[str]:
         """Check everything, once the job has ended well.
 
         Args:
             partitions: Tasks of the job.
             told: Ids of the commits that drivers took for durable.
+            has_killed: See `leftovers`.
         """
         story = self._story()
         for checkpoint in sorted({*told} - story.checkpoint_ids):
@@ -115,6 +119,8 @@ class Verifier:
         self._check_bases(story)
         self.failures += self.at_rest()
         self._check_sweep(story)
+        left = leftovers(self._places, has_killed=has_killed)
+        self.failures += [f"16: left on the host: {path}" for path in left]
         return self.failures
 
     def _story(self) -> LogStory:

@@ -111,6 +111,11 @@ def leave_a_blob(places: Places) -> None:
     shutil.copy(path, path.with_name(f"{path.name}-orphan"))
 
 
+def leave_a_work_directory(places: Places) -> None:
+    (task, *_) = places.local.glob("*/main/Partition_*")
+    (task / "work-17").mkdir()
+
+
 def lose_the_last_commit(places: Places) -> None:
     newest = max((places.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     newest.unlink()
@@ -126,6 +131,7 @@ def lose_the_last_commit(places: Places) -> None:
         (change_boundaries, "07"),
         (lose_a_blob, "14"),
         (leave_a_blob, "16"),
+        (leave_a_work_directory, "16"),
         (lose_the_last_commit, "03"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
