@@ -74,6 +74,11 @@ class BoundedExecutor(BlockingExecutor):
             future.cancel()  # unless it has begun
             raise
 
+    @property
+    def in_flight(self) -> frozenset[object]:
+        """The calls that have not ended, each the same object as long as it lasts."""
+        return frozenset(self._in_flight)
+
     def raise_cap(self, max_workers: int) -> None:
         """Let more calls in flight, up to the ceiling, as tasks join; a lower cap is ignored."""
         while self.max_workers < min(max_workers, self._ceiling):

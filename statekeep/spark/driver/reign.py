@@ -50,6 +50,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.25
+_LONGEST_CALL_S: Final = 5.0
+"""What takes longer once a query has run out of time hangs."""
 _LOOKS: Final = 8
 """At a checkpoint location beside a log that grows: a few batches are between two of them."""
 
@@ -252,10 +254,10 @@ class Reign:
         return await self._executor.run(call, *args, **kwargs)
 
     def give_up_calls_once(self, is_over: Callable[[], bool]) -> None:
-        """Wait for blocking calls no longer once ``is_over`` says so; it is asked until the end.
+        """Once ``is_over`` says so, wait for blocking calls that hang no longer; asked until `close` ends.
 
-        Whatever waits for one then fails, in `run` and `close` too: a store that hangs holds up
-        the end of a query no longer than that.
+        Whatever waits for a call then fails, in `run` and `close` too: a store that hangs does not
+        hold up the end of a query.
         """
         self._thread.submit(self._give_up_calls_once(is_over))
 
@@ -425,4 +427,9 @@ class Reign:
     async def _give_up_calls_once(self, is_over: Callable[[], bool]) -> None:
         while not is_over():
             await self._clock.sleep(_POLL_S)
+        seen = self._executor.in_flight
+        await self._clock.sleep(_LONGEST_CALL_S)
+        while not seen & self._executor.in_flight:
+            seen = self._executor.in_flight
+            await self._clock.sleep(_LONGEST_CALL_S)
         self._executor.abandon()

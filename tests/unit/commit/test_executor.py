@@ -193,6 +193,23 @@ async def test_an_idle_executor_that_is_abandoned_still_ends_its_threads() -> No
     assert threads_named("idle-pool") == []
 
 
+@pytest.mark.asyncio
+async def test_a_call_that_lasts_can_be_told_from_one_that_follows_it(
+    executor: BoundedExecutor,
+) -> None:
+    gauge = Gauge()
+    lasting = asyncio.create_task(executor.run(gauge.call))
+    while gauge.running < 1:
+        await asyncio.sleep(0)
+    before = executor.in_flight
+    await executor.run(int, "1")
+    assert len(before) == 1
+    assert executor.in_flight == before
+    gauge.may_end.set()
+    await lasting
+    assert executor.in_flight == frozenset()
+
+
 ENDS_WITH_A_HUNG_CALL = """
 import asyncio, threading
 from statekeep.commit.executor import BoundedExecutor

@@ -193,7 +193,7 @@ def test_a_stop_of_a_job_whose_store_answers_gives_up_nothing(
 
 
 def test_a_batch_that_waits_for_its_record_fails(config: Config, server: FileServer) -> None:
-    clock = SystemClock()
+    clock = FakeClock()
     reign = Reign(config, cast("CheckpointLocation", FakeLocation()), clock, EventList(clock))
     begin(reign)
     is_over = threading.Event()
