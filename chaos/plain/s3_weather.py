@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import urlsplit
 
-from chaos.plain.weather import LOST_ANSWERS, Weather
+from chaos.weather import LOST_ANSWERS, Weather
 
 _CHUNK_BYTES: Final = 64 << 10
 _REFUSED_REQUESTS: Final = 0.1

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from chaos.backends import Place, fault_points_of
-from chaos.plain.weather import WEATHER, Weather
+from chaos.plain.weather import WEATHER
+from chaos.weather import Weather
 from statekeep.fault_points import FAULT_POINTS
 from statekeep.testing.faults import Action, ArmedFault
 

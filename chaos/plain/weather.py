@@ -1,44 +1,21 @@
-"""Blob stores with a bad day: slow, flapping, down for a while, or losing answers."""
+"""The weather of places during one life of a process of the plain level."""
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 from typing_extensions import override
 
+from chaos.weather import Weather, WeatheredManager
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.wrappers import WrappedBlobStoreManager
-from statekeep.errors import RetriableError
-
-T = TypeVar("T")
 
 MANAGER: Final = "chaos.plain.weather:make_manager"
 """What ``backends.<name>.manager.factory`` is set to."""
 
-LOST_ANSWERS: Final = 0.15
-"""Of all, in lossy weather."""
-
-
-class Weather(StrEnum):
-    """How a place behaves during one life of a process."""
-
-    FAIR = "fair"
-    SLOW = "slow"
-    """Every call takes some milliseconds longer."""
-    FLAPPING = "flapping"
-    """Some calls go well, the next ones fail, and so on."""
-    OUTAGE = "outage"
-    """From some call on, many in a row fail; retries are used up."""
-    LOSSY = "lossy"
-    """Some calls take effect and answer an error: a put that landed."""
-    THROTTLED = "throttled"
-    """Some requests are put off: the server asks for fewer."""
-
+_SLOWEST_S: Final = 0.01
 
 WEATHER: Final[Mapping[str, Sequence[Weather]]] = MappingProxyType(
     {
@@ -49,34 +26,22 @@ WEATHER: Final[Mapping[str, Sequence[Weather]]] = MappingProxyType(
 """By kind of place; others, and S3 beside this, have the bad days of their servers."""
 
 
-class WeatheredManager(WrappedBlobStoreManager):
-    """Passes calls on as the weather allows; what it does is drawn from its seed."""
+class LifelongWeather(WeatheredManager):
+    """One weather for all of a life, but for an outage, which begins at some call and passes."""
 
     def __init__(self, inner: BlobStoreManager, weather: Weather, seed: str) -> None:
-        super().__init__(inner)
+        draw = random.Random(seed)  # noqa: S311 - the same weather each time
+        super().__init__(inner, draw, slowest_s=_SLOWEST_S)
         self._weather = weather
-        self._draw = random.Random(seed)  # noqa: S311 - the same weather each time
-        self._calls = 0
-        self._period = self._draw.randrange(2, 9)
-        self._outage_from = self._draw.randrange(1, 60)
-        self._outage_to = self._outage_from + self._draw.randrange(10, 80)
+        self._outage_from = draw.randrange(1, 60)
+        self._outage_to = self._outage_from + draw.randrange(10, 80)
 
     @override
-    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
-        self._calls += 1
-        match self._weather:
-            case Weather.SLOW:
-                await asyncio.sleep(self._draw.random() / 100)
-            case Weather.FLAPPING if self._calls // self._period % 2:
-                raise RetriableError(f"flapping on purpose: operation={operation}")
-            case Weather.OUTAGE if self._outage_from <= self._calls < self._outage_to:
-                raise RetriableError(f"down on purpose: operation={operation}")
-            case _:
-                pass
-        result = await call()
-        if self._weather is Weather.LOSSY and self._draw.random() < LOST_ANSWERS:
-            raise RetriableError(f"answer lost on purpose: operation={operation} blob={subject}")
-        return result
+    def weather_now(self) -> Weather:
+        is_early_or_late = not self._outage_from <= self._calls < self._outage_to
+        if self._weather is Weather.OUTAGE and is_early_or_late:
+            return Weather.FAIR
+        return self._weather
 
 
 _forecast: dict[str, Weather] = {}
@@ -94,4 +59,4 @@ def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> Blo
     uri = settings["uri"]
     inner = FsspecBlobStoreManager(uri, {}, executor)
     weather = _forecast.get(uri, Weather.FAIR)
-    return inner if weather is Weather.FAIR else WeatheredManager(inner, weather, uri)
+    return inner if weather is Weather.FAIR else LifelongWeather(inner, weather, uri)

@@ -3,7 +3,8 @@
 import random
 from collections.abc import Mapping, Sequence
 
-from chaos.spark.plan import Consequence, Drift, Loss, PlannedFault, Schedule
+from chaos.spark.plan import BadDay, Consequence, Damage, Drift, Loss, PlannedFault, Schedule
+from chaos.weather import Weather
 from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind
 
 _WORKER = (
@@ -94,6 +95,8 @@ _EVERY_BATCH = 0.1
 _SECOND_CRASH = 0.3
 _LOST_ANSWERS = 0.25
 _DRIFT = 0.3
+_BAD_DAY = 0.35
+_DAMAGE = 0.3
 _RATE = 0.2
 """Part of the schedules whose source is Spark's rate source."""
 _WEEK_S = 7 * 86_400
@@ -145,6 +148,35 @@ def draw_schedule(seed: int, more: Sequence[str] = ()) -> Schedule:
         lost_answers=0.1 if draw.random() < _LOST_ANSWERS else 0.0,
         drift=draw.choice([*Drift]) if draw.random() < _DRIFT else None,
         servers_fail_after=draw.choice([None, None, 0, 1, 3]),
+        bad_day=_draw_bad_day(seed),
+        damage=_draw_damage(seed),
+    )
+
+
+# What follows has generators of its own: the rest of a seed's schedule stays as it was before.
+
+
+def _draw_bad_day(seed: int) -> BadDay | None:
+    draw = random.Random(f"spark-weather-{seed}")  # noqa: S311 - replayable, not secret
+    if draw.random() >= _BAD_DAY:
+        return None
+    return BadDay(
+        weather=draw.choice([Weather.SLOW, Weather.FLAPPING, Weather.FLAPPING, Weather.OUTAGE]),
+        place=draw.choice([0, 0, 1]),
+        after_batch=draw.choice([0, 1, 2, 3]),
+        seconds=draw.choice([1.0, 3.0, 6.0]),
+    )
+
+
+def _draw_damage(seed: int) -> Damage | None:
+    draw = random.Random(f"spark-damage-{seed}")  # noqa: S311 - replayable, not secret
+    if draw.random() >= _DAMAGE:
+        return None
+    # A restore begins with the first place: only from there it has to fall back.
+    return Damage(
+        place=draw.choice([0, 0, 0, 1]),
+        blobs=draw.choice([1, 1, 3]),
+        is_truncated=draw.choice([True, False]),
     )
 
 

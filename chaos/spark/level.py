@@ -15,7 +15,6 @@ from chaos.spark.arming import LOST_ANSWER
 from chaos.spark.draw import draw_schedule, every_point
 from chaos.spark.history import History
 from chaos.spark.ledger import Ledger
-from chaos.spark.lost_answers import MANAGER
 from chaos.spark.places import Places
 from chaos.spark.plan import Schedule
 from chaos.spark.pool import SessionPool
@@ -23,6 +22,7 @@ from chaos.spark.supervisor import Setting, Supervisor
 from chaos.spark.tally import KEYS
 from chaos.spark.verifier import CHECKED, Verifier
 from chaos.spark.watch import Watch
+from chaos.spark.weather import MANAGER
 
 JOB = "tally"
 _REMOTE_PERIOD_S = 0.4
@@ -86,21 +86,24 @@ def _run(schedule: Schedule, backup: Sequence[kinds.Place], places: Places) -> O
     for batch in range(schedule.batches):
         add_input(batch)
     watch = watch_of(schedule, places, backup)
+    damaged: set[str] = set()
 
     def verifier(zombies: frozenset[int] = frozenset()) -> Verifier:
-        return Verifier(places, backup, settings, schedule.source, zombies)
+        return Verifier(places, backup, settings, schedule.source, zombies, damaged=damaged)
 
     supervisor = Supervisor(
         Setting(
             schedule=schedule,
             places=places,
-            settings={**settings, **_losing_answers(schedule, backup)},
+            settings={**settings, **_weathered(schedule, backup)},
             watch=watch,
             pool=_pool,
             log_scope=backup[0].directory / JOB if backup[0].is_local else None,
             at_rest=verifier().at_rest,
             add_input=add_input,
             servers=list({place.server for place in backup} - {NO_SERVER}),
+            blob_places=[place for place in backup if place.kind == "blob"],
+            damaged=damaged,
         )
     )
     history = supervisor.run()
@@ -194,9 +197,9 @@ def _reached(places: Places) -> list[str]:
     return [path.name for path in places.reached.iterdir()] if places.reached.exists() else []
 
 
-def _losing_answers(schedule: Schedule, backup: Sequence[kinds.Place]) -> dict[str, str]:
-    """Return the settings of clients that lose answers, where the schedule asks for them."""
-    if not schedule.lost_answers:
+def _weathered(schedule: Schedule, backup: Sequence[kinds.Place]) -> dict[str, str]:
+    """Return the settings of clients that have bad days or lose answers, where they are drawn."""
+    if not schedule.lost_answers and schedule.bad_day is None:
         return {}
     places = [place for place in backup if place.kind == "blob"]
     return {f"backends.{place.name}.manager.factory": MANAGER for place in places}

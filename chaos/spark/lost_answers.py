@@ -1,22 +1,17 @@
 """A blob client some of whose calls take effect and answer an error, as the session's plan says."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from typing_extensions import override
 
 from chaos.spark import arming
-from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.errors import RetriableError
 
 T = TypeVar("T")
-
-MANAGER = "chaos.spark.lost_answers:make_manager"
-"""What ``backends.<name>.manager.factory`` is set to."""
 
 
 class AnswerLosingManager(WrappedBlobStoreManager):
@@ -32,8 +27,3 @@ class AnswerLosingManager(WrappedBlobStoreManager):
         if arming.is_answer_lost(self._draw.random()):
             raise RetriableError(f"answer lost on purpose: operation={operation} blob={subject}")
         return result
-
-
-def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
-    """Build the client of a place."""
-    return AnswerLosingManager(FsspecBlobStoreManager(settings["uri"], {}, executor))

@@ -3,11 +3,15 @@
 import os
 import random
 import shutil
+from collections.abc import Collection
+from glob import escape
 from pathlib import Path
 
 from chaos.spark.lost_log import LostLog
 from chaos.spark.places import Places
-from chaos.spark.plan import Loss
+from chaos.spark.plan import Damage, Loss
+from statekeep.testing.faults import Action, ArmedFault
+from statekeep.testing.faults.process_faults import corrupt_one
 
 REFUSALS = {
     Loss.LOCATION: "CheckpointLocationError",
@@ -32,6 +36,7 @@ class LostFiles:
         """
         self._places = places
         self._draw = random.Random(f"losses-{seed}")  # noqa: S311 - replayable, not secret
+        self._damage_draw = random.Random(f"damage-{seed}")  # noqa: S311 - replayable, too
         self._log_scope = log_scope
         self._log: LostLog | None = None
         self._kept: list[Path] = []
@@ -93,6 +98,23 @@ class LostFiles:
             tasks = self._draw.sample(tasks, self._draw.randint(1, len(tasks)))
         for task in tasks:
             shutil.rmtree(task, ignore_errors=True)
+
+    def damage(self, damage: Damage, backup: Path, blobs: Collection[str]) -> None:
+        """Damage some of the blobs of a place, and delete all local state.
+
+        Args:
+            damage: What to do.
+            backup: Where the place keeps everything.
+            blobs: Those that it needs, by their names; not empty.
+        """
+        chosen = self._damage_draw.sample(sorted(blobs), min(damage.blobs, len(blobs)))
+        for name in chosen:
+            path = escape(str(backup / name))
+            truncated = damage.is_truncated
+            corrupt_one(
+                ArmedFault(name, "backup", Action.CORRUPT, path=path, is_truncated=truncated)
+            )
+        self.wipe(is_in_part=False)
 
     def age(self, seconds: int) -> None:
         """Let all files of state, local and backed up, be older than they are."""

@@ -41,6 +41,11 @@ class Places:
         return self.root / "reached"
 
     @property
+    def weather(self) -> Path:
+        """What calls to places meet now, if they are not as they should be."""
+        return self.root / "weather.json"
+
+    @property
     def log_history(self) -> Path:
         """Every record of the job log that was ever seen, by position, also once it is trimmed."""
         return self.root / "log-history"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from chaos.weather import Weather
 from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind
 
 
@@ -60,6 +61,28 @@ class Drift(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class BadDay:
+    """One place misbehaves for some seconds: several commits meet it, and maybe a start."""
+
+    weather: Weather
+    place: int
+    """Which one of those that can; counted on from the first again beyond the last."""
+    after_batch: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Some blobs rot that one place needs for the newest commit; all local state is lost too."""
+
+    place: int
+    """As in `BadDay`."""
+    blobs: int
+    is_truncated: bool
+    """Cut short, instead of a bit that flips."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedFault:
     """One fault and what follows."""
 
@@ -102,5 +125,8 @@ class Schedule:
     """Part of the calls to stores that take effect and answer an error."""
     servers_fail_after: int | None = None
     """The batch after which the servers of the places, if they have any, die and come back."""
+    bad_day: BadDay | None = None
+    damage: Damage | None = None
+    """Before the second run, or the first one after it that finds a commit."""
     drift: Drift | None = None
     """What a last start tries to change."""

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaos.backends import Place
+from chaos.evidence.snapshots import read_snapshot
 from chaos.servers import Server
 from chaos.spark import arming
 from chaos.spark.draw import RECOVERY_POINTS
@@ -14,7 +16,7 @@ from chaos.spark.location_watch import LocationWatch, fingerprint
 from chaos.spark.log_story import LogStory
 from chaos.spark.lost_files import REFUSALS, LostFiles
 from chaos.spark.places import Places
-from chaos.spark.plan import Consequence, Drift, Loss, PlannedFault, Schedule
+from chaos.spark.plan import BadDay, Consequence, Drift, Loss, PlannedFault, Schedule
 from chaos.spark.pool import SessionPool
 from chaos.spark.session import DriverSession
 from chaos.spark.victims import Victims
@@ -48,6 +50,10 @@ class Setting:
     """Adds the input of one more batch, by its number."""
     servers: Sequence[Server] = ()
     """Of the places; they are among the victims."""
+    blob_places: Sequence[Place] = ()
+    """Those that can have bad days, and blobs that rot."""
+    damaged: set[str] = field(default_factory=set[str])
+    """Gets the names of places whose blobs were damaged."""
 
 
 class Supervisor:
@@ -62,6 +68,11 @@ class Supervisor:
         self._at_rest = setting.at_rest
         self._add_input = setting.add_input
         self._servers = setting.servers
+        self._blob_places = setting.blob_places
+        self._damaged = setting.damaged
+        self._bad_day = self._schedule.bad_day
+        self._bad_until = 0.0
+        self._damage = self._schedule.damage
         self._more_batches = 0
         self._faults = list(self._schedule.faults)
         self._by_name = {planned.fault.name: planned for planned in self._faults}
@@ -88,7 +99,7 @@ class Supervisor:
 
         What woke late, or failed in a clean-up, may leave blobs behind until the next commit.
         """
-        self._faults = []
+        self._calm_down()
         self._more_batches += 1
         self._add_input(self._schedule.batches + self._more_batches - 1)
         with self._ending_everything():
@@ -97,7 +108,7 @@ class Supervisor:
 
     def start_changed(self, drift: Drift) -> None:
         """Start the ended job with something changed that must not be: it is refused (21)."""
-        self._faults = []
+        self._calm_down()
         self.history.runs += 1
         session = self._pool.take(self._look)
         self._arm(session)
@@ -115,6 +126,11 @@ class Supervisor:
             self.history.failures.append(f"21: a start with another {drift} left something")
         self.history.checked.add(21)
         self.history.note(f"drift.{drift}", "refused")
+
+    def _calm_down(self) -> None:
+        """Let nothing strike any more."""
+        self._faults, self._bad_day, self._bad_until, self._damage = [], None, 0.0, None
+        self._places.weather.unlink(missing_ok=True)
 
     def _what_decides(self) -> object:
         return fingerprint(self._places.checkpoint), history(self._places)
@@ -135,7 +151,7 @@ class Supervisor:
         while told.runs < last_run:
             told.runs += 1
             struck, known_errors = len(self._handled), len(told.errors)
-            had_rival = self._victims.has_drivers
+            had_rival, began = self._victims.has_drivers, time.monotonic()
             session = self._pool.take(self._look)
             self._arm(session)
             end = self._one_run(session)
@@ -144,13 +160,16 @@ class Supervisor:
                 if self._lost.must_refuse():
                     told.failures.append(f"22: the job went on with its {self._lost.unanswered}")
                 return
+            is_bad_day = self._bad_until > began
             has_struck = len(self._handled) > struck or self._lost.unanswered is not None
+            has_struck = has_struck or is_bad_day
             if end == "stuck" or not (has_struck or had_rival or end == "fenced"):
                 why = "; ".join(told.errors[known_errors:])
                 told.failures.append(f"run {told.runs} {end}, though nothing had struck: {why}")
                 return
-            self._take_refusal(told.errors[known_errors:])
-            self._between_runs()
+            self._take_refusal(told.errors[known_errors:], is_bad_day=is_bad_day)
+            if self._lost.unanswered is None:
+                self._between_runs()
         told.failures.append(f"not done after {_MAX_RUNS} runs: {told.errors[-1:]}")
 
     def _arm(self, session: DriverSession) -> None:
@@ -164,6 +183,7 @@ class Supervisor:
             self._places.reached,
             clock_offset_s=skew_s + (run - 1) * schedule.downtime_s,
             lost_answers=schedule.lost_answers,
+            weather=self._places.weather,
         )
 
     def _one_run(self, session: DriverSession, *, drift: Drift | None = None) -> str:
@@ -223,11 +243,21 @@ class Supervisor:
     def _after_batch(self, batch: int) -> None:
         if Loss.LOCATION_OLDER in self._schedule.losses:
             self._lost.keep_location()
+        bad_day = self._bad_day
+        if bad_day is not None and self._blob_places and batch >= bad_day.after_batch:
+            self._begin(bad_day)
         if self._servers and batch == self._schedule.servers_fail_after:
             for server in self._servers:
                 server.fail()
             self._servers = ()
             self.history.note("server", "restarted")
+
+    def _begin(self, bad_day: BadDay) -> None:
+        place = self._blob_places[bad_day.place % len(self._blob_places)]
+        uri = place.settings()[f"backends.{place.name}.uri"]
+        self._bad_day, self._bad_until = None, time.monotonic() + bad_day.seconds
+        arming.write_weather(self._places.weather, {uri: bad_day.weather}, self._bad_until)
+        self.history.note("weather", str(bad_day.weather))
 
     def _check_survival(self, committed: int) -> None:
         """However long the job lay still, it goes on from a commit that it had made (23)."""
@@ -273,14 +303,19 @@ class Supervisor:
         if touched:
             self.history.failures.append(f"08: {strike.point} after the location was: {touched}")
 
-    def _take_refusal(self, errors: Sequence[str]) -> None:
-        """Put back what was lost after a clear error: the other answer that is allowed."""
+    def _take_refusal(self, errors: Sequence[str], *, is_bad_day: bool) -> None:
+        """Put back what was lost after a clear error: the other answer that is allowed.
+
+        On a bad day the job may not even have got so far as to see the loss.
+        """
         loss = self._lost.unanswered
         if loss is None:
             return
         if any(REFUSALS[loss] in error for error in errors):
             self.history.note(str(loss), "refused")
             self._lost.put_back()
+        elif is_bad_day:
+            return
         elif self._lost.must_refuse():
             self.history.failures.append(f"22: no clear error of {loss}: {errors}")
             self._lost.put_back()
@@ -294,6 +329,7 @@ class Supervisor:
         if self._schedule.downtime_s:
             self._lost.age(self._schedule.downtime_s)
             self.history.note("downtime", f"{self._schedule.downtime_s // 604_800}-weeks")
+        self._damage_backup()
         number = self.history.runs - 1
         losses = self._schedule.losses
         loss = losses[number] if number < len(losses) else None
@@ -304,3 +340,22 @@ class Supervisor:
             self.history.checked.add(22)
         if loss is Loss.LOG_RECORD and self._lost.damaged_position is not None:
             self._watch.damaged.add(self._lost.damaged_position)
+
+    def _damage_backup(self) -> None:
+        """Damage what one of several places needs for the newest commit, if there is one."""
+        commit = LogStory().fold(history(self._places)).last_commit
+        if self._damage is None or not self._blob_places or commit is None:
+            return
+        place = self._blob_places[self._damage.place % len(self._blob_places)]
+        blobs: set[str] = set()
+        for checkpoint in commit.get("checkpoints", {}).values():
+            markers = checkpoint["state-checkpoint-markers"]
+            for marker in markers.get(place.name, {}).values() if len(markers) > 1 else ():
+                with suppress(ValueError):  # told as 14
+                    blobs |= read_snapshot(place.files(), marker).blobs
+        if not blobs:
+            return
+        self._damaged.add(place.name)
+        self._lost.damage(self._damage, place.directory, blobs)
+        self._damage = None
+        self.history.note("backup", "damaged")

@@ -11,9 +11,10 @@ import pytest
 from chaos.backends import places as backup_places
 from chaos.spark.level import watch_of
 from chaos.spark.places import Places
-from chaos.spark.plan import Consequence, Drift, Loss, PlannedFault, Schedule
+from chaos.spark.plan import BadDay, Consequence, Damage, Drift, Loss, PlannedFault, Schedule
 from chaos.spark.pool import SessionPool
 from chaos.spark.supervisor import Setting, Supervisor
+from chaos.weather import Weather
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, encode_record
 from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind, Strike
 
@@ -100,7 +101,7 @@ def fails(error: str) -> Answer:
 
 
 def job_of(places: Places, schedule: Schedule, *answers: Answer) -> Supervisor:
-    backup = backup_places(["blob"], places.backups)
+    backup = backup_places(["blob", "blob"], places.backups)
     setting = Setting(
         schedule=schedule,
         places=places,
@@ -110,6 +111,7 @@ def job_of(places: Places, schedule: Schedule, *answers: Answer) -> Supervisor:
         log_scope=backup[0].directory / "tally",
         at_rest=list,
         add_input=lambda _: None,
+        blob_places=backup,
     )
     return Supervisor(setting)
 
@@ -230,3 +232,54 @@ def test_a_changed_job_is_refused_and_leaves_nothing(
     job = job_of(places, SCHEDULE, answer(places))
     job.start_changed(Drift.PARTITIONS)
     assert [failure.split(":")[0] for failure in job.history.failures] == expected
+
+
+BAD_DAY = BadDay(Weather.OUTAGE, place=1, after_batch=0, seconds=60.0)
+
+
+def ends_batch(answer: Answer) -> Answer:
+    return lambda order: [event("runtime", order, what="batch", batch=0), *answer(order)]
+
+
+def test_a_bad_day_excuses_the_runs_that_it_meets(places: Places) -> None:
+    schedule = replace(SCHEDULE, bad_day=BAD_DAY)
+    job = job_of(places, schedule, ends_batch(fails("down")), fails("still down"), began(-1))
+    assert failures_of(job) == []
+    assert job.history.strikes == {"weather": ["outage"]}
+    told = json.loads(places.weather.read_text())["weather"]
+    assert told == {f"file://{places.backup('blob-2')}": "outage"}
+
+
+def test_nothing_else_excuses_a_run_that_fails(places: Places) -> None:
+    schedule = replace(SCHEDULE, bad_day=replace(BAD_DAY, after_batch=1))
+    assert failures_of(job_of(places, schedule, ends_batch(fails("down")))) == [
+        "run 1 failed, though nothing had struck"
+    ]
+
+
+def test_a_loss_that_a_bad_day_hides_is_judged_when_it_has_passed(places: Places) -> None:
+    schedule = replace(SCHEDULE, losses=[Loss.LOG], bad_day=BAD_DAY)
+    refuses = fails("CheckpointLocationError: the job log has no commit")
+    job = job_of(
+        places,
+        schedule,
+        commits_and_dies(places),
+        ends_batch(fails("down")),
+        refuses,
+        began(4),
+    )
+    assert failures_of(job) == []
+    assert job.history.strikes[Loss.LOG] == ["lost", "refused"]
+
+
+def test_without_a_bad_day_a_hidden_loss_is_told(places: Places) -> None:
+    schedule = replace(SCHEDULE, losses=[Loss.LOG])
+    job = job_of(places, schedule, commits_and_dies(places), fails("down"), began(4))
+    assert failures_of(job) == ["22"]
+
+
+def test_nothing_is_damaged_before_there_is_a_commit_with_two_backups(places: Places) -> None:
+    schedule = replace(SCHEDULE, damage=Damage(place=0, blobs=1, is_truncated=False))
+    job = job_of(places, schedule, commits_and_dies(places), began(4))
+    assert failures_of(job) == []
+    assert "backup" not in job.history.strikes

@@ -12,8 +12,8 @@ import pytest
 from chaos.backends import places
 from chaos.plain.s3_weather import weathered_endpoint
 from chaos.plain.schedule import draw_schedule
-from chaos.plain.weather import Weather
 from chaos.servers import Server
+from chaos.weather import Weather
 from statekeep.backends.blob.managers.object_client import ObjectStamps
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
 from statekeep.backends.blob.managers.s3_client import S3Client

@@ -3,6 +3,7 @@
 from chaos.backends import fault_points_of
 from chaos.spark.draw import POINTS, RECOVERY_POINTS, draw_schedule
 from chaos.spark.plan import Consequence, Drift, Loss
+from chaos.weather import Weather
 from statekeep.fault_points import FAULT_POINTS, KAFKA_FAULT_POINTS, SPARK_FAULT_POINTS
 from statekeep.testing.faults.process_plan import Action
 
@@ -30,6 +31,18 @@ def test_a_few_hundred_seeds_draw_every_consequence_loss_and_drift() -> None:
     assert {planned.consequence for planned in faults} == set(Consequence)
     assert {loss for schedule in schedules for loss in schedule.losses} == {None, *Loss}
     assert {schedule.drift for schedule in schedules} == {None, *Drift}
+
+
+def test_a_few_hundred_seeds_draw_bad_days_and_damage_of_either_place() -> None:
+    schedules = [draw_schedule(seed) for seed in range(300)]
+    days = [schedule.bad_day for schedule in schedules if schedule.bad_day is not None]
+    assert {day.weather for day in days} == {Weather.SLOW, Weather.FLAPPING, Weather.OUTAGE}
+    assert {day.place for day in days} == {0, 1}
+    damages = [schedule.damage for schedule in schedules if schedule.damage is not None]
+    assert {(damage.place, damage.is_truncated) for damage in damages} == {
+        (place, is_truncated) for place in (0, 1) for is_truncated in (False, True)
+    }
+    assert None in {schedule.bad_day for schedule in schedules if schedule.damage is not None}
 
 
 def test_as_many_seeds_as_there_are_points_draw_each_of_them() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,12 +55,12 @@ def doctored(finished: Path) -> Iterator[Path]:
     kept.rename(finished)
 
 
-def verdict(directory: Path) -> list[str]:
+def verdict(directory: Path, damaged: Collection[str] = ()) -> list[str]:
     """Return the numbers of the invariants that the verifier finds broken."""
     places = Places(directory)
     backup = kinds.places(BACKENDS, places.backups)
     settings = level.settings_of(PEACEFUL, backup, places)
-    verifier = Verifier(places, backup, settings, "file", frozenset())
+    verifier = Verifier(places, backup, settings, "file", frozenset(), damaged=damaged)
     return sorted({failure.split(":")[0] for failure in verifier.at_end(PEACEFUL.partitions)})
 
 
@@ -139,3 +139,11 @@ def lose_the_last_commit(places: Places) -> None:
 def test_the_verifier_sees(doctored: Path, spoil: Callable[[Places], None], expected: str) -> None:
     spoil(Places(doctored))
     assert expected in verdict(doctored)
+
+
+def test_a_place_that_was_damaged_on_purpose_may_fail_and_the_other_one_may_not(
+    doctored: Path,
+) -> None:
+    lose_a_blob(Places(doctored))
+    assert verdict(doctored, damaged={"blob-1"}) == []
+    assert "14" in verdict(doctored, damaged={"blob-2"})
