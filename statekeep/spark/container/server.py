@@ -4,13 +4,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from statekeep.clock import Clock
 from statekeep.config.model import ContainerSettings
-from statekeep.errors import StateBackupError
+from statekeep.errors import BackendClosedError, StateBackupError
 from statekeep.fault_points import fault_point
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
@@ -91,10 +92,31 @@ class ContainerServer:
             self._place.socket.unlink(missing_ok=True)
             if watch is not None:
                 os.close(watch)
-            for upload in self._uploads.values():
-                upload.cancel()
-            await asyncio.gather(*self._uploads.values(), return_exceptions=True)
-            await asyncio.wait_for(self._work.close(), _CLOSE_S)
+            await self._end_work()
+
+    async def _end_work(self) -> None:
+        """Close within `_CLOSE_S`; then give up the blocking calls that keep it from ending.
+
+        A cancelled upload waits for the end of such a call, however long that takes.
+
+        Raises:
+            TimeoutError: There were some.
+        """
+        closing = asyncio.create_task(self._close())
+        await asyncio.wait([closing], timeout=_CLOSE_S)
+        if closing.done():
+            await closing
+            return
+        self._work.abandon()
+        with suppress(BackendClosedError):
+            await closing
+        raise TimeoutError
+
+    async def _close(self) -> None:
+        for upload in self._uploads.values():
+            upload.cancel()
+        await asyncio.gather(*self._uploads.values(), return_exceptions=True)
+        await self._work.close()
 
     async def _stop_when_idle(self) -> None:
         """Stop once nobody has asked for long: a zombie task may have started this container."""

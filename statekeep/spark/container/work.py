@@ -118,6 +118,11 @@ class ContainerWork:
         candidates = [_candidate(candidate, listed) for candidate in request.candidates]
         return _done(await restorer.restore(candidates), candidates)
 
+    def abandon(self) -> None:
+        """Wait for no blocking call any more: whoever does gets `BackendClosedError`."""
+        self._restore_executor.abandon()
+        self.executor.abandon()
+
     async def close(self) -> None:
         """Close backends and pool. Idempotent."""
         for pipeline in self._pipelines.values():

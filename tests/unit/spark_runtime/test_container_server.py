@@ -1,6 +1,7 @@
 """The container's server: repeated and superseded hand-overs, stopping, stale settings."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -8,8 +9,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 from container_process_kit import hand_over, place_in, spec_in, until
+from typing_extensions import override
 
+from statekeep.backends.run_to_end import run_to_end
+from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.model import ContainerSettings
+from statekeep.spark.container import server as server_module
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.protocol import (
     STALE_CONTAINER,
@@ -60,12 +65,36 @@ class FakeWork:
         self.is_closed = True
 
 
+class HangingWork(FakeWork):
+    """Uploads by a call that does not return before the test ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BoundedExecutor(1, "hanging-work")
+        self.is_back = threading.Event()
+
+    @override
+    async def upload(self, request: HandOver) -> None:
+        self.began.append(request.attempt)
+        await run_to_end(self.pool, self.is_back.wait, 20)
+
+    @override
+    async def close(self) -> None:
+        await self.pool.close()
+        await super().close()
+
+    def abandon(self) -> None:
+        self.pool.abandon()
+
+
 class Rig:
-    def __init__(self, root: Path, idle_ms: int = 0) -> None:
+    def __init__(
+        self, root: Path, idle_ms: int = 0, *, grace_ms: int = 60_000, work: FakeWork | None = None
+    ) -> None:
         self.place = place_in(root)
-        self.work = FakeWork()
+        self.work = work or FakeWork()
         self.clock = FakeClock()
-        settings = ContainerSettings(grace_ms=60_000, idle_ms=idle_ms)
+        settings = ContainerSettings(grace_ms=grace_ms, idle_ms=idle_ms)
         self.server = ContainerServer(
             self.place, cast("ContainerWork", self.work), self.clock, settings
         )
@@ -158,6 +187,25 @@ async def test_a_server_that_stops_finishes_its_uploads_and_refuses_new_requests
     await running
     assert rig.work.is_closed
     assert not rig.place.socket.exists()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_stops_leaves_an_upload_behind_whose_call_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_CLOSE_S", 0.0)
+    work = HangingWork()
+    rig = Rig(tmp_path, grace_ms=0, work=work)
+    running = await rig.run()
+    await rig.ask(hand_over())
+    await until(lambda: work.began == [1])
+    assert await rig.ask(Stop(epoch=1)) == Done()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(running), 10)
+    assert running.done()
+    assert work.is_closed
+    assert not rig.place.socket.exists()
+    work.is_back.set()
 
 
 @pytest.mark.asyncio
