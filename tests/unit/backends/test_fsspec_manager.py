@@ -1,29 +1,17 @@
 import asyncio
 import errno
 import hashlib
-import importlib
-import json
 import os
-import ssl
 import subprocess
 import sys
-import traceback
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 import pytest
 import pytest_asyncio
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # as above
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
-from gcsfs.retry import HttpError  # type: ignore[import-untyped]  # as above
 from log_kit import InlineExecutor
-from multidict import CIMultiDict, CIMultiDictProxy
-from typing_extensions import override
-from yarl import URL
 
 from statekeep.backends.blob.managers import fsspec_manager, local_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
@@ -35,14 +23,10 @@ from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,
     ConfigError,
-    RetriableError,
-    StateBackupError,
-    ThrottledError,
     VersionDamagedError,
 )
 from statekeep.testing.executor import SerialExecutor
 
-google_errors: Any = importlib.import_module("google.auth.exceptions")  # its calls have no types
 METADATA = BlobMetadata(task=None, store_name=None, payload_name="test")
 CONTENT = bytes(range(256)) * 5
 
@@ -75,18 +59,6 @@ async def local(
     manager = FsspecBlobStoreManager(str(tmp_path / "root"), {}, InlineExecutor())
     await manager.init()
     return manager
-
-
-class FailingPlace(LocalPlace):
-    """Raises one error in place of every answer."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(Path("/nowhere"))
-        self.error = error
-
-    @override
-    def list(self, prefix: str) -> Sequence[str]:
-        raise self.error
 
 
 @pytest.mark.asyncio
@@ -302,227 +274,6 @@ async def test_empty_directories_go_with_their_last_blob(
     await local.delete("a/b/c")
 
     assert sorted(p.name for p in (tmp_path / "root/a").iterdir()) == ["d"]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (PermissionError(errno.EACCES, "x"), ConfigError),
-        (PermissionError("x"), ConfigError),
-        (OSError(errno.EROFS, "x"), ConfigError),
-        (OSError(errno.ENOSPC, "x"), ConfigError),
-        (TimeoutError("x"), RetriableError),
-        (ConnectionResetError("x"), RetriableError),
-        (OSError(errno.EIO, "x"), RetriableError),
-        (FileNotFoundError("x"), BlobNotFoundError),
-    ],
-    ids=repr,
-)
-async def test_errors_are_told_by_what_the_caller_can_do(
-    local: FsspecBlobStoreManager,
-    monkeypatch: pytest.MonkeyPatch,
-    error: OSError,
-    expected: type[StateBackupError],
-) -> None:
-    monkeypatch.setattr(local, "_place", FailingPlace(error))
-
-    with pytest.raises(expected):
-        await local.list("a/")
-
-
-def gcs_error(status: int) -> Exception:
-    error: Exception = HttpError({"code": status, "message": "sig=secret"})
-    return error
-
-
-def http_error(status: int) -> aiohttp.ClientResponseError:
-    url = URL("https://storage.example/upload?upload_id=secret")
-    headers = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer secret"}))
-    request = aiohttp.RequestInfo(url, "POST", headers, url)
-    return aiohttp.ClientResponseError(request, (), status=status, message="secret")
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (gcs_error(408), RetriableError),
-        (gcs_error(500), RetriableError),
-        (gcs_error(429), ThrottledError),
-        (gcs_error(503), ThrottledError),
-        (gcs_error(401), ConfigError),
-        (gcs_error(400), ConfigError),
-        (OSError("Forbidden: b/bucket/o\nno access"), ConfigError),
-        (ValueError("Bad Request: b/bucket/o\ninvalid"), ConfigError),
-        (http_error(502), RetriableError),
-        (http_error(429), ThrottledError),
-        (http_error(403), ConfigError),
-        (http_error(404), BlobNotFoundError),
-        (aiohttp.ServerDisconnectedError(), RetriableError),
-        (aiohttp.ClientPayloadError(), RetriableError),
-        (json.JSONDecodeError("x", "<html>", 0), RetriableError),
-        (google_errors.DefaultCredentialsError(), ConfigError),
-        (google_errors.RefreshError("invalid_grant"), ConfigError),
-        (google_errors.RefreshError("busy", retryable=True), RetriableError),
-        (google_errors.RefreshError(google_errors.TransportError("silent")), RetriableError),
-        (google_errors.TransportError("silence"), RetriableError),
-        (ssl.SSLError(1, "bad record mac"), RetriableError),
-        (ssl.SSLCertVerificationError(1, "self-signed"), ConfigError),
-        (RuntimeError("session is closed"), RetriableError),
-    ],
-    ids=lambda value: getattr(value, "__name__", f"{type(value).__name__} {str(value)[-20:]}"),
-)
-async def test_foreign_errors_are_told_by_what_the_caller_can_do(
-    local: FsspecBlobStoreManager,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    expected: type[StateBackupError],
-) -> None:
-    monkeypatch.setattr(local, "_place", FailingPlace(error))
-
-    with pytest.raises(StateBackupError) as caught:
-        await local.list("a/")
-
-    assert type(caught.value) is expected
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("error", [gcs_error(500), http_error(500)], ids=["gcsfs", "aiohttp"])
-async def test_what_a_client_quotes_of_its_request_is_in_no_traceback(
-    local: FsspecBlobStoreManager, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    monkeypatch.setattr(local, "_place", FailingPlace(error))
-
-    with pytest.raises(RetriableError) as caught:
-        await local.list("a/")
-
-    told = "".join(traceback.format_exception(caught.value))
-    assert type(error).__name__ in told
-    assert "secret" not in told
-
-
-@pytest.mark.asyncio
-async def test_place_that_refuses_the_first_look_by_a_foreign_error_is_told() -> None:
-    class DenyingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-        protocol = "denying"
-
-        def ls(self, path: str, detail: bool = True, **kwargs: object) -> object:  # noqa: FBT001, FBT002  # as in fsspec
-            raise gcs_error(401)
-
-    fsspec.register_implementation("denying", DenyingFileSystem, clobber=True)
-
-    with pytest.raises(ConfigError, match="access denied: root=denying://place"):
-        await FsspecBlobStoreManager("denying://place", {}, InlineExecutor()).init()
-
-
-def test_directory_that_goes_while_it_is_made_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mkdir = Path.mkdir
-    meddling = iter([True])
-
-    def mkdir_late(path: Path, mode: int = 0o777) -> None:
-        if next(meddling, False):
-            raise FileExistsError(path)  # as it was, when another made it and removed it again
-        mkdir(path, mode)
-
-    monkeypatch.setattr(Path, "mkdir", mkdir_late)
-
-    LocalPlace(tmp_path).put("a/b", b"x", if_absent=True)
-
-    assert files_below(tmp_path) == ["a/b"]
-
-
-def test_of_eight_racing_threads_one_creates(tmp_path: Path) -> None:
-    def create(racer: int, position: int) -> bool:
-        try:
-            LocalPlace(tmp_path).put(f"log/{position}", b"%d" % racer, if_absent=True)
-        except FileExistsError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        for position in range(5):
-            won = list(pool.map(create, range(8), [position] * 8))
-            assert won.count(True) == 1
-            assert (tmp_path / f"log/{position}").read_bytes() == b"%d" % won.index(True)
-    assert len(files_below(tmp_path)) == 5
-
-
-_RACER = """
-import sys
-from pathlib import Path
-from statekeep.backends.blob.managers.local_place import LocalPlace
-place, won = LocalPlace(Path(sys.argv[1])), []
-sys.stdin.readline()
-for position in range(20):
-    try:
-        place.put(f"log/{position}", sys.argv[2].encode(), if_absent=True)
-    except FileExistsError:
-        continue
-    won.append(position)
-print(*won)
-"""
-
-
-@pytest.mark.slow
-def test_of_four_racing_processes_one_creates(tmp_path: Path) -> None:
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RACER, str(tmp_path), str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    won = [sorted(map(int, racer.communicate()[0].split())) for racer in racers]
-
-    assert sorted(position for positions in won for position in positions) == list(range(20))
-    for number, positions in enumerate(won):
-        for position in positions:
-            assert (tmp_path / f"log/{position}").read_text() == str(number)
-
-
-def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
-    place = LocalPlace(tmp_path)
-
-    def put_and_delete(racer: int) -> None:
-        for turn in range(10):
-            place.put(f"a/b/{racer}-{turn}", b"x", if_absent=True)
-            place.delete(f"a/b/{racer}-{turn}")
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(put_and_delete, range(4)))
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_put_whose_directory_goes_while_its_file_is_opened_is_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = LocalPlace(tmp_path)
-    really_open = os.open
-    removals = 0
-
-    def open_as_ext4_does(path: Path, flags: int, mode: int = 0o777) -> int:
-        nonlocal removals
-        if flags & os.O_TMPFILE == os.O_TMPFILE and removals == 0:
-            removals += 1
-            Path(path).rmdir()
-            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
-        return really_open(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", open_as_ext4_does)
-    place.put("a/b", b"x", if_absent=True)
-
-    assert removals == 1
-    assert place.read("a/b", 0, None) == b"x"
 
 
 @pytest.mark.asyncio

@@ -1,198 +1,23 @@
-"""The commit pipeline: all backends or nothing, optional ones loudly left out, order of steps."""
+"""The commit pipeline: all backends or nothing, and the order of the steps."""
 
 import asyncio
-import logging
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typing_extensions import override
+from pipeline_kit import F0, F1, ID, INPUT, S0, S1, Rig
 
-from statekeep.backends.base import (
-    BackupContext,
-    BlockingExecutor,
-    CommitContext,
-    JobTasks,
-    RestoreContext,
-    StateBackendAdmin,
-    StateBackendFactory,
-    TaskBackupManager,
-    TaskIdentity,
-    TaskRestoreManager,
-)
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
-    BackendName,
     CheckpointV2,
     Marker,
-    StoreName,
-    SystemStreamPartition,
-    TaskName,
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2
-from statekeep.clock import Clock
-from statekeep.commit.metrics import CommitMetrics
-from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.config.model import StoreSettings
 from statekeep.errors import CommitFailedError, ConfigError, RetriableError, TaskFencedError
 from statekeep.fault_points import fault_handler
-from statekeep.stores.task_directory import TaskDirectory
-from statekeep.stores.version import SealedVersion
-from statekeep.testing.clock import FakeClock
-from statekeep.testing.executor import SerialExecutor
-
-TASK = TaskIdentity("job", "main", TaskName("Partition 0"))
-S0, S1 = StoreName("s0"), StoreName("s1")
-F0, F1 = BackendName("f0"), BackendName("f1")
-INPUT = SystemStreamPartition("kafka", "orders.v1", 0)
-ID = CheckpointId(7, 1)
-
-
-class FakeBackup(TaskBackupManager):
-    """Takes notes and fails where it is told to."""
-
-    def __init__(self, name: BackendName, context: BackupContext, calls: list[str]) -> None:
-        self.name = name
-        self.context = context
-        self.calls = calls
-        self.fail: dict[str, BaseException] = {}
-        self.hang = False
-        self.markers: Mapping[StoreName, Marker] = {
-            store: Marker(f"{name}-{store}") for store in context.stores
-        }
-        self.clean_up_args: Any = None
-
-    def note(self, step: str) -> None:
-        self.calls.append(f"{self.name}.{step}")
-        if step in self.fail:
-            raise self.fail[step]
-
-    @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
-        self.note("init")
-
-    @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
-        assert self.context.commit(checkpoint_id).checkpoint_id == checkpoint_id
-        self.note("snapshot")
-        return {}
-
-    @override
-    async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
-    ) -> Mapping[StoreName, Marker]:
-        self.note("upload")
-        if self.hang:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                self.calls.append(f"{self.name}.cancelled")
-                raise
-        return self.markers
-
-    @override
-    async def clean_up(
-        self,
-        retained: Sequence[Mapping[StoreName, Marker]],
-        closed_attempts: Sequence[tuple[int, int]],
-    ) -> None:
-        self.clean_up_args = (list(retained), list(closed_attempts))
-        self.note("clean_up")
-
-    @override
-    async def close(self) -> None:
-        self.note("close")
-
-
-class FakeAdmin(StateBackendAdmin):
-    """Checks the place of a `FakeBackup`, which says whether it is there."""
-
-    def __init__(self, backup: FakeBackup) -> None:
-        self.backup = backup
-
-    @override
-    async def create_resources(self) -> None:
-        self.backup.note("create")
-
-    @override
-    async def validate_resources(self) -> None:
-        self.backup.note("check")
-
-    @override
-    async def close(self) -> None:
-        self.backup.note("check-end")
-
-
-class FakeFactory(StateBackendFactory):
-    def __init__(self, name: BackendName, calls: list[str]) -> None:
-        super().__init__(name, {})
-        self.calls = calls
-        self.manager: FakeBackup
-
-    @override
-    def backup_manager(self, context: BackupContext) -> TaskBackupManager:
-        self.manager = FakeBackup(self.name, context, self.calls)
-        return self.manager
-
-    @override
-    def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
-        raise NotImplementedError
-
-    @override
-    def admin(
-        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
-    ) -> StateBackendAdmin:
-        return FakeAdmin(self.manager)
-
-
-class Rig:
-    """Two stores, both backed up to f0 and f1; f1 may be optional."""
-
-    def __init__(self, root: Path, optional: Mapping[StoreName, tuple[str, ...]]) -> None:
-        self.calls: list[str] = []
-        self.factories = {name: FakeFactory(name, self.calls) for name in (F0, F1)}
-        self.metrics = CommitMetrics()
-        stores = {
-            name: StoreSettings(
-                name,
-                factory="memory",
-                backup_factories=(F0, F1),
-                optional_factories=optional.get(name, ()),
-            )
-            for name in (S0, S1)
-        }
-        self.pipeline = TaskCommitPipeline(
-            TASK,
-            stores,
-            self.factories,
-            executor=SerialExecutor(),
-            clock=FakeClock(),
-            metrics=self.metrics,
-            optional_timeout_s=0.001 if optional else None,
-        )
-        directory = TaskDirectory.of(root, TASK)
-        with directory.begin("aaaaaaaa", None, (S0, S1)) as work:
-            for name in (S0, S1):
-                work.open_store(name, "memory").put(b"k", b"v")
-            self.version: SealedVersion = work.seal(0, "aaaaaaaa", None)
-
-    def backup(self, name: BackendName) -> FakeBackup:
-        return self.factories[name].manager
-
-    async def commit(self) -> CheckpointV2:
-        context = CommitContext(ID, 1, 1, self.version, None, None)
-        return await self.pipeline.commit(context, {INPUT: "41"})
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path, {})
-
-
-@pytest.fixture
-def lenient(tmp_path: Path) -> Rig:
-    return Rig(tmp_path, {S0: ("f1",), S1: ("f1",)})
 
 
 @pytest.mark.asyncio
@@ -291,88 +116,6 @@ async def test_a_cancelled_commit_stops_its_uploads_and_writes_nothing(rig: Rig)
 
 
 @pytest.mark.asyncio
-async def test_an_optional_backend_that_fails_is_left_out_loudly(
-    lenient: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
-    await lenient.pipeline.init(None)
-    lenient.backup(F1).fail["upload"] = RetriableError("down")
-    checkpoint = await lenient.commit()
-    assert set(checkpoint.state_markers) == {F0}
-    assert lenient.metrics.counters["optional-upload-failures"] == 1
-    assert [r.levelno for r in caplog.records if "optional backend" in r.message] == [logging.ERROR]
-
-
-@pytest.mark.asyncio
-async def test_a_commit_waits_for_an_optional_backend_no_longer_than_it_may(
-    lenient: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
-    await lenient.pipeline.init(None)
-    lenient.backup(F1).hang = True
-    checkpoint = await lenient.commit()
-    assert set(checkpoint.state_markers) == {F0}
-    assert "f1.cancelled" in lenient.calls
-    assert "step=timeout" in caplog.text
-    lenient.backup(F1).hang = False
-    assert set((await lenient.commit()).state_markers) == {F0, F1}
-
-
-@pytest.mark.asyncio
-async def test_an_optional_backend_whose_snapshot_fails_fails_no_commit(lenient: Rig) -> None:
-    await lenient.pipeline.init(None)
-    lenient.backup(F1).fail["snapshot"] = RetriableError("no room for the note")
-    assert set((await lenient.commit()).state_markers) == {F0}
-    lenient.backup(F1).fail.clear()
-    assert set((await lenient.commit()).state_markers) == {F0, F1}
-
-
-@pytest.mark.asyncio
-async def test_an_optional_backend_that_is_not_ready_joins_at_a_later_commit(lenient: Rig) -> None:
-    lenient.backup(F1).fail["init"] = ConfigError("no such place")
-    await lenient.pipeline.init(None)
-    assert set((await lenient.commit()).state_markers) == {F0}
-    lenient.backup(F1).fail.clear()
-    assert set((await lenient.commit()).state_markers) == {F0, F1}
-
-
-@pytest.mark.asyncio
-async def test_an_optional_backend_that_was_left_out_is_asked_before_it_takes_part_again(
-    lenient: Rig,
-) -> None:
-    await lenient.pipeline.init(None)
-    lenient.backup(F1).fail["upload"] = RetriableError("down")
-    lenient.backup(F1).fail["check"] = RetriableError("still down")
-    for _ in range(2):
-        assert set((await lenient.commit()).state_markers) == {F0}
-    assert [call for call in lenient.calls if call.startswith("f1.")] == [
-        *("f1.init", "f1.snapshot", "f1.upload"),
-        *("f1.create", "f1.check", "f1.check-end"),
-    ]
-    lenient.backup(F1).fail.clear()
-    lenient.calls.clear()
-    for _ in range(2):
-        assert set((await lenient.commit()).state_markers) == {F0, F1}
-    assert [call for call in lenient.calls if call.startswith("f1.")] == [
-        *("f1.create", "f1.check", "f1.check-end", "f1.snapshot", "f1.upload"),
-        *("f1.snapshot", "f1.upload"),
-    ]
-
-
-@pytest.mark.asyncio
-async def test_what_an_optional_backend_lacks_is_created_before_a_process_first_uploads_to_it(
-    lenient: Rig,
-) -> None:
-    lenient.pipeline.ask_optional_first()
-    await lenient.pipeline.init(None)
-    assert lenient.calls == ["f0.init"]
-    for _ in range(2):
-        assert set((await lenient.commit()).state_markers) == {F0, F1}
-    assert [call for call in lenient.calls if call.startswith("f1.")] == [
-        *("f1.create", "f1.check", "f1.check-end", "f1.init", "f1.snapshot", "f1.upload"),
-        *("f1.snapshot", "f1.upload"),
-    ]
-
-
-@pytest.mark.asyncio
 async def test_a_required_backend_is_never_taken_for_away_beforehand(rig: Rig) -> None:
     rig.pipeline.ask_optional_first()
     await rig.pipeline.init(None)
@@ -380,70 +123,10 @@ async def test_a_required_backend_is_never_taken_for_away_beforehand(rig: Rig) -
 
 
 @pytest.mark.asyncio
-async def test_clean_up_leaves_a_backend_alone_that_was_left_out_of_the_commit(
-    lenient: Rig,
-) -> None:
-    await lenient.pipeline.init(None)
-    lenient.backup(F1).fail["upload"] = RetriableError("down")
-    checkpoint = await lenient.commit()
-    await lenient.pipeline.clean_up([checkpoint], [])
-    assert "f0.clean_up" in lenient.calls
-    assert "f1.clean_up" not in lenient.calls
-
-
-@pytest.mark.asyncio
-async def test_clean_up_leaves_an_optional_backend_alone_that_a_checkpoint_lacks(
-    lenient: Rig,
-) -> None:
-    checkpoint = CheckpointV2(ID, {}, {F0: {S0: Marker("m")}})
-    lenient.pipeline.leave_out(checkpoint)
-    await lenient.pipeline.clean_up([checkpoint], [])
-    assert "f0.clean_up" in lenient.calls
-    assert not [call for call in lenient.calls if call.startswith("f1.")]
-
-
-@pytest.mark.asyncio
-async def test_an_optional_backend_that_was_busy_when_a_commit_was_given_up_is_asked_first(
-    lenient: Rig,
-) -> None:
-    await lenient.pipeline.init(None)
-    lenient.backup(F1).fail["upload"] = asyncio.CancelledError()
-    with pytest.raises(asyncio.CancelledError):
-        await lenient.commit()
-    lenient.backup(F1).fail.clear()
-    lenient.calls.clear()
-    await lenient.commit()
-    assert next(call for call in lenient.calls if call.startswith("f1.")) == "f1.create"
-
-
-@pytest.mark.asyncio
 async def test_a_failed_commit_names_the_backend_that_it_failed_for(rig: Rig) -> None:
     await rig.pipeline.init(None)
     rig.backup(F1).fail["upload"] = RetriableError("down")
     with pytest.raises(CommitFailedError, match="task=Partition 0 backend=f1"):
-        await rig.commit()
-
-
-@pytest.mark.asyncio
-async def test_a_backend_that_is_optional_for_one_store_only_still_fails_the_commit(
-    tmp_path: Path,
-) -> None:
-    rig = Rig(tmp_path, {S0: ("f1",)})
-    await rig.pipeline.init(None)
-    rig.backup(F1).fail["upload"] = RetriableError("down")
-    with pytest.raises(CommitFailedError, match="step=upload"):
-        await rig.commit()
-
-
-@pytest.mark.asyncio
-async def test_a_store_that_no_backend_took_fails_the_commit_though_all_are_optional(
-    tmp_path: Path,
-) -> None:
-    rig = Rig(tmp_path, {S0: ("f0", "f1"), S1: ("f0", "f1")})
-    await rig.pipeline.init(None)
-    for name in (F0, F1):
-        rig.backup(name).fail["upload"] = RetriableError("down")
-    with pytest.raises(CommitFailedError, match="no backend took the store"):
         await rig.commit()
 
 
@@ -507,13 +190,3 @@ async def test_clean_up_fails_if_a_required_backend_does_not_get_ready(rig: Rig)
     assert caught.value.exceptions == (rig.backup(F0).fail["init"],)
     assert rig.backup(F0).clean_up_args is None
     assert rig.backup(F1).clean_up_args == ([], [(1, 0)])
-
-
-@pytest.mark.asyncio
-async def test_clean_up_leaves_out_an_optional_backend_that_does_not_get_ready(
-    lenient: Rig,
-) -> None:
-    lenient.backup(F1).fail["init"] = RetriableError("down")
-    await lenient.pipeline.clean_up([], [(1, 0)])
-    assert lenient.backup(F0).clean_up_args == ([], [(1, 0)])
-    assert lenient.backup(F1).clean_up_args is None

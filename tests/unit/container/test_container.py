@@ -3,42 +3,27 @@
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from container_kit import INPUT, Controls, config, controls
 
-from statekeep.backends.memory import MemoryBackendFactory, forget_place, memory_place
-from statekeep.checkpoint.checkpoints import BackendName, TaskName
-from statekeep.checkpoint.records import AttemptRecord, CommitRecord, Record, ReleaseRecord
+from statekeep.backends.memory import MemoryBackendFactory, memory_place
+from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 from statekeep.container.task import Task
 from statekeep.errors import (
     BackendClosedError,
-    CommitFailedError,
     ConfigError,
     RestoreFailedError,
-    RetriableError,
     TaskFencedError,
 )
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
 TASK = "Partition 0"
-
-
-@pytest_asyncio.fixture(autouse=True)
-async def leftovers(tmp_path: Path) -> AsyncIterator[None]:
-    """After every test: no thread, no asyncio task, no work directory is left."""
-    yield
-    forget_place(str(tmp_path))
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not [t for t in threading.enumerate() if t.name.startswith("statekeep")]
-    assert list(tmp_path.rglob("work-*")) == []
 
 
 @pytest.fixture
@@ -198,140 +183,6 @@ async def test_the_pool_grows_with_the_tasks_up_to_its_ceiling() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_failed_upload_is_told_at_once_and_raised_by_the_next_commit(
-    tmp_path: Path, held: Controls
-) -> None:
-    told: list[tuple[TaskName, Exception]] = []
-    held.upload_error = lambda: RetriableError("the store is down")
-    async with Container(
-        config(tmp_path), on_commit_failure=lambda name, error: told.append((name, error))
-    ) as container:
-        task = await container.start_task(TASK, ["s"])
-        failed = await task.commit({INPUT: "1"})
-        with pytest.raises(CommitFailedError, match="step=upload"):
-            await failed.wait()
-        assert [name for name, _ in told] == [TASK]
-        assert task.last_error is told[0][1]
-        assert task.is_commit_due()
-        with pytest.raises(CommitFailedError, match="step=upload"):
-            await task.commit({INPUT: "2"})
-
-
-@pytest.mark.asyncio
-async def test_a_tolerated_failure_heals_with_the_next_commit(
-    tmp_path: Path, held: Controls
-) -> None:
-    settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")
-    async with Container(settings) as container:
-        task = await container.start_task(TASK, ["s"])
-        await commit(task, 1)
-        held.upload_error = lambda: RetriableError("the store is down")
-        task.store("s").put(b"k", b"v")
-        with pytest.raises(CommitFailedError):
-            await commit(task, 2)
-        held.upload_error = None
-        await commit(task, 3)
-        assert task.last_error is None
-    shutil.rmtree(tmp_path / "local")
-    async with Container(settings) as container:
-        task = await container.start_task(TASK, ["s"])
-        assert (task.store("s").get(b"k"), task.input_offsets[INPUT]) == (b"v", "3")
-
-
-@pytest.mark.asyncio
-async def test_a_commit_that_times_out_is_void_before_the_next_one_starts(
-    tmp_path: Path, held: Controls
-) -> None:
-    settings = config(
-        tmp_path,
-        task__commit__skip__commit__during__failures__enabled="true",
-        task__commit__max__delay__ms="0",
-        task__commit__timeout__ms="1",
-    )
-    held.gate.clear()
-    async with Container(settings) as container:
-        task = await container.start_task(TASK, ["s"])
-        stuck = await task.commit({INPUT: "1"})
-        while not held.uploading:
-            await asyncio.sleep(0)
-        following = asyncio.create_task(task.commit({INPUT: "2"}))
-        with pytest.raises(CommitFailedError, match="step=timeout"):
-            await stuck.wait()
-        held.gate.set()
-        await (await following).wait()
-        assert held.most_uploading == 1
-        assert task.metrics.snapshot()["commits-timed-out"] == 1
-        await task.wait()
-    async with Container(settings) as container:
-        assert (await container.start_task(TASK, ["s"])).input_offsets == {INPUT: "2"}
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("record", [AttemptRecord, CommitRecord])
-@pytest.mark.parametrize("moment", ["before", "after"])
-async def test_a_lost_answer_of_the_log_ends_as_what_really_happened(
-    tmp_path: Path, held: Controls, record: type[Record], moment: str
-) -> None:
-    settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")
-    async with Container(settings) as container:
-        task = await container.start_task(TASK, ["s"])
-        await commit(task, 1)
-        held.lose_answer = record, moment
-        unclear = await task.commit({INPUT: "2"}, force=True)
-        if record is CommitRecord and moment == "after":
-            await unclear.wait()
-        else:
-            with pytest.raises(CommitFailedError, match="step=record"):
-                await unclear.wait()
-    async with Container(settings) as container:
-        task = await container.start_task(TASK, ["s"])
-        has_landed = record is CommitRecord and moment == "after"
-        assert task.input_offsets == {INPUT: "2" if has_landed else "1"}
-        await commit(task, 3)
-        await task.wait()
-
-
-class ForeignError(Exception):
-    """What the library under a plug-in raises, unmapped."""
-
-
-@pytest.mark.asyncio
-async def test_a_commit_is_told_to_fail_whatever_its_log_raises(
-    tmp_path: Path, held: Controls, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")
-    async with Container(settings) as container:
-        task = await container.start_task(TASK, ["s"])
-        await commit(task, 1)
-        held.log_error = lambda record: ForeignError()
-        async with asyncio.timeout(5):
-            with pytest.raises(CommitFailedError, match="step=record"):
-                await commit(task, 2)
-        assert "not one of ours" in caplog.text
-        held.log_error = lambda record: None
-        await commit(task, 3)
-
-
-@pytest.mark.asyncio
-async def test_a_release_that_fails_by_a_foreign_error_is_told_and_made_up_for(
-    tmp_path: Path, held: Controls, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with Container(config(tmp_path)) as container:
-        task = await container.start_task(TASK, ["s"])
-        held.log_error = lambda r: ForeignError() if isinstance(r, ReleaseRecord) else None
-        for number in range(3):
-            await commit(task, number)
-            await task.wait()
-        assert "clean-up is put off until after the next commit" in caplog.text
-        assert "ForeignError" in caplog.text
-        held.log_error = lambda r: None
-        held.cleaned.clear()
-        await commit(task, 3)
-        await task.wait()
-        assert any(held.cleaned)
-
-
-@pytest.mark.asyncio
 async def test_the_log_is_trimmed_and_a_restart_reads_what_is_left(
     tmp_path: Path, held: Controls
 ) -> None:
@@ -375,54 +226,6 @@ async def test_a_task_that_moved_fences_its_old_container_which_then_deletes_not
         task = await container.start_task(TASK, ["s"])
         assert task.input_offsets == {INPUT: "3"}
         assert task.store("s").get(b"k") is None
-
-
-@pytest.mark.asyncio
-async def test_a_commit_that_somebody_else_cancelled_is_made_void_and_the_next_one_goes_on(
-    tmp_path: Path, held: Controls
-) -> None:
-    settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")
-    held.gate.clear()
-    async with Container(settings) as container:
-        task = await container.start_task(TASK, ["s"])
-        begun = await task.commit({INPUT: "1"})
-        while not held.uploading:
-            await asyncio.sleep(0)
-        (running,) = (t for t in asyncio.all_tasks() if t.get_name().startswith("commit "))
-        running.cancel()
-        held.gate.set()
-        await commit(task, 2)
-        with pytest.raises(CommitFailedError):
-            await begun.wait()
-
-
-@pytest.mark.asyncio
-async def test_the_end_of_the_container_lets_an_open_commit_finish(
-    tmp_path: Path, held: Controls
-) -> None:
-    held.gate.clear()
-    async with Container(config(tmp_path)) as container:
-        task = await container.start_task(TASK, ["s"])
-        begun = await task.commit({INPUT: "1"})
-        asyncio.get_running_loop().call_later(0, held.gate.set)
-    assert begun.done()
-    async with Container(config(tmp_path)) as container:
-        assert (await container.start_task(TASK, ["s"])).input_offsets == {INPUT: "1"}
-
-
-@pytest.mark.asyncio
-async def test_the_end_of_the_container_gives_a_stuck_commit_up_after_the_shutdown_time(
-    tmp_path: Path, held: Controls
-) -> None:
-    held.gate.clear()
-    async with Container(config(tmp_path, task__shutdown__ms="1")) as container:
-        task = await container.start_task(TASK, ["s"])
-        begun = await task.commit({INPUT: "1"})
-    with pytest.raises(CommitFailedError, match="step=timeout"):
-        await begun.wait()
-    held.gate.set()
-    async with Container(config(tmp_path)) as container:
-        assert (await container.start_task(TASK, ["s"])).input_offsets == {}
 
 
 @pytest.mark.asyncio

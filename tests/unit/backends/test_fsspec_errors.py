@@ -1,0 +1,169 @@
+"""What filesystems raise, told by what the caller can do about it."""
+
+import errno
+import importlib
+import json
+import ssl
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import fsspec  # type: ignore[import-untyped]  # it ships no types
+import pytest
+import pytest_asyncio
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
+from gcsfs.retry import HttpError  # type: ignore[import-untyped]  # as above
+from log_kit import InlineExecutor
+from multidict import CIMultiDict, CIMultiDictProxy
+from typing_extensions import override
+from yarl import URL
+
+from statekeep.backends.blob.managers import local_place
+from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.errors import (
+    BlobNotFoundError,
+    ConfigError,
+    RetriableError,
+    StateBackupError,
+    ThrottledError,
+)
+
+google_errors: Any = importlib.import_module("google.auth.exceptions")  # its calls have no types
+
+
+@pytest_asyncio.fixture(params=["unnamed", "named"])
+async def local(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> FsspecBlobStoreManager:
+    if request.param == "named":
+        monkeypatch.setattr(local_place, "_open_unnamed", lambda _: None)
+    manager = FsspecBlobStoreManager(str(tmp_path / "root"), {}, InlineExecutor())
+    await manager.init()
+    return manager
+
+
+class FailingPlace(LocalPlace):
+    """Raises one error in place of every answer."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(Path("/nowhere"))
+        self.error = error
+
+    @override
+    def list(self, prefix: str) -> Sequence[str]:
+        raise self.error
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (PermissionError(errno.EACCES, "x"), ConfigError),
+        (PermissionError("x"), ConfigError),
+        (OSError(errno.EROFS, "x"), ConfigError),
+        (OSError(errno.ENOSPC, "x"), ConfigError),
+        (TimeoutError("x"), RetriableError),
+        (ConnectionResetError("x"), RetriableError),
+        (OSError(errno.EIO, "x"), RetriableError),
+        (FileNotFoundError("x"), BlobNotFoundError),
+    ],
+    ids=repr,
+)
+async def test_errors_are_told_by_what_the_caller_can_do(
+    local: FsspecBlobStoreManager,
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+    expected: type[StateBackupError],
+) -> None:
+    monkeypatch.setattr(local, "_place", FailingPlace(error))
+
+    with pytest.raises(expected):
+        await local.list("a/")
+
+
+def gcs_error(status: int) -> Exception:
+    error: Exception = HttpError({"code": status, "message": "sig=secret"})
+    return error
+
+
+def http_error(status: int) -> aiohttp.ClientResponseError:
+    url = URL("https://storage.example/upload?upload_id=secret")
+    headers = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer secret"}))
+    request = aiohttp.RequestInfo(url, "POST", headers, url)
+    return aiohttp.ClientResponseError(request, (), status=status, message="secret")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (gcs_error(408), RetriableError),
+        (gcs_error(500), RetriableError),
+        (gcs_error(429), ThrottledError),
+        (gcs_error(503), ThrottledError),
+        (gcs_error(401), ConfigError),
+        (gcs_error(400), ConfigError),
+        (OSError("Forbidden: b/bucket/o\nno access"), ConfigError),
+        (ValueError("Bad Request: b/bucket/o\ninvalid"), ConfigError),
+        (http_error(502), RetriableError),
+        (http_error(429), ThrottledError),
+        (http_error(403), ConfigError),
+        (http_error(404), BlobNotFoundError),
+        (aiohttp.ServerDisconnectedError(), RetriableError),
+        (aiohttp.ClientPayloadError(), RetriableError),
+        (json.JSONDecodeError("x", "<html>", 0), RetriableError),
+        (google_errors.DefaultCredentialsError(), ConfigError),
+        (google_errors.RefreshError("invalid_grant"), ConfigError),
+        (google_errors.RefreshError("busy", retryable=True), RetriableError),
+        (google_errors.RefreshError(google_errors.TransportError("silent")), RetriableError),
+        (google_errors.TransportError("silence"), RetriableError),
+        (ssl.SSLError(1, "bad record mac"), RetriableError),
+        (ssl.SSLCertVerificationError(1, "self-signed"), ConfigError),
+        (RuntimeError("session is closed"), RetriableError),
+    ],
+    ids=lambda value: getattr(value, "__name__", f"{type(value).__name__} {str(value)[-20:]}"),
+)
+async def test_foreign_errors_are_told_by_what_the_caller_can_do(
+    local: FsspecBlobStoreManager,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    expected: type[StateBackupError],
+) -> None:
+    monkeypatch.setattr(local, "_place", FailingPlace(error))
+
+    with pytest.raises(StateBackupError) as caught:
+        await local.list("a/")
+
+    assert type(caught.value) is expected
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [gcs_error(500), http_error(500)], ids=["gcsfs", "aiohttp"])
+async def test_what_a_client_quotes_of_its_request_is_in_no_traceback(
+    local: FsspecBlobStoreManager, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(local, "_place", FailingPlace(error))
+
+    with pytest.raises(RetriableError) as caught:
+        await local.list("a/")
+
+    told = "".join(traceback.format_exception(caught.value))
+    assert type(error).__name__ in told
+    assert "secret" not in told
+
+
+@pytest.mark.asyncio
+async def test_place_that_refuses_the_first_look_by_a_foreign_error_is_told() -> None:
+    class DenyingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+        protocol = "denying"
+
+        def ls(self, path: str, detail: bool = True, **kwargs: object) -> object:  # noqa: FBT001, FBT002  # as in fsspec
+            raise gcs_error(401)
+
+    fsspec.register_implementation("denying", DenyingFileSystem, clobber=True)
+
+    with pytest.raises(ConfigError, match="access denied: root=denying://place"):
+        await FsspecBlobStoreManager("denying://place", {}, InlineExecutor()).init()

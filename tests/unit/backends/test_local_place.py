@@ -1,0 +1,125 @@
+"""A directory as a place for blobs: threads and processes that race in it."""
+
+import errno
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from statekeep.backends.blob.managers.local_place import LocalPlace
+
+
+def files_below(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+def test_directory_that_goes_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = Path.mkdir
+    meddling = iter([True])
+
+    def mkdir_late(path: Path, mode: int = 0o777) -> None:
+        if next(meddling, False):
+            raise FileExistsError(path)  # as it was, when another made it and removed it again
+        mkdir(path, mode)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_late)
+
+    LocalPlace(tmp_path).put("a/b", b"x", if_absent=True)
+
+    assert files_below(tmp_path) == ["a/b"]
+
+
+def test_of_eight_racing_threads_one_creates(tmp_path: Path) -> None:
+    def create(racer: int, position: int) -> bool:
+        try:
+            LocalPlace(tmp_path).put(f"log/{position}", b"%d" % racer, if_absent=True)
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        for position in range(5):
+            won = list(pool.map(create, range(8), [position] * 8))
+            assert won.count(True) == 1
+            assert (tmp_path / f"log/{position}").read_bytes() == b"%d" % won.index(True)
+    assert len(files_below(tmp_path)) == 5
+
+
+_RACER = """
+import sys
+from pathlib import Path
+from statekeep.backends.blob.managers.local_place import LocalPlace
+place, won = LocalPlace(Path(sys.argv[1])), []
+sys.stdin.readline()
+for position in range(20):
+    try:
+        place.put(f"log/{position}", sys.argv[2].encode(), if_absent=True)
+    except FileExistsError:
+        continue
+    won.append(position)
+print(*won)
+"""
+
+
+@pytest.mark.slow
+def test_of_four_racing_processes_one_creates(tmp_path: Path) -> None:
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RACER, str(tmp_path), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    won = [sorted(map(int, racer.communicate()[0].split())) for racer in racers]
+
+    assert sorted(position for positions in won for position in positions) == list(range(20))
+    for number, positions in enumerate(won):
+        for position in positions:
+            assert (tmp_path / f"log/{position}").read_text() == str(number)
+
+
+def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
+    place = LocalPlace(tmp_path)
+
+    def put_and_delete(racer: int) -> None:
+        for turn in range(10):
+            place.put(f"a/b/{racer}-{turn}", b"x", if_absent=True)
+            place.delete(f"a/b/{racer}-{turn}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(put_and_delete, range(4)))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_put_whose_directory_goes_while_its_file_is_opened_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = LocalPlace(tmp_path)
+    really_open = os.open
+    removals = 0
+
+    def open_as_ext4_does(path: Path, flags: int, mode: int = 0o777) -> int:
+        nonlocal removals
+        if flags & os.O_TMPFILE == os.O_TMPFILE and removals == 0:
+            removals += 1
+            Path(path).rmdir()
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        return really_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_as_ext4_does)
+    place.put("a/b", b"x", if_absent=True)
+
+    assert removals == 1
+    assert place.read("a/b", 0, None) == b"x"

@@ -1,0 +1,208 @@
+"""Transfers to an object store within their limits: memory, requests under way, bandwidth, throttling."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import pytest
+import pytest_asyncio
+from lagging_kit import TURNS
+from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
+from typing_extensions import override
+
+from statekeep.backends.blob.managers.object_client import ObjectRange, ObjectStamps
+from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
+from statekeep.backends.blob.managers.parts import Part
+from statekeep.backends.pacing import TokenBucket
+from statekeep.errors import (
+    RetriableError,
+    ThrottledError,
+)
+from statekeep.testing.blob_store_tests import METADATA, ignore_bytes
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+CONTENT = bytes(range(95))
+
+
+@pytest.fixture
+def client() -> ObjectsInMemory:
+    return ObjectsInMemory()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(CONTENT)
+    return path
+
+
+class OverlappingCalls(SerialExecutor):
+    """Each call takes some turns of the loop, so that calls overlap as those of threads do.
+
+    Attributes:
+        most_calls: Under way at once.
+        most_bytes: Of parts in memory at once: an uploaded one from its call's begin to its end, a
+            restored one from the begin of its request until it is written.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = self._bytes = self.most_calls = self.most_bytes = 0
+
+    @override
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        given = [*args, *getattr(call, "args", ())]
+        part_bytes = sum(each.size for each in given if isinstance(each, Part))
+        self._count(1, part_bytes)
+        kept_bytes = 0
+        try:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            result = await super().run(call, *args, **kwargs)
+            if isinstance(result, ObjectRange):
+                kept_bytes = len(result.data)
+            elif isinstance(result, bytes):
+                kept_bytes = len(result)
+            return result
+        finally:
+            written_bytes = sum(len(each) for each in given if isinstance(each, bytes))
+            self._count(-1, kept_bytes - part_bytes - written_bytes)
+
+    def _count(self, calls: int, size: int) -> None:
+        self._calls += calls
+        self._bytes += size
+        self.most_calls = max(self.most_calls, self._calls)
+        self.most_bytes = max(self.most_bytes, self._bytes)
+
+
+@pytest_asyncio.fixture
+async def crowd(
+    client: ObjectsInMemory,
+) -> AsyncIterator[tuple[OverlappingCalls, list[ObjectBlobStoreManager]]]:
+    """Managers of three tasks with the bounds of one container."""
+    executor = OverlappingCalls()
+    rig = ObjectStoreRig(client, executor, buffer_bytes=25)
+    managers = [rig.manager() for _ in range(3)]
+    for manager in managers:
+        await manager.init()
+    yield executor, managers
+    for manager in managers:
+        await manager.close()
+
+
+@pytest.mark.asyncio
+async def test_restored_parts_in_memory_never_exceed_the_buffer(
+    client: ObjectsInMemory,
+    crowd: tuple[OverlappingCalls, list[ObjectBlobStoreManager]],
+    tmp_path: Path,
+) -> None:
+    executor, managers = crowd
+    contents = {f"a/{number}": bytes([number]) * 95 for number in range(6)}
+    client.objects.update(contents)
+    # The first ranges fail now and then: whoever holds a buffer then must not stop the others.
+    client.before = Failing("read 20", RetriableError("lost"), times=3)
+    downloads = [
+        manager.download(name, tmp_path / name[2:], ignore_bytes)
+        for name, manager in zip(contents, managers * 2, strict=True)
+    ]
+    digests = await asyncio.wait_for(asyncio.gather(*downloads), 20)
+    assert digests == [hashlib.sha256(content).hexdigest() for content in contents.values()]
+    assert 20 <= executor.most_bytes <= 25
+
+
+@pytest.mark.asyncio
+async def test_sent_parts_in_memory_never_exceed_the_buffer(
+    client: ObjectsInMemory,
+    crowd: tuple[OverlappingCalls, list[ObjectBlobStoreManager]],
+    source: Path,
+    tmp_path: Path,
+) -> None:
+    executor, managers = crowd
+    small = tmp_path / "small"
+    small.write_bytes(CONTENT[:9])
+    client.before = Failing("part 2", RetriableError("lost"), times=3)
+    await asyncio.gather(
+        *(manager.put(f"large/{n}", source, METADATA) for n, manager in enumerate(managers)),
+        *(manager.put(f"small/{n}", small, METADATA) for n, manager in enumerate(managers)),
+    )
+    assert set(client.objects.values()) == {CONTENT, CONTENT[:9]}
+    assert 18 <= executor.most_bytes <= 25
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("tasks", "most"), [(1, 4), (3, 8)], ids=["a task", "a container"])
+async def test_no_more_requests_are_under_way_than_a_task_and_a_container_may_have(
+    crowd: tuple[OverlappingCalls, list[ObjectBlobStoreManager]], tasks: int, most: int
+) -> None:
+    executor, managers = crowd
+    await asyncio.gather(
+        *(manager.delete(f"a/{n}") for n in range(20) for manager in managers[:tasks])
+    )
+    assert executor.most_calls == most
+
+
+class TimedPuts(ObjectsInMemory):
+    """Notes when each object's put begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.begun_ns: dict[str, list[int]] = {}
+
+    @override
+    def put(self, name: str, data: bytes, stamps: ObjectStamps, *, if_absent: bool) -> None:
+        self.begun_ns.setdefault(name, []).append(self.clock.monotonic_ns())
+        super().put(name, data, stamps, if_absent=if_absent)
+
+
+@pytest.mark.asyncio
+async def test_all_transfers_rest_after_a_throttled_request() -> None:
+    client = TimedPuts()
+    # Without a back-off: it would move the clock for both.
+    rig = ObjectStoreRig(client, SerialExecutor(), client.clock, max_retries=0)
+    throttled, other = rig.manager(), rig.manager()
+    for manager in (throttled, other):
+        await manager.init()
+    client.before = Failing("put", ThrottledError("slow down"))
+    with pytest.raises(ThrottledError):
+        await throttled.put("a/1", b"1", METADATA)
+    await other.put("a/2", b"2", METADATA)
+    assert client.begun_ns == {"a/1": [0], "a/2": [250_000_000]}
+    for manager in (throttled, other):
+        await manager.close()
+
+
+@pytest.mark.asyncio
+async def test_bytes_wait_for_the_bandwidth(client: ObjectsInMemory) -> None:
+    clock = FakeClock()
+    bucket = TokenBucket(10, clock)
+    rig = ObjectStoreRig(client, SerialExecutor(), clock, bandwidth=bucket)
+    manager = rig.manager()
+    await manager.init()
+    for number in range(5):
+        await manager.put(f"a/{number}", bytes(10), METADATA)
+    # 50 bytes at 10 a second, the first second saved up.
+    assert clock.monotonic_ns() == 4_000_000_000
+    await manager.close()
+
+
+@pytest.mark.asyncio
+async def test_a_small_blob_pays_for_its_own_bytes_and_not_for_a_part(
+    client: ObjectsInMemory, tmp_path: Path
+) -> None:
+    clock = FakeClock()
+    rig = ObjectStoreRig(
+        client, SerialExecutor(), clock, part_bytes=1000, bandwidth=TokenBucket(10, clock)
+    )
+    manager = rig.manager()
+    await manager.init()
+    client.objects["a/1"] = bytes(30)
+    await manager.get("a/1")
+    await manager.download("a/1", tmp_path / "target", ignore_bytes)
+    assert clock.monotonic_ns() == 5_000_000_000
+    await manager.close()
