@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from statekeep.backends.base import (
@@ -11,10 +10,8 @@ from statekeep.backends.base import (
     BlockingExecutor,
     CommitContext,
     StateBackendFactory,
-    TaskBackupManager,
     TaskIdentity,
 )
-from statekeep.backends.preparation import prepare
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
@@ -26,6 +23,7 @@ from statekeep.checkpoint.checkpoints import (
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.commit.metrics import CommitMetrics
+from statekeep.commit.participation import Participation, TaskBackend
 from statekeep.config.model import StoreSettings
 from statekeep.errors import CommitFailedError, TaskFencedError
 from statekeep.fault_points import fault_point
@@ -33,17 +31,6 @@ from statekeep.fault_points import fault_point
 logger = logging.getLogger(__name__)
 
 _Markers = Mapping[StoreName, Marker]
-
-
-@dataclass(frozen=True, slots=True)
-class _Backend:
-    """One backend of the task and the stores that it backs up."""
-
-    name: BackendName
-    manager: TaskBackupManager
-    stores: tuple[StoreName, ...]
-    is_optional: bool
-    """Every one of its stores lists it as optional."""
 
 
 class TaskCommitPipeline:
@@ -97,16 +84,14 @@ class TaskCommitPipeline:
         self._clock = clock
         self._metrics = metrics
         self._optional_timeout_s = optional_timeout_s
-        self._factories = factories
         self._contexts: dict[CheckpointId, CommitContext] = {}
         names = dict.fromkeys(name for store in stores.values() for name in store.backup_factories)
         self._backends = tuple(
             self._build(name, factories[name]) for name in map(BackendName, names)
         )
-        self._start: CheckpointV2 | None = None
-        self._ready: set[BackendName] = set()
-        self._left_out: set[BackendName] = set()
-        self._getting_ready = asyncio.Lock()
+        self._participation = Participation(
+            task.task_name, self._backends, factories, executor=executor, clock=clock
+        )
 
     async def init(self, checkpoint: CheckpointV2 | None) -> None:
         """Get every backend ready, once, with the checkpoint that the task starts from.
@@ -115,8 +100,7 @@ class TaskCommitPipeline:
             ConfigError: A place is unreachable or refuses us.
             RetriableError: A service may answer later.
         """
-        self._start = checkpoint
-        await self._find_ready()
+        await self._participation.start(checkpoint)
 
     async def commit(
         self, context: CommitContext, input_offsets: Mapping[SystemStreamPartition, str]
@@ -139,7 +123,7 @@ class TaskCommitPipeline:
         began_ns = self._clock.monotonic_ns()
         self._contexts[context.checkpoint_id] = context
         try:
-            backends = await self._find_ready()
+            backends = await self._participation.find_ready()
             preliminary = await self._snapshot(context, backends)
             markers = await self._upload(context, preliminary)
             checkpoint = CheckpointV2(context.checkpoint_id, dict(input_offsets), markers)
@@ -167,12 +151,11 @@ class TaskCommitPipeline:
 
         For a process that begins: one may be away, and a client insists for longer than a check.
         """
-        self._left_out |= {b.name for b in self._backends if b.is_optional}
+        self._participation.ask_first([b.name for b in self._backends])
 
     def leave_out(self, checkpoint: CheckpointV2) -> None:
         """Take the optional backends that a checkpoint lacks for away: `clean_up` asks them nothing."""
-        lacking = set(self.left_out_of(checkpoint))
-        self._left_out |= {b.name for b in self._backends if b.is_optional and b.name in lacking}
+        self._participation.ask_first(self.left_out_of(checkpoint))
 
     async def clean_up(
         self, retained: Sequence[CheckpointV2], closed_attempts: Sequence[tuple[int, int]]
@@ -197,7 +180,7 @@ class TaskCommitPipeline:
         for backend in self._backends:
             markers = [checkpoint.markers_of(backend.name) for checkpoint in retained]
             try:
-                if await self._is_ready(backend):
+                if await self._participation.is_ready(backend):
                     await backend.manager.clean_up(markers, closed_attempts)
             except Exception as exc:  # noqa: BLE001 - the others are still to do; raised below
                 errors.append(exc)
@@ -223,7 +206,7 @@ class TaskCommitPipeline:
             msg = f"closing the backends failed: task={self._task.task_name}"
             raise ExceptionGroup(msg, errors)
 
-    def _build(self, name: BackendName, factory: StateBackendFactory) -> _Backend:
+    def _build(self, name: BackendName, factory: StateBackendFactory) -> TaskBackend:
         stores = tuple(
             s for s, settings in self._stores.items() if name in settings.backup_factories
         )
@@ -235,50 +218,10 @@ class TaskCommitPipeline:
             clock=self._clock,
         )
         is_optional = all(name in self._stores[s].optional_factories for s in stores)
-        return _Backend(name, factory.backup_manager(context), stores, is_optional)
-
-    async def _find_ready(self) -> tuple[_Backend, ...]:
-        """Return the backends that take part as a matter of course: all but those left out."""
-        return tuple([backend for backend in self._backends if await self._is_ready(backend)])
-
-    async def _is_ready(self, backend: _Backend) -> bool:
-        """Get one backend ready, if it is not; an optional one that cannot is left out."""
-        if backend.name in self._left_out:
-            return False
-        try:
-            await self._init_backend(backend)
-        except Exception as exc:
-            if not backend.is_optional:
-                raise
-            self._go_on_without(backend, "init", exc)
-            return False
-        return True
-
-    def _go_on_without(self, backend: _Backend, step: str, error: Exception) -> None:
-        """Leave an optional backend out until it answers, loudly."""
-        self._left_out.add(backend.name)
-        logger.error(
-            "optional backend is left out: task=%s backend=%s step=%s",
-            self._task.task_name,
-            backend.name,
-            step,
-            exc_info=error,
-        )
-
-    async def _init_backend(self, backend: _Backend) -> None:
-        async with self._getting_ready:
-            if backend.name not in self._ready:
-                await backend.manager.init(self._start)
-                self._ready.add(backend.name)
-
-    async def _rejoin(self, backend: _Backend, checkpoint_id: CheckpointId) -> _Markers:
-        """Step 1 for a backend that was left out before, once it answers."""
-        await prepare(self._factories[backend.name].admin(self._executor, self._clock))
-        await self._init_backend(backend)
-        return await self._executor.run(backend.manager.snapshot, checkpoint_id)
+        return TaskBackend(name, factory.backup_manager(context), stores, is_optional)
 
     async def _snapshot(
-        self, context: CommitContext, backends: Sequence[_Backend]
+        self, context: CommitContext, backends: Sequence[TaskBackend]
     ) -> Mapping[BackendName, _Markers]:
         """Step 1. One straight run of blocking calls, so that it takes a single place."""
 
@@ -299,7 +242,7 @@ class TaskCommitPipeline:
         finally:
             self._metrics.time("snapshot-ns", self._clock.monotonic_ns() - began_ns)
 
-    def _take_note(self, backend: _Backend, checkpoint_id: CheckpointId) -> _Markers | None:
+    def _take_note(self, backend: TaskBackend, checkpoint_id: CheckpointId) -> _Markers | None:
         """Let one backend take its snapshot; None if it failed and is optional: it may rejoin."""
         try:
             return backend.manager.snapshot(checkpoint_id)
@@ -308,7 +251,7 @@ class TaskCommitPipeline:
         except Exception as exc:
             if not backend.is_optional:
                 raise
-            self._go_on_without(backend, "snapshot", exc)
+            self._participation.go_on_without(backend, "snapshot", exc)
             return None
 
     async def _upload(
@@ -339,28 +282,31 @@ class TaskCommitPipeline:
         return {name: markers for name, markers in results.items() if markers is not None}
 
     async def _upload_to(
-        self, backend: _Backend, checkpoint_id: CheckpointId, preliminary: _Markers | None
+        self, backend: TaskBackend, checkpoint_id: CheckpointId, preliminary: _Markers | None
     ) -> _Markers | None:
         """Upload to one backend; None when it failed and is optional."""
         limit = asyncio.timeout(self._optional_timeout_s if backend.is_optional else None)
         try:
             async with limit:
                 if preliminary is None:
-                    preliminary = await self._rejoin(backend, checkpoint_id)
+                    await self._participation.rejoin(backend)
+                    preliminary = await self._executor.run(backend.manager.snapshot, checkpoint_id)
                 markers = dict(await backend.manager.upload(checkpoint_id, preliminary))
         except TaskFencedError:
             raise
         except asyncio.CancelledError:
             if backend.is_optional:  # it may hang: the next commit asks it first
-                self._left_out.add(backend.name)
+                self._participation.ask_first([backend.name])
             raise
         except Exception as exc:
             if not backend.is_optional:
                 raise self._failure(checkpoint_id, "upload", backend.name) from exc
-            self._go_on_without(backend, "timeout" if limit.expired() else "upload", exc)
+            self._participation.go_on_without(
+                backend, "timeout" if limit.expired() else "upload", exc
+            )
             self._metrics.count("optional-upload-failures")
             return None
-        self._left_out.discard(backend.name)
+        self._participation.take_back(backend)
         missing = [store for store in backend.stores if not markers.get(store)]
         if missing:
             msg = f"a backend gave no marker: backend={backend.name} stores={','.join(missing)}"
