@@ -15,6 +15,7 @@ from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.job_reading import read_job
+from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
@@ -75,7 +76,8 @@ class Locations:
 
 def restore_savepoint(
     name: Annotated[
-        str, typer.Argument(help="A savepoint, or any pin, position or id of a commit.")
+        str,
+        typer.Argument(metavar="NAME", help="A savepoint, or any pin, position or id of a commit."),
     ],
     *,
     new_name: NewName,
@@ -86,9 +88,9 @@ def restore_savepoint(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new job that starts with a savepoint's state and input offsets.
+    """Make a new job that starts from a savepoint.
 
-    It has backups of its own and refers to nothing of the old job, which may go on or be deleted.
+    With its state and input offsets. It has backups of its own and refers to nothing of the old job, which may go on or be deleted.
     """
     settings = read_config(config, setting)
     locations = Locations.of(from_location, to_location)
@@ -137,9 +139,9 @@ def rescale_job(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new job with another number of tasks from a stopped one, each key in its task.
+    """Make a new job with another number of tasks.
 
-    The old job stays as it is, so that there is a way back. Needs local disk for the whole state.
+    From a stopped one, with each key in its task. The old job stays as it is, so that there is a way back. Needs local disk for the whole state.
     """
     settings = read_config(config, setting)
     locations = Locations.of(from_location, to_location)
@@ -180,6 +182,7 @@ def _making(settings: Config, new_name: str) -> Generator[Making]:
     if new_name == settings.job.name:
         raise ConfigError(f"the new job needs a name of its own: job={new_name}", key="job.name")
     with (
+        told_of_temporary_files(),
         temporary_directory("statekeep-copy-") as directory,
         CountingBar("uploaded", clock.monotonic_ns) as uploaded,
         CountingBar("entries routed", clock.monotonic_ns, is_bytes=False) as routed,

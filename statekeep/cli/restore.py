@@ -9,6 +9,7 @@ import typer
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job
+from statekeep.cli.local_disk import require_directory, told_of
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
 from statekeep.cli.output import JsonValue, joined, print_json, print_table
 from statekeep.clock import SystemClock
@@ -18,7 +19,10 @@ from statekeep.restore.progress import RestoreProgressBar
 
 def restore(
     directory: Annotated[
-        Path, typer.Argument(help="Gets <job>/<operator>/<task>/<version>; made if missing.")
+        Path,
+        typer.Argument(
+            metavar="DIRECTORY", help="Gets <job>/<operator>/<task>/<version>; made if missing."
+        ),
     ],
     which: Which = None,
     *,
@@ -34,7 +38,11 @@ def restore(
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore the stores of every task at a commit, verified; the job may go on meanwhile."""
+    """Restore the stores of every task to a directory.
+
+    At one commit, verified; the job may go on meanwhile.
+    """
+    require_directory(directory.absolute())
 
     async def run() -> list[dict[str, JsonValue]]:
         clock = SystemClock()
@@ -76,13 +84,14 @@ async def _restore(
     backend: str | None,
     on_progress: Progress,
 ) -> dict[str, JsonValue]:
-    outcome = await job.restore(
-        commit,
-        task,
-        directory,
-        backend=None if backend is None else BackendName(backend),
-        on_progress=on_progress,
-    )
+    with told_of(directory, "make room there, or name another directory"):
+        outcome = await job.restore(
+            commit,
+            task,
+            directory,
+            backend=None if backend is None else BackendName(backend),
+            on_progress=on_progress,
+        )
     stores = {store for listed in job.stores(commit).values() for store in listed}
     return {
         "task": task,

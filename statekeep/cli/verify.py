@@ -11,6 +11,7 @@ from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.exit_status import ExitStatus
 from statekeep.cli.job_reading import read_job
+from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
 from statekeep.cli.output import JsonValue, print_json, print_table
 from statekeep.clock import SystemClock
@@ -30,9 +31,10 @@ def verify(
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore a commit from each backend to a temporary directory, and compare every checksum.
+    """Check every byte of a commit, in each backend.
 
-    Needs local disk for the state of one task at a time.
+    Restores it to a temporary directory and compares every checksum. Needs local disk for the state
+    of one task at a time.
     """
 
     async def run() -> list[dict[str, JsonValue]]:
@@ -40,15 +42,16 @@ def verify(
         bar = RestoreProgressBar(clock.monotonic_ns)
         async with read_job(read_config(config, setting), clock, task=task) as job:
             position, commit = job.find_commit(which)
-            parts = [
+            held = [
                 (name, holder)
                 for name in sorted(map(TaskName, commit.checkpoints))
                 for holder in _holders(job, commit, name)
-                if backend in (None, holder)
             ]
+            parts = [(name, holder) for name, holder in held if backend in (None, holder)]
             if backend is not None and not parts:
                 raise ConfigError(
-                    f"the commit has no marker of the backend: commit={position} backend={backend}"
+                    f"the commit has no marker of the backend: commit={position} backend={backend} "
+                    f"backends={','.join(sorted({holder for _, holder in held}))}"
                 )
             async with job.held(position):
                 return [await _verify(job, commit, *part, bar.update) for part in parts]
@@ -86,7 +89,10 @@ async def _verify(
         "error": None,
         "is-damaged": False,
     }
-    with tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory:
+    with (
+        told_of_temporary_files(),
+        tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory,
+    ):
         try:
             outcome = await job.restore(
                 commit, task, Path(directory), backend=backend, on_progress=on_progress

@@ -1,0 +1,47 @@
+"""What the local disk refuses, told of the directory that it is about."""
+
+import os
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from statekeep.errors import ConfigError
+from statekeep.stores.local_files import LOCAL_DIR_KEY
+
+
+def require_directory(directory: Path) -> None:
+    """Make sure that nothing but a directory stands where the user wants one; it may be missing.
+
+    Raises:
+        ConfigError: A file does, or a link that leads nowhere.
+    """
+    there = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise ConfigError(
+            f"not a directory: directory={directory} path={there}", hint="name another one"
+        )
+
+
+@contextmanager
+def told_of(directory: Path, remedy: str) -> Generator[None]:
+    """Name a directory of this command where a restore would name the job's local one.
+
+    Raises:
+        ConfigError: The disk is full, or refuses for another reason; with ``remedy``.
+    """
+    try:
+        yield
+    except ConfigError as exc:
+        if exc.key != LOCAL_DIR_KEY:
+            raise
+        raise ConfigError(
+            f"the directory cannot be used: directory={directory}", hint=remedy
+        ) from exc
+
+
+@contextmanager
+def told_of_temporary_files() -> Generator[None]:
+    """Name the place of temporary files, as `told_of` does."""
+    with told_of(Path(tempfile.gettempdir()), "make room there, or let TMPDIR name another place"):
+        yield
