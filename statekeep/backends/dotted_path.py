@@ -28,7 +28,9 @@ def load_object(path: str, *, key: str) -> object:
     if not colon:
         module_name, _, name = path.rpartition(".")
     if not module_name or not name or not all(part.isidentifier() for part in path_parts(path)):
-        raise ConfigError(f"not a dotted path: {key}={path!r}", key=key)
+        raise ConfigError(
+            f"not a dotted path: {key}={path!r}", key=key, hint="write package.module:name"
+        )
     if not _has_module(module_name):
         raise ConfigError(
             f"no such module: {key}={path!r} module={module_name}",

@@ -127,7 +127,8 @@ class BackendRegistry:
         return ConfigError(
             f"unknown backend: name={name} factory={written}{near} known={','.join(known)}",
             key=f"backends.{name}.factory",
-            hint="a backend of your own is named by entry point or as package.module:Class",
+            hint=f"say what kind it is by backends.{name}.factory; a factory of your own is named by "
+            "entry point or as package.module:Class",
         )
 
 

@@ -72,7 +72,8 @@ class LogGuest:
         pins = self._reader.view.pins
         if name not in pins:
             raise ConfigError(
-                f"no commit is pinned under this name: name={name} names={sorted(pins)}"
+                f"no commit is pinned under this name: name={name} names={','.join(sorted(pins))}",
+                hint="`statekeep checkpoints list` shows what is pinned",
             )
         await self._append(UnpinRecord(epoch=0, nonce=self._new_nonce(), name=name))
 

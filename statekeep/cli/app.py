@@ -1,6 +1,9 @@
 """The application: which commands there are, and what becomes of errors."""
 
+import logging
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated
 
@@ -27,8 +30,9 @@ from statekeep.errors import StateBackupError
 app = typer.Typer(
     name="statekeep",
     help="Look at the backups of a job's state, and look after its checkpoints.",
-    epilog="Exit status: 0 fine, 1 an error that nobody foresaw, 2 wrong setting or argument, "
-    "3 damaged, 4 unavailable, 5 fenced, 6 refused for another reason.",
+    epilog="Exit status: 0 fine, 1 not confirmed, or an error that nobody foresaw, 2 wrong setting "
+    "or argument, 3 damaged, 4 unavailable, 5 fenced, 6 refused for another reason.",
+    context_settings={"max_content_width": 120},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -68,10 +72,26 @@ def common(
 def main() -> None:
     """Run the command line and exit; an error becomes a line with its remedy, and a number."""
     try:
-        app()
+        with _warnings_shown():
+            app()
     except StateBackupError as exc:
         _explain(exc)
         raise SystemExit(int(exit_status_of(exc))) from None
+
+
+@contextmanager
+def _warnings_shown() -> Generator[None]:
+    """Show our own warnings as lines on stderr, and none of the clients': our errors tell those."""
+    lines, nowhere = logging.StreamHandler(), logging.NullHandler()
+    lines.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    own, root = logging.getLogger("statekeep"), logging.getLogger()
+    own.addHandler(lines)
+    root.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        own.removeHandler(lines)
+        root.removeHandler(nowhere)
 
 
 def _explain(error: StateBackupError) -> None:

@@ -63,9 +63,9 @@ def list_backends(
 
 @app.command()
 def check(*, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False) -> None:
-    """Ask each backend whether its place is there, lets us in, and can do what is needed.
+    """Check whether the place of each backend can be used.
 
-    Creates what is missing, as the start of the job would.
+    Is it there, does it let us in, can it do what is needed? Creates what is missing, as the start of the job would.
     """
     findings = asyncio.run(_check_all(_factories(read_config(config, setting))))
     if as_json:

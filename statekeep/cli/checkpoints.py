@@ -78,7 +78,10 @@ def show(
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one commit: version, input offsets and markers of each task."""
+    """Show what one commit holds of each task.
+
+    Its version, input offsets and markers.
+    """
 
     async def run() -> tuple[dict[str, JsonValue], dict[str, dict[str, JsonValue]]]:
         async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
@@ -101,7 +104,7 @@ def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="The commit to compare with.")],
     new: Annotated[
         str | None,
-        typer.Argument(metavar="[NEW]", help="The other; left out: the current one."),
+        typer.Argument(metavar="NEW", help="The other; left out: the current one."),
     ] = None,
     *,
     config: ConfigFiles = None,
@@ -131,7 +134,7 @@ def diff(
 
 @app.command()
 def pin(
-    name: Annotated[str, typer.Argument(help="What the commit is kept under.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the commit is kept under.")],
     which: Which = None,
     *,
     config: ConfigFiles = None,
@@ -139,7 +142,10 @@ def pin(
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a commit from being released; the job may go on meanwhile."""
+    """Keep a commit under a name.
+
+    It is not released before the name is given up; the job may go on meanwhile.
+    """
     check_pin_name(name)
 
     async def run() -> int:
@@ -157,14 +163,17 @@ def pin(
 
 @app.command()
 def unpin(
-    name: Annotated[str, typer.Argument(help="The name of the pin.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the pin.")],
     *,
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a pinned commit back to retention; the job's next clean-up may release it."""
+    """Give a pinned commit back to retention.
+
+    The job's next clean-up may release it.
+    """
 
     async def run() -> int | None:
         async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
@@ -181,7 +190,7 @@ def unpin(
 @app.command()
 def remove(
     which: Annotated[
-        list[str], typer.Argument(metavar="COMMIT...", help="Positions or checkpoint ids.")
+        list[str], typer.Argument(metavar="COMMIT", help="Positions or checkpoint ids.")
     ],
     *,
     is_sure: IsSure = False,
@@ -190,9 +199,9 @@ def remove(
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Release commits of a stopped job, and delete what only they reach.
+    """Release commits, and delete what only they reach.
 
-    If the job runs, it is fenced. The current commit and pinned ones stay.
+    Stop the job before: if it runs, it is fenced. The current commit and pinned ones stay.
     """
     settings = read_config(config, setting)
     if not is_sure:
@@ -210,14 +219,14 @@ def remove(
     if as_json:
         print_json({"removed": removed})
     else:
-        print_line(f"commits {', '.join(map(str, removed))} are removed")
+        print_line(f"removed: {', '.join(map(str, removed))}")
 
 
 @app.command("overwrite-offsets")
 def overwrite_offsets(
-    task: Annotated[str, typer.Argument(help="The task, such as 'Partition 0'.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task, such as 'Partition 0'.")],
     offsets: Annotated[
-        list[str], typer.Argument(metavar="INPUT=OFFSET...", help="kafka.orders.v1.0=17")
+        list[str], typer.Argument(metavar="INPUT=OFFSET", help="kafka.orders.v1.0=17")
     ],
     *,
     is_sure: IsSure = False,
@@ -225,9 +234,10 @@ def overwrite_offsets(
     setting: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a task in plain Python go on from other input offsets; its state stays as it is.
+    """Let a task go on from other input offsets.
 
-    Makes a new commit with the markers of the current one. Stop the job before: if it runs, it is
+    In plain Python; its state stays as it is. Makes a new commit with the markers of the current
+    one. Stop the job before: if it runs, it is
     fenced.
     """
     wanted = dict(map(_parse_offset, offsets))

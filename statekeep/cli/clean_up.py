@@ -52,9 +52,9 @@ def collect_garbage(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the backups that no retained commit reaches; the job may go on meanwhile.
+    """Delete the backups that no retained commit reaches.
 
-    The job does so itself after each commit: this is for one that was stopped, or was in trouble.
+    The job may go on meanwhile. It does so itself after each commit: this is for one that was stopped, or was in trouble.
     """
     settings = read_config(config, setting)
     grace_ms = _milliseconds(grace)
@@ -89,9 +89,9 @@ def reset(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a stopped job start anew: without state, commits or savepoints, and without their backups.
+    """Make a stopped job start anew, without its state.
 
-    Whoever runs the job is fenced. On Spark the next start needs a new checkpoint location as
+    Its commits, savepoints and backups are deleted. Whoever runs the job is fenced. On Spark the next start needs a new checkpoint location as
     well. Changelogs in Kafka stay; the next commit overwrites them.
     """
     settings = read_config(config, setting)

@@ -12,7 +12,10 @@ app = typer.Typer(name="config", help="The settings of a job.", no_args_is_help=
 def explain(
     *, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False
 ) -> None:
-    """Show each effective setting and where it comes from; secrets stay hidden."""
+    """Show each effective setting and where it comes from.
+
+    Secrets stay hidden.
+    """
     rows = read_config(config, setting).explain()
     if as_json:
         print_json([row._asdict() for row in rows])
@@ -22,5 +25,8 @@ def explain(
 
 @app.command()
 def check(*, config: ConfigFiles = None, setting: Settings = None) -> None:
-    """Check the settings, alone and against each other, as the start of the job would."""
+    """Check the settings as the start of the job would.
+
+    Each alone, and all against each other.
+    """
     read_config(config, setting).check()

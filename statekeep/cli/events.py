@@ -44,7 +44,10 @@ def events(
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what happened to the job: reigns, batches, commits, voids, releases, pins."""
+    """Show what happened to the job.
+
+    As its log has it: reigns, batches, commits, voids, releases, pins.
+    """
 
     async def run() -> list[dict[str, JsonValue]]:
         async with read_job(read_config(config, setting), SystemClock(), task=task) as job:

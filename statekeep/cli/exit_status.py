@@ -19,7 +19,7 @@ class ExitStatus(IntEnum):
 
     FINE = 0
     BUG = 1
-    """An error that nobody foresaw; Python's own number, with a traceback."""
+    """A question was not answered with yes, or an error that nobody foresaw, then with a traceback."""
     USAGE = 2
     """A setting, an option or an argument is wrong, or there is no such job or commit."""
     DAMAGED = 3

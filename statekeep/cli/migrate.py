@@ -39,9 +39,9 @@ def migrate_log(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move the log of a stopped job to another backend: then job.log.backend names that one.
+    """Move the log of a stopped job to another backend.
 
-    If the job runs, it is fenced. A start with the old settings is refused from then on. May be
+    Then job.log.backend names that one. If the job runs, it is fenced. A start with the old settings is refused from then on. May be
     repeated: a log that has moved there already counts as done.
     """
     settings = read_config(config, setting)
@@ -106,10 +106,10 @@ def migrate(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the state of a stopped job to another backend: its next start finds markers of both.
+    """Copy the state of a stopped job to another backend.
 
-    Makes a new commit, equal to the newest one but for the markers that are added. If the job
-    runs, it is fenced. docs/migration.md has the way for a job that must not stop.
+    Makes a new commit, equal to the newest one but for the markers that are added: the next start
+    finds those of both. If the job runs, it is fenced. docs/migration.md has the way for a job that must not stop.
     """
     settings = read_config(config, setting)
     if not is_sure:

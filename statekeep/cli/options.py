@@ -50,7 +50,7 @@ AsJson: TypeAlias = Annotated[
 Which: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        metavar="[COMMIT]",
+        metavar="COMMIT",
         help="Position, checkpoint id or pin of a commit; left out: the current one.",
         show_default=False,
     ),

@@ -32,7 +32,7 @@ app = typer.Typer(
 
 app.command("restore")(new_jobs.restore_savepoint)
 
-Name = Annotated[str, typer.Argument(help="The name of the savepoint.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the savepoint.")]
 
 
 @app.command()
@@ -57,9 +57,9 @@ def create(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Back up a stopped job's state whole, and keep it until the savepoint is dropped.
+    """Back up a job's state whole, and keep it under a name.
 
-    It shares nothing with any other commit. If the job runs, it is fenced. With --live the job goes
+    The copy shares nothing with any other commit. If the job runs, it is fenced. With --live the job goes
     on, and its newest commit is kept as it is: it shares what did not change with others.
     """
     check_pin_name(name)
@@ -109,7 +109,10 @@ def drop(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a savepoint back to retention; the job may go on meanwhile."""
+    """Give a savepoint back to retention.
+
+    The job may go on meanwhile.
+    """
     settings, logs = read_config(config, setting), task or (None,)
 
     async def find(log: str | None) -> dict[str, JsonValue] | None:

@@ -39,7 +39,10 @@ def show(
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the snapshot of each store at a commit as a tree: files, deltas, sizes, lineage."""
+    """Show the snapshot of each store as a tree.
+
+    At one commit: files, deltas, sizes, lineage.
+    """
 
     async def run() -> tuple[int, list[SnapshotNode]]:
         async with read_job(read_config(config, setting), SystemClock(), task=task) as job:

@@ -229,7 +229,8 @@ class InspectedJob:
     ) -> None:
         if not checkpoint.markers_of(backend):
             raise ConfigError(
-                f"the commit has no marker of the backend: task={task} backend={backend}"
+                f"the commit has no marker of the backend: task={task} backend={backend} "
+                f"backends={','.join(sorted(checkpoint.state_markers))}"
             )
         if backend not in self.place.factories:
             raise ConfigError(

@@ -81,7 +81,10 @@ def _require_ready(
     """Open both locations and make sure that they are what they should be."""
     query = commit.query
     if query is None:
-        raise CheckpointLocationError(f"the commit is of no Spark query: batch={commit.batch}")
+        raise ConfigError(
+            f"the commit is of no Spark query: batch={commit.batch}",
+            hint="leave out --from-location and --to-location",
+        )
     old, new = open_location(source), open_location(target)
     with _errors_told(new):
         is_used = new.files.exists(new.root) and bool(new.files.find(new.root))

@@ -26,7 +26,7 @@ def describe_index(marker: Marker, index: SnapshotIndex) -> Sequence[SnapshotNod
             SnapshotNode("deltas", index.delta_bytes(), f"version={index.version}", deltas)
         )
     base = index.prev_snapshot_index_blob_id
-    return [SnapshotNode("index", None, f"{marker} base={base}"), *nodes]
+    return [SnapshotNode("index", None, f"{marker} base={base}" if base else marker), *nodes]
 
 
 def _files(directory: DirIndex, prefix: str) -> Iterator[SnapshotNode]:

@@ -49,7 +49,7 @@ def test_a_removed_commit_is_gone_with_all_that_only_it_reached(
 ) -> None:
     before, old = blobs(job), positions(statekeep)
     result = statekeep(f"checkpoints remove {old[1]} {old[2]} {LOG} --yes")
-    assert (result.status, result.out) == (0, f"commits {old[1]}, {old[2]} are removed\n")
+    assert (result.status, result.out) == (0, f"removed: {old[1]}, {old[2]}\n")
     assert positions(statekeep) == [old[0], *old[3:]]
     assert blobs(job) < before
     assert statekeep(f"verify {LOG}").status == 0
