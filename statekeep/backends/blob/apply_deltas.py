@@ -1,7 +1,7 @@
 """Bringing a restored image to a later version by its deltas; every function here blocks, on the disk."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,39 +20,46 @@ class FetchedDelta:
     path: Path
 
 
-def apply_deltas(
-    open_store: Callable[[], KeyValueStore],
-    deltas: Sequence[FetchedDelta],
-    is_cancelled: threading.Event,
-) -> None:
-    """Write the changes of deltas to a store, in order, and close it.
+class DeltaLoad:
+    """Writes deltas to the store on an image, one after the other; opens it with the first.
 
-    Args:
-        open_store: Opens the store on the image.
-        deltas: What leads from there to the version that is wanted.
-        is_cancelled: Ends it within a block: nobody uses the store any more.
-
-    Raises:
-        CheckpointCorruptError: A delta is damaged, or not the one that the index says.
+    Every method blocks. Used by one thread at a time, whichever.
     """
-    if is_cancelled.is_set():
-        return
-    store = open_store()
-    try:
-        for fetched in deltas:
-            with fetched.path.open("rb") as source:
-                for block in _checked(source, fetched).blocks():
-                    store.load(block)
-                    if is_cancelled.is_set():
-                        return
-    finally:
-        store.close()
 
+    def __init__(self, open_store: Callable[[], KeyValueStore]) -> None:
+        """Open nothing yet.
 
-def remove_deltas(deltas: Sequence[FetchedDelta]) -> None:
-    """Remove the files of deltas that are applied."""
-    for fetched in deltas:
+        Args:
+            open_store: Opens the store on the image.
+        """
+        self._open_store = open_store
+        self._store: KeyValueStore | None = None
+
+    def apply(self, fetched: FetchedDelta, is_cancelled: threading.Event) -> None:
+        """Write the changes of the next delta, and remove its file.
+
+        Args:
+            fetched: Leads on from the image, or from the delta before.
+            is_cancelled: Ends it within a block: nobody uses the store any more.
+
+        Raises:
+            CheckpointCorruptError: It is damaged, or not the one that the index says.
+        """
+        if is_cancelled.is_set():
+            return
+        if self._store is None:
+            self._store = self._open_store()
+        with fetched.path.open("rb") as source:
+            for block in _checked(source, fetched).blocks():
+                self._store.load(block)
+                if is_cancelled.is_set():
+                    return
         fetched.path.unlink()
+
+    def close(self) -> None:
+        """Close the store, if it was opened."""
+        if self._store is not None:
+            self._store.close()
 
 
 def _checked(source: BinaryIO, fetched: FetchedDelta) -> DeltaReader:

@@ -1,5 +1,6 @@
 """Restoring a task's stores from blobs: what is proven here is linked, the rest is downloaded."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
-from statekeep.backends.blob.apply_deltas import FetchedDelta, apply_deltas, remove_deltas
+from statekeep.backends.blob.apply_deltas import DeltaLoad, FetchedDelta
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_reader import ContentReader, Target
 from statekeep.backends.blob.index import DeltaBlob, DirIndex, SnapshotIndex
@@ -34,14 +35,7 @@ class _StorePlan:
     files: Sequence[Target]
     """Of the image; none where a local version was cloned."""
     deltas: Sequence[FetchedDelta]
-    """To be fetched as well, and applied afterwards."""
-
-    def targets(self) -> list[Target]:
-        """Return the deltas as files to fetch."""
-        return [
-            Target(self.store, item.delta.as_file(), item.path, item.path, is_delta=True)
-            for item in self.deltas
-        ]
+    """What leads from there to the version that is wanted, in order."""
 
 
 class BlobRestoreManager(TaskRestoreManager):
@@ -83,10 +77,12 @@ class BlobRestoreManager(TaskRestoreManager):
         self._check_open()
         plans = await run_all(self._begin(store, index) for store, index in self._indexes.items())
         missing = await self._link([target for plan in plans for target in plan.files])
-        missing += [target for plan in plans for target in plan.targets()]
-        self._context.on_total(sum(target.file.size for target in missing))
-        await self._reader.fetch(missing)
-        await run_all(self._apply(plan) for plan in plans if plan.deltas)
+        delta_bytes = sum(item.delta.size for plan in plans for item in plan.deltas)
+        self._context.on_total(sum(target.file.size for target in missing) + delta_bytes)
+        await run_all(
+            self._fill(plan, [target for target in missing if target.store == plan.store])
+            for plan in plans
+        )
 
     @override
     async def close(self) -> None:
@@ -121,19 +117,37 @@ class BlobRestoreManager(TaskRestoreManager):
         files = _targets(store, root, index.dir_index, root)
         return _StorePlan(store, files, _beside(root, index.deltas))
 
-    async def _apply(self, plan: _StorePlan) -> None:
-        """Bring a store's image to the version of its index."""
+    async def _fill(self, plan: _StorePlan, missing: Sequence[Target]) -> None:
+        """Fetch a store's image, then its deltas, each of which is applied while others come.
+
+        The image first: nothing can be applied without it, and it is most of the bytes.
+        """
+        await self._reader.fetch(missing)
+        if not plan.deltas:
+            return
+        has_come = [asyncio.Event() for _ in plan.deltas]
+
+        async def fetch(item: FetchedDelta, come: asyncio.Event) -> None:
+            file = item.delta.as_file()
+            await self._reader.fetch(
+                [Target(plan.store, file, item.path, item.path, is_delta=True)]
+            )
+            come.set()
+
+        await run_all([*map(fetch, plan.deltas, has_come), self._apply(plan, has_come)])
+
+    async def _apply(self, plan: _StorePlan, has_come: Sequence[asyncio.Event]) -> None:
+        """Bring a store's image to the version of its index, by deltas that come in any order."""
+        executor = self._context.executor
         root = self._context.directories[plan.store]
+        load = DeltaLoad(partial(self._context.open_store, plan.store, root))
         is_cancelled = threading.Event()
-        await run_to_early_end(
-            self._context.executor,
-            is_cancelled.set,
-            apply_deltas,
-            partial(self._context.open_store, plan.store, root),
-            plan.deltas,
-            is_cancelled,
-        )
-        await run_to_end(self._context.executor, remove_deltas, plan.deltas)
+        try:
+            for item, come in zip(plan.deltas, has_come, strict=True):
+                await come.wait()
+                await run_to_early_end(executor, is_cancelled.set, load.apply, item, is_cancelled)
+        finally:
+            await run_to_end(executor, load.close)
 
     async def _link(self, targets: list[Target]) -> list[Target]:
         """Link what a local version holds; return the files that are still missing."""

@@ -11,7 +11,7 @@ import pytest
 from increments_kit import BLOB, Changes, IncrementJob, Made, folded
 
 from statekeep.backends.blob import local_deltas
-from statekeep.backends.blob.apply_deltas import FetchedDelta, apply_deltas
+from statekeep.backends.blob.apply_deltas import DeltaLoad, FetchedDelta
 from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.encoded_stream import Encoding
 from statekeep.backends.blob.index import DeltaBlob, SnapshotIndex, decode_index, encode_index
@@ -397,8 +397,10 @@ def test_applying_stops_within_a_delta_when_it_is_cancelled_and_closes_the_store
         checksum=0,
         sha256="0" * 64,
     )
-    apply_deltas(open_it, [FetchedDelta(blob, delta)], stop)
+    load = DeltaLoad(open_it)
+    load.apply(FetchedDelta(blob, delta), stop)
+    load.close()
     assert MemoryStore(STORE, tmp_path / "db").get(b"b2") is None
-    apply_deltas(open_it, [FetchedDelta(blob, delta)], stop)
+    DeltaLoad(open_it).apply(FetchedDelta(blob, delta), stop)
     assert opened == ["store"]
     forget_root(str(tmp_path))
