@@ -30,8 +30,11 @@ def ignore_bytes(size: int) -> None:
     """Take no note of progress."""
 
 
-class BlobStoreManagerTests:
-    """What every client of an object store or filesystem promises."""
+class BackupPlaceTests:
+    """What every client of an object store or filesystem promises, one that creates atomically or not.
+
+    Enough to hold backups, not to hold the job log: `BlobStoreManagerTests` has the rest.
+    """
 
     def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
         """Build a manager; two of one ``place`` see the same blobs, as two processes would."""
@@ -150,37 +153,6 @@ class BlobStoreManagerTests:
         await manager.delete(blob_id)
 
     @pytest.mark.asyncio
-    async def test_a_name_that_is_taken_is_refused_and_left_alone(
-        self, manager: BlobStoreManager
-    ) -> None:
-        blob_id = await manager.put("a/1", b"first", METADATA, if_absent=True)
-        with pytest.raises(BlobExistsError):
-            await manager.put("a/1", b"second", METADATA, if_absent=True)
-        assert await manager.get(blob_id) == b"first"
-
-    @pytest.mark.asyncio
-    async def test_of_racing_creates_exactly_one_succeeds(
-        self, place: Path, executor: BlockingExecutor
-    ) -> None:
-        racers = [self.make_manager(place, executor) for _ in range(8)]
-        for racer in racers:
-            await racer.init()
-        results = await asyncio.gather(
-            *(
-                racer.put("a/1", b"from %d" % index, METADATA, if_absent=True)
-                for index, racer in enumerate(racers)
-            ),
-            return_exceptions=True,
-        )
-        winners = [index for index, result in enumerate(results) if isinstance(result, str)]
-        losers = [result for result in results if isinstance(result, BlobExistsError)]
-        assert len(winners) == 1
-        assert len(losers) == len(racers) - 1
-        assert self.read_back(place, str(results[winners[0]])) == b"from %d" % winners[0]
-        for racer in racers:
-            await racer.close()
-
-    @pytest.mark.asyncio
     async def test_a_put_of_a_file_that_is_not_there_leaves_no_blob(
         self, manager: BlobStoreManager, tmp_path: Path
     ) -> None:
@@ -214,3 +186,38 @@ class BlobStoreManagerTests:
         await manager.close()
         assert set(threading.enumerate()) <= threads
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class BlobStoreManagerTests(BackupPlaceTests):
+    """What a client promises whose store creates atomically, as the job log needs it."""
+
+    @pytest.mark.asyncio
+    async def test_a_name_that_is_taken_is_refused_and_left_alone(
+        self, manager: BlobStoreManager
+    ) -> None:
+        blob_id = await manager.put("a/1", b"first", METADATA, if_absent=True)
+        with pytest.raises(BlobExistsError):
+            await manager.put("a/1", b"second", METADATA, if_absent=True)
+        assert await manager.get(blob_id) == b"first"
+
+    @pytest.mark.asyncio
+    async def test_of_racing_creates_exactly_one_succeeds(
+        self, place: Path, executor: BlockingExecutor
+    ) -> None:
+        racers = [self.make_manager(place, executor) for _ in range(8)]
+        for racer in racers:
+            await racer.init()
+        results = await asyncio.gather(
+            *(
+                racer.put("a/1", b"from %d" % index, METADATA, if_absent=True)
+                for index, racer in enumerate(racers)
+            ),
+            return_exceptions=True,
+        )
+        winners = [index for index, result in enumerate(results) if isinstance(result, str)]
+        losers = [result for result in results if isinstance(result, BlobExistsError)]
+        assert len(winners) == 1
+        assert len(losers) == len(racers) - 1
+        assert self.read_back(place, str(results[winners[0]])) == b"from %d" % winners[0]
+        for racer in racers:
+            await racer.close()

@@ -74,6 +74,13 @@ def gcs_server() -> Iterator[GcsServer]:
         yield server
 
 
+@pytest.fixture
+def gcs_server_without_conditions(gcs_server: GcsServer) -> Iterator[GcsServer]:
+    """One that overwrites where it was asked to create; ``gcs_server`` has set the environment."""
+    with required(gcs_emulator("statekeep", has_conditions=False)) as server:
+        yield server
+
+
 @pytest.fixture(params=["s3", "azure"])
 def bucket(request: pytest.FixtureRequest) -> Bucket:
     if request.param == "azure":

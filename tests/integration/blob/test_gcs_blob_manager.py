@@ -1,9 +1,6 @@
-"""Google Cloud Storage through gcsfs, on an emulator.
+"""Google Cloud Storage through gcsfs, on an emulator that was taught ``ifGenerationMatch=0``."""
 
-The emulator takes no notice of ``ifGenerationMatch``, by which gcsfs creates atomically. So the
-tests of atomic create prove nothing here and are left out: that the probe notices is tested instead.
-"""
-
+import asyncio
 import urllib.parse
 import urllib.request
 import uuid
@@ -17,7 +14,9 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.job_log import PositionTakenError
 from statekeep.clock import SystemClock
+from statekeep.commit.executor import BoundedExecutor
 from statekeep.errors import ConfigError
 from statekeep.testing.blob_store_tests import BlobStoreManagerTests
 from statekeep.testing.executor import SerialExecutor
@@ -30,7 +29,7 @@ pytestmark = [
 ]
 
 BUCKET = "statekeep"
-NO_ATOMIC_CREATE = "the emulator does not enforce ifGenerationMatch"
+RACERS = 8
 
 
 def make_factory(server: GcsServer, prefix: str) -> BlobBackendFactory:
@@ -61,24 +60,35 @@ class TestGcsManager(BlobStoreManagerTests):
             content: bytes = answer.read()
         return content
 
-    @pytest.mark.skip(reason=NO_ATOMIC_CREATE)
-    @override
-    async def test_a_name_that_is_taken_is_refused_and_left_alone(
-        self, manager: BlobStoreManager
-    ) -> None: ...
 
-    @pytest.mark.skip(reason=NO_ATOMIC_CREATE)
-    @override
-    async def test_of_racing_creates_exactly_one_succeeds(
-        self, place: Path, executor: BlockingExecutor
-    ) -> None: ...
+@pytest.mark.asyncio
+async def test_of_eight_racers_one_wins_each_position_of_the_job_log(
+    gcs_server: GcsServer,
+) -> None:
+    executor = BoundedExecutor(RACERS, "race")
+    factory = make_factory(gcs_server, uuid.uuid4().hex)
+    logs = [factory.job_log("job", executor, SystemClock()) for _ in range(RACERS)]
+    await logs[0].probe()
+    for position in range(3):
+        outcomes = await asyncio.gather(
+            *(log.append(position, b"racer %d" % index) for index, log in enumerate(logs)),
+            return_exceptions=True,
+        )
+        winners = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        losers = [each for each in outcomes if isinstance(each, PositionTakenError)]
+        assert (len(winners), len(losers)) == (1, RACERS - 1)
+        assert await logs[0].read(position) == [(position, b"racer %d" % winners[0])]
+    for log in logs:
+        await log.close()
+    await executor.close()
 
 
 @pytest.mark.asyncio
 async def test_the_probe_of_the_job_log_notices_a_store_without_atomic_create(
-    gcs_server: GcsServer,
+    gcs_server_without_conditions: GcsServer,
 ) -> None:
-    log = make_factory(gcs_server, "log").job_log("job", SerialExecutor(), SystemClock())
+    server = gcs_server_without_conditions
+    log = make_factory(server, "log").job_log("job", SerialExecutor(), SystemClock())
     with pytest.raises(ConfigError, match="no atomic create"):
         await log.probe()
     await log.close()

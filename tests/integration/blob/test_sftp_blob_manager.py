@@ -18,13 +18,12 @@ from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError
-from statekeep.testing.blob_store_tests import BlobStoreManagerTests
+from statekeep.testing.blob_store_tests import BackupPlaceTests
 from statekeep.testing.executor import SerialExecutor
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 METADATA = BlobMetadata(task=None, store_name=None, payload_name="x")
-NO_ATOMIC_CREATE = "SFTP has no create that is whole or not at all"
 
 
 def make_factory(server: SftpServer, prefix: str, **settings: str) -> BlobBackendFactory:
@@ -44,7 +43,9 @@ def prefix() -> str:
     return f"backups/{uuid.uuid4().hex}"
 
 
-class TestSftpManager(BlobStoreManagerTests):
+class TestSftpManager(BackupPlaceTests):
+    """SFTP has no create that is whole or not at all; the next test holds that this is told."""
+
     @pytest.fixture(autouse=True)
     def server(self, sftp: SftpServer, prefix: str) -> None:
         self.sftp, self.prefix = sftp, prefix
@@ -56,18 +57,6 @@ class TestSftpManager(BlobStoreManagerTests):
     @override
     def read_back(self, place: Path, blob_id: str) -> bytes:
         return (self.sftp.root / self.prefix / blob_id).read_bytes()
-
-    @pytest.mark.skip(reason=NO_ATOMIC_CREATE)
-    @override
-    async def test_a_name_that_is_taken_is_refused_and_left_alone(
-        self, manager: BlobStoreManager
-    ) -> None: ...
-
-    @pytest.mark.skip(reason=NO_ATOMIC_CREATE)
-    @override
-    async def test_of_racing_creates_exactly_one_succeeds(
-        self, place: Path, executor: BlockingExecutor
-    ) -> None: ...
 
 
 @pytest.mark.asyncio
