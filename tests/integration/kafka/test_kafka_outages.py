@@ -43,6 +43,21 @@ async def job(
     await made.close()
 
 
+SIPS = {"client_queued_max_messages_kbytes": "1024"}
+"""For a client that leaves most of 50 MB with the broker: by default it fetches nearly all of them
+ahead, so that it would not notice what happens to the broker while it hands them on."""
+
+
+@pytest_asyncio.fixture
+async def sipping(job: ChangelogJob, interrupting: Interrupting) -> AsyncGenerator[ChangelogJob]:
+    """The same job, by a client that fetches little ahead."""
+    made = ChangelogJob(
+        job.servers, job.versions.root, job.task.job_name, executor=interrupting, **SIPS
+    )
+    yield made
+    await made.close()
+
+
 def restart(broker: KafkaBroker) -> Callable[[], None]:
     def kill_and_start() -> None:
         broker.kill()
@@ -68,11 +83,17 @@ async def test_a_broker_that_restarts_in_the_middle_of_a_commit_is_waited_for(
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("step", "nth"), [("_find", 1), ("_step", 4)], ids=["start", "records"])
 async def test_a_broker_that_restarts_in_the_middle_of_a_restore_is_waited_for(
-    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker, step: str, nth: int
+    job: ChangelogJob,
+    sipping: ChangelogJob,
+    interrupting: Interrupting,
+    mortal: KafkaBroker,
+    *,
+    step: str,
+    nth: int,
 ) -> None:
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
     interrupting.arm(step, restart(mortal), nth=nth)
-    assert await job.restore(commit.checkpoint) == commit.content
+    assert await sipping.restore(commit.checkpoint) == commit.content
     assert interrupting.has_struck
 
 
@@ -105,16 +126,9 @@ async def test_a_broker_that_is_away_during_a_call_of_a_commit_is_waited_for(
 
 @pytest.mark.asyncio
 async def test_a_broker_that_is_away_during_a_restore_is_waited_for(
-    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
+    job: ChangelogJob, sipping: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
 ) -> None:
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
-    sipping = ChangelogJob(
-        job.servers,
-        job.versions.root,
-        job.task.job_name,
-        executor=interrupting,
-        client_queued_max_messages_kbytes="1024",  # else it may have everything already
-    )
 
     def die() -> None:
         mortal.kill()
@@ -127,7 +141,7 @@ async def test_a_broker_that_is_away_during_a_restore_is_waited_for(
 
 @pytest.mark.asyncio
 async def test_a_broker_that_stalls_in_the_middle_of_a_restore_is_waited_for(
-    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
+    job: ChangelogJob, sipping: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
 ) -> None:
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
 
@@ -136,14 +150,19 @@ async def test_a_broker_that_stalls_in_the_middle_of_a_restore_is_waited_for(
         interrupting.arm("_step", mortal.resume, nth=40)
 
     interrupting.arm("_step", stall, nth=4)
-    assert await job.restore(commit.checkpoint) == commit.content
-    assert interrupting.has_struck
+    try:
+        assert await sipping.restore(commit.checkpoint) == commit.content
+        assert interrupting.has_struck
+    finally:
+        mortal.resume()
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("step", ["_step", "_enqueue"], ids=["restore", "commit"])
+@pytest.mark.parametrize(
+    ("step", "nth"), [("_step", 4), ("_enqueue", 1)], ids=["restore", "commit"]
+)
 async def test_a_broker_that_stalls_for_good_ends_the_call_in_time(
-    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker, step: str
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker, step: str, nth: int
 ) -> None:
     manager = await job.manager()
     base = await job.commit(manager, {b"%d" % n: b"x" * 500 for n in range(100_000)})
@@ -154,10 +173,11 @@ async def test_a_broker_that_stalls_for_good_ends_the_call_in_time(
         executor=interrupting,
         timeout_ms="3000",
         retry_max_duration_ms="0",
+        **SIPS,
     )
     hasty.continue_after(base)
     manager = await hasty.manager()
-    interrupting.arm(step, mortal.pause)
+    interrupting.arm(step, mortal.pause, nth=nth)
     try:
         with pytest.raises(RetriableError):
             await (
@@ -167,6 +187,7 @@ async def test_a_broker_that_stalls_for_good_ends_the_call_in_time(
             )
     finally:
         mortal.resume()
+    assert interrupting.has_struck
     await hasty.close()
     assert await job.restore(base.checkpoint) == base.content
 
