@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, ParamSpec
+from typing import Final, ParamSpec
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from typing_extensions import override
@@ -146,52 +146,29 @@ class ChangelogWriter(ABC):
     def _enqueue(
         self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
     ) -> None:
-        begin = 0
-        if place not in self._headed:
-            self._enqueue_headed(place, entries[0], headers)
-            self._headed.add(place)
-            begin = 1
-        messages: list[dict[str, Any]] = [
-            {"key": key, "value": value} for key, value in entries[begin:]
-        ]
-        if messages:
-            messages[-1]["callback"] = self._delivered(place)
-            with self._explained("records cannot be sent"):
-                taken = self._producer.produce_batch(place.topic, messages, place.partition)
-                if taken < len(messages):
-                    raise self._refused(messages)
-        size = sum(len(key) + len(value or b"") for key, value in entries)
+        """Hand records to the library, which reports where the last one lies."""
+        produce, topic, partition = self._producer.produce, place.topic, place.partition
+        report, begin = self._delivered(place), 0
+        key, value = entries[0]
+        with self._explained("records cannot be sent"):
+            try:
+                if place not in self._headed:
+                    produce(topic, value, key, partition, on_delivery=report, headers=dict(headers))
+                    self._headed.add(place)
+                    begin = 1
+                for key, value in entries[begin:-1]:  # a report of each would cost as much again
+                    produce(topic, value, key, partition)
+                for key, value in entries[begin:][-1:]:
+                    produce(topic, value, key, partition, on_delivery=report)
+            except KafkaException as exc:
+                if self._fatal:
+                    raise
+                raise self._refusal(exc.args[0], key, value) from exc
+        size = sum([len(key) + len(value or b"") for key, value in entries])
         self.sent_bytes += size
         self._uncommitted_bytes += size
         self._average_bytes = max(1.0, size / len(entries))
         self._poll(0)
-
-    def _enqueue_headed(
-        self, place: ChangelogPartition, entry: Change, headers: Mapping[str, bytes]
-    ) -> None:
-        """Enqueue a record with headers: the library's call for many takes none."""
-        key, value = entry
-        with self._explained("record cannot be sent"):
-            try:
-                self._producer.produce(
-                    place.topic,
-                    value,
-                    key,
-                    place.partition,
-                    on_delivery=self._delivered(place),
-                    headers=dict(headers),
-                )
-            except KafkaException as exc:
-                if not self._fatal:
-                    raise self._refusal(exc.args[0], key, value) from exc
-                raise
-
-    def _refused(self, messages: Sequence[Mapping[str, Any]]) -> Exception:
-        for message in messages:
-            error = message.get("_error")
-            if isinstance(error, KafkaError):
-                return self._refusal(error, message["key"], message["value"])
-        return RetriableError(self._what("records are refused"))
 
     def _refusal(self, error: KafkaError, key: bytes, value: bytes | None) -> Exception:
         what = self._what("record is refused")

@@ -1,15 +1,15 @@
 """What a writer asks of its producer, without a cluster."""
 
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from statekeep.backends.kafka.clients import QUEUE_RECORDS
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.writer import ChangelogWriter, TransactionWriter
-from statekeep.errors import RetriableError
+from statekeep.errors import ConfigError, RetriableError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -40,24 +40,16 @@ class FakeProducer:
     def commit_transaction(self, timeout_s: float) -> None:
         self.transactions.append(self._taken)
 
-    def produce(self, *args: object, **kwargs: object) -> None:
-        if not self._take(1):
+    def produce(self, _topic: str, value: bytes, *args: object, **kwargs: object) -> None:
+        if len(value) > SETTINGS.max_message_bytes:
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+        if self._queued == self._capacity:
             raise BufferError("Local: Queue full")
-
-    def produce_batch(self, topic: str, messages: list[Any], partition: int) -> int:
-        taken = self._take(len(messages))
-        for message in messages[taken:]:
-            message["_error"] = KafkaError(KafkaError._QUEUE_FULL)
-        return taken
+        self._taken += 1
+        self._queued += 1
 
     def poll(self, timeout_s: float) -> None:
         self._queued = max(0, self._queued - self._delivered)
-
-    def _take(self, count: int) -> int:
-        taken = min(count, self._capacity - self._queued)
-        self._taken += taken
-        self._queued += taken
-        return taken
 
 
 def writing(producer: FakeProducer, clock: FakeClock) -> ChangelogWriter:
@@ -130,3 +122,12 @@ async def test_a_queue_that_is_full_all_the_same_is_a_reason_to_try_again(capaci
     writer = writing(FakeProducer(capacity=capacity), FakeClock())
     with pytest.raises(RetriableError):
         await write(writer, b"a", b"b")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("at", range(3))
+async def test_the_record_that_is_too_large_is_named_wherever_it_stands(at: int) -> None:
+    entries = [(b"key", b"1")] * 3
+    entries[at] = (b"large", bytes(SETTINGS.max_message_bytes + 1))
+    with pytest.raises(ConfigError, match=f"bytes={SETTINGS.max_message_bytes + 6} "):
+        await writing(FakeProducer(), FakeClock()).write(PLACE, entries, {})
