@@ -50,7 +50,7 @@ TRANSACTION_TIMEOUT_MS = Key(
     milliseconds(1_000),
     60_000,
     "After how long the cluster aborts a transaction that its writer has left open.",
-    "A transaction holds 32 MiB at most, which takes seconds; the value is the client's.",
+    "The backend commits one after a quarter of it; the value is the client's.",
 )
 TIMEOUT_MS = Key(
     "kafka.timeout.ms",

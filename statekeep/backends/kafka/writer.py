@@ -25,11 +25,9 @@ logger = logging.getLogger(__name__)
 
 _CALL_S: Final = 5.0
 """Longest blocking call: a cancel waits for it."""
-_TRANSACTION_BYTES: Final = 32 << 20
-"""A transaction that is larger is committed, and another one begun: readers see nothing of an open
-one, and the cluster aborts it after a while."""
 _OLD: Final = 0.25
-"""Part of its time-out after which a transaction is committed too: the rest is for the commit."""
+"""Part of its time-out after which a transaction is committed, and another one begun: the rest is for
+the commit. Not by size: a commit waits until the queue is empty, and nothing fills it meanwhile."""
 _QUEUED_BYTES: Final = 32 << 20
 """Bytes that wait to be sent; bounds the memory of an upload."""
 _QUEUED_RECORDS: Final = QUEUE_RECORDS // 2
@@ -77,7 +75,6 @@ class ChangelogWriter(ABC):
             )
         ]
         self._headed: set[ChangelogPartition] = set()
-        self._uncommitted_bytes = 0
         self._average_bytes = 1.0
 
     @abstractmethod
@@ -131,10 +128,6 @@ class ChangelogWriter(ABC):
             RetriableError: Unknown whether it is durable.
         """
 
-    def _committed(self) -> None:
-        self._uncommitted_bytes = 0
-        self._headed.clear()
-
     async def discard(self) -> None:
         """Release the producer with what was not committed. Idempotent."""
         await self._run(_release, self._held)
@@ -166,7 +159,6 @@ class ChangelogWriter(ABC):
                 raise self._refusal(exc.args[0], key, value) from exc
         size = sum([len(key) + len(value or b"") for key, value in entries])
         self.sent_bytes += size
-        self._uncommitted_bytes += size
         self._average_bytes = max(1.0, size / len(entries))
         self._poll(0)
 
@@ -269,7 +261,7 @@ class TransactionWriter(ChangelogWriter):
             return
         await self._insist(self._producer.commit_transaction, "transaction cannot be committed")
         self._is_in_transaction = False
-        self._committed()
+        self._headed.clear()
 
     @override
     async def commit_if_old(self) -> None:
@@ -279,8 +271,6 @@ class TransactionWriter(ChangelogWriter):
 
     @override
     async def _begin(self) -> None:
-        if self._uncommitted_bytes > _TRANSACTION_BYTES:
-            await self.commit()
         await self.commit_if_old()
         if not self._is_in_transaction:
             with self._explained("transaction cannot begin"):
@@ -330,7 +320,7 @@ class PlainWriter(ChangelogWriter):
         if failure is not None:
             with expected_topic():
                 raise explained(failure, self._what("record is not delivered"))
-        self._committed()
+        self._headed.clear()
 
     @override
     async def commit_if_old(self) -> None:

@@ -97,6 +97,16 @@ async def test_a_young_transaction_takes_what_comes_in_time() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_young_transaction_takes_any_number_of_bytes() -> None:
+    producer = FakeProducer(delivered=500)
+    writer = writing(producer, FakeClock())
+    for _ in range(100):
+        await writer.write(PLACE, [(b"key", bytes(4 << 20))], {})
+    await writer.commit()
+    assert producer.transactions == [100]
+
+
+@pytest.mark.asyncio
 async def test_where_nothing_is_open_nothing_is_committed() -> None:
     producer, clock = FakeProducer(), FakeClock()
     writer = writing(producer, clock)
