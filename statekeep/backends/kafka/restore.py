@@ -1,6 +1,7 @@
 """Restoring a task's stores from their changelogs: replay up to the marker, then verify."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import Message
@@ -20,6 +21,7 @@ from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
 from statekeep.stores.base import KeyValueStore
+from statekeep.stores.delta import Change
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,33 @@ class _Stretch:
     marker: ChangelogMarker
     start: int
     end: int
+
+
+class _Replayed:
+    """Adds up the records of a replay for as long as they can be the content itself.
+
+    If nothing was deleted, and the sum is that of the content, no key came twice: the sum is of as
+    many records as there are keys, and another record in the place of one of them shows. So what was
+    written need not be read once more.
+
+    Attributes:
+        content: The sum; None: something was deleted, or there are more records than keys.
+    """
+
+    def __init__(self, expected: ContentSummary | None) -> None:
+        """Take what the content adds up to; None: nobody knows."""
+        self._most_keys = 0 if expected is None else expected.live_keys
+        self.content = None if expected is None else ContentSummary()
+
+    def add(self, changes: Sequence[Change]) -> None:
+        """Take in the next records."""
+        if self.content is None:
+            return
+        puts = [(key, value) for key, value in changes if value is not None]
+        if len(puts) < len(changes) or self.content.live_keys + len(puts) > self._most_keys:
+            self.content = None
+        else:
+            self.content = self.content.plus(ContentSummary.of(puts))
 
 
 class KafkaRestoreManager(TaskRestoreManager):
@@ -113,8 +142,10 @@ class KafkaRestoreManager(TaskRestoreManager):
         directory = self._context.directories[store]
         target = await run_to_end(run, self._context.open_store, store, directory)
         try:
-            await self._replay(target, stretch)
-            content = await run_to_end(run, _summary, target)
+            content = await self._replay(target, stretch)
+            await run_to_end(run, target.flush)  # tells of writes that have failed
+            if content is None or content != stretch.marker.content:
+                content = await run_to_end(run, _summary, target)
         finally:
             await run_to_end(run, target.close)
         self._verify(store, stretch.marker, content)
@@ -130,11 +161,17 @@ class KafkaRestoreManager(TaskRestoreManager):
             content.live_keys,
         )
 
-    async def _replay(self, target: KeyValueStore, stretch: _Stretch) -> None:
-        """Apply the records; progress is told as the part of the offsets that is behind us."""
+    async def _replay(self, target: KeyValueStore, stretch: _Stretch) -> ContentSummary | None:
+        """Apply the records, and return what they add up to where each may be of a key of its own.
+
+        Progress is told as the part of the offsets that is behind us.
+        """
+        replayed = _Replayed(stretch.marker.content)
 
         def take(records: list[Message]) -> None:
-            target.load((key, r.value()) for r in records if (key := r.key()) is not None)
+            changes = [(key, r.value()) for r in records if (key := r.key()) is not None]
+            target.load(changes)
+            replayed.add(changes)
 
         reader = PartitionReader(
             self._settings,
@@ -156,6 +193,7 @@ class KafkaRestoreManager(TaskRestoreManager):
                 told = share
         finally:
             await reader.close()
+        return replayed.content
 
     def _verify(self, store: StoreName, marker: ChangelogMarker, content: ContentSummary) -> None:
         if marker.content is None:
@@ -204,7 +242,6 @@ def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
 
 
 def _summary(store: KeyValueStore) -> ContentSummary:
-    store.flush()
     return ContentSummary.of(store.scan())
 
 
