@@ -1,6 +1,8 @@
 """A compacted topic of one partition, followed and written: the newest record of a key counts."""
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -21,10 +23,18 @@ from statekeep.stores.delta import Change
 _FLUSH_S: Final = 5.0
 
 
+@dataclass(slots=True)
+class _Sender:
+    """A producer, and how many are sending by it: the last one may have to release it."""
+
+    held: list[Producer]
+    user_count: int = 0
+
+
 class CompactedTopic:
     """Reads what is new and writes records durably; created at first use.
 
-    Coroutines of one event loop, one at a time.
+    Coroutines of one event loop; the tasks of a process send at the same time.
     """
 
     def __init__(
@@ -44,7 +54,9 @@ class CompactedTopic:
         self._executor = executor
         self._clock = clock
         self._cluster: Cluster | None = None
-        self._producers: list[Producer] = []
+        self._getting_ready = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._sender: _Sender | None = None
         self._next_offset = 0
 
     async def read_new(self) -> Sequence[Message]:
@@ -55,9 +67,10 @@ class CompactedTopic:
             RetriableError: It does not answer in time.
         """
         await self._reach()
-        return await patient(self._settings, self._clock).run(
-            self._read_new, operation="read", subject=self.name
-        )
+        async with self._reading:
+            return await patient(self._settings, self._clock).run(
+                self._read_new, operation="read", subject=self.name
+            )
 
     async def _read_new(self) -> Sequence[Message]:
         run, cluster = self._executor, await self._reach()
@@ -95,22 +108,35 @@ class CompactedTopic:
         if not entries:
             return
         await self._reach()
-        if not self._producers:
-            self._producers.append(build_producer(self._settings, None, _ignore))
+        if self._sender is None:
+            self._sender = _Sender([build_producer(self._settings, None, _ignore)])
+        sender = self._sender
+        sender.user_count += 1
         try:
-            await self._send(entries)
+            await self._send(sender, entries)
         except BaseException:
-            await run_to_end(self._executor, self._producers.clear)
+            if self._sender is sender:
+                self._sender = None
             raise
+        finally:
+            sender.user_count -= 1
+            await self._release(sender)
 
     async def close(self) -> None:
         """Release clients. Idempotent."""
-        await run_to_end(self._executor, self._producers.clear)
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            await self._release(sender)
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             await run_to_end(self._executor, cluster.close)
 
-    async def _send(self, entries: Sequence[Change]) -> None:
+    async def _release(self, sender: _Sender) -> None:
+        """Drop a producer that nobody uses or will use; on a pool thread: it joins threads then."""
+        if sender is not self._sender and not sender.user_count:
+            await run_to_end(self._executor, sender.held.clear)
+
+    async def _send(self, sender: _Sender, entries: Sequence[Change]) -> None:
         failures: list[StateBackupError] = []
         missing = [len(entries)]
         what = f"records cannot be written: topic={self.name}"
@@ -127,11 +153,11 @@ class CompactedTopic:
         def send() -> None:
             with explained_errors(what):
                 for key, data in entries:
-                    self._producers[0].produce(self.name, data, key, 0, on_delivery=on_delivery)
+                    sender.held[0].produce(self.name, data, key, 0, on_delivery=on_delivery)
 
         def flush() -> None:
             with explained_errors(what):
-                self._producers[0].flush(_FLUSH_S)
+                sender.held[0].flush(_FLUSH_S)
 
         await run_to_end(self._executor, send)
         since_ns = self._clock.monotonic_ns()
@@ -145,28 +171,32 @@ class CompactedTopic:
 
     async def _reach(self) -> Cluster:
         """Return the cluster, with the topic in it."""
-        if self._cluster is None:
-            cluster = Cluster(self._settings)
-            form = TopicForm(
-                partitions=1,
-                config={
-                    "cleanup.policy": "compact",
-                    "max.message.bytes": str(self._settings.max_message_bytes),
-                },
+        async with self._getting_ready:
+            if self._cluster is None:
+                self._cluster = await self._get_ready()
+            return self._cluster
+
+    async def _get_ready(self) -> Cluster:
+        cluster = Cluster(self._settings)
+        form = TopicForm(
+            partitions=1,
+            config={
+                "cleanup.policy": "compact",
+                "max.message.bytes": str(self._settings.max_message_bytes),
+            },
+        )
+        try:
+            await prepare_topics(
+                cluster,
+                {self.name: form},
+                settings=self._settings,
+                executor=self._executor,
+                clock=self._clock,
             )
-            try:
-                await prepare_topics(
-                    cluster,
-                    {self.name: form},
-                    settings=self._settings,
-                    executor=self._executor,
-                    clock=self._clock,
-                )
-            except BaseException:
-                await run_to_end(self._executor, cluster.close)
-                raise
-            self._cluster = cluster
-        return self._cluster
+        except BaseException:
+            await run_to_end(self._executor, cluster.close)
+            raise
+        return cluster
 
 
 def _ignore(error: KafkaError) -> None:
