@@ -5,6 +5,7 @@ key counts, so that compaction keeps one checkpoint of each form for each task.
 """
 
 import logging
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -95,6 +96,7 @@ class KafkaCheckpointManager(CheckpointManager):
         self._retrier = Retrier(settings.retry, clock)
         self._found: dict[str, dict[int, StoredCheckpoint]] = {}
         self._skipped_kinds: set[str] = set()
+        self._unread: deque[Message] = deque()
 
     @override
     async def write(self, task: TaskName, checkpoint: CheckpointV2) -> None:
@@ -108,8 +110,10 @@ class KafkaCheckpointManager(CheckpointManager):
 
     @override
     async def read_last(self, task: TaskName) -> CheckpointV2 | None:
-        for record in await self._topic.read_new():
-            self._take(record)
+        self._unread += await self._topic.read_new()
+        while self._unread:
+            self._take(self._unread[0])
+            self._unread.popleft()  # not before: one that is refused is met again at the next call
         chosen = choose_checkpoint(self._found.get(task, {}).values(), self._forms)
         return None if chosen is None else self._decode(task, chosen)
 

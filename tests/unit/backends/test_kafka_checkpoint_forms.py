@@ -3,14 +3,22 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
+from checkpoint_topic_kit import FakeTopic, Record
 
-from statekeep.backends.kafka.checkpoint_topic import checkpoint_key, checkpoint_topic
+from statekeep.backends.kafka.checkpoint_topic import (
+    KafkaCheckpointManager,
+    checkpoint_key,
+    checkpoint_topic,
+)
+from statekeep.backends.kafka.compacted_topic import CompactedTopic
 from statekeep.backends.kafka.legacy_checkpoint import from_v1, to_v1
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoint_manager import CheckpointForms
 from statekeep.checkpoint.checkpoints import (
     BackendName,
     CheckpointV1,
@@ -21,6 +29,8 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2, with_backend_names
 from statekeep.errors import CheckpointCorruptError
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 KAFKA = BackendName("kafka")
@@ -117,3 +127,16 @@ def test_older_forms_of_a_changelogs_offset_are_read(text: str | None, offset: i
 def test_what_is_no_offset_of_a_changelog_is_refused(text: str) -> None:
     with pytest.raises(CheckpointCorruptError):
         from_v1(CheckpointV1({CHANGELOG: text}), 5, SETTINGS, KAFKA)
+
+
+@pytest.mark.asyncio
+async def test_a_record_that_is_no_checkpoint_is_refused_again_at_the_next_reading() -> None:
+    manager = KafkaCheckpointManager(
+        SETTINGS, "topic", CheckpointForms(), KAFKA, executor=SerialExecutor(), clock=FakeClock()
+    )
+    task = TaskName("Partition 3")
+    records = [Record(0, b"no key", b""), Record(1, checkpoint_key(task, 2), b"newer")]
+    manager._topic = cast("CompactedTopic", FakeTopic("topic", records))
+    for _ in range(2):
+        with pytest.raises(CheckpointCorruptError, match=r"not a key of a checkpoint.*offset=0"):
+            await manager.read_last(task)
