@@ -12,7 +12,7 @@ from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
-from statekeep.errors import RetriableError
+from statekeep.errors import BlobNotFoundError, RetriableError
 
 _BATCH: Final = 10_000
 _WAIT_S: Final = 0.05
@@ -76,11 +76,13 @@ class PartitionReader:
 
         Waits a moment; there may be none yet.
 
+        A node that knows nothing of the topic is no reason to end: whoever reads has seen it, and not
+        every node knows of a young one.
+
         Raises:
-            BlobNotFoundError: The topic or partition is gone.
             CheckpointCorruptError: ``start`` is out of range, or a record is damaged.
-            RetriableError: No progress within the time-out: the cluster does not answer, or
-                somebody else's open transaction holds the records back.
+            RetriableError: No progress within the time-out: the cluster does not answer, the topic
+                was deleted, or somebody else's open transaction holds the records back.
         """
         before = self.position
         await run_to_end(self._executor, self._step, take)
@@ -120,7 +122,7 @@ class PartitionReader:
                 self.position = max(self.position, _offset(message))
                 continue
             found = explained(error, self._what("partition cannot be read"))
-            if not isinstance(found, RetriableError | ProducerFencedError):
+            if not isinstance(found, RetriableError | BlobNotFoundError | ProducerFencedError):
                 raise found
 
     def _what(self, text: str) -> str:
