@@ -50,6 +50,9 @@ from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.versions import STORE, seal_version
 
 KAFKA: Final = BackendName("kafka")
+SIPS: Final = {"client_queued_max_messages_kbytes": "1024"}
+"""For a client that leaves most of 50 MB with the broker: by default it fetches nearly all of them
+ahead, and would not notice what happens to the broker while it hands them on."""
 Changes = Mapping[bytes, bytes | None]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -205,6 +208,12 @@ class ChangelogJob:
             return dict(store.scan())
         finally:
             store.close()
+
+    def sipping(self) -> "ChangelogJob":
+        """Return the same job by a client that fetches little ahead; for restores, needs no close."""
+        return ChangelogJob(
+            self.servers, self.versions.root, self.task.job_name, executor=self._executor, **SIPS
+        )
 
     def records(self, *, is_committed_only: bool = True) -> list[tuple[bytes, bytes | None]]:
         """Return every record of the task's partition, in order, read without the backend."""

@@ -57,7 +57,7 @@ async def test_a_leader_that_dies_in_the_middle_of_a_restore_is_not_missed(
 ) -> None:
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
     interrupting.arm("_step", cluster.leader(job.topic, PARTITION).kill, nth=4)
-    assert await job.restore(commit.checkpoint) == commit.content
+    assert await job.sipping().restore(commit.checkpoint) == commit.content
     assert interrupting.has_struck
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
-from kafka_kit import ChangelogJob, Interrupting, read_partition
+from kafka_kit import SIPS, ChangelogJob, Interrupting, read_partition
 from servers.kafka import KafkaBroker, kafka_broker
 from servers.process import required
 
@@ -43,21 +43,6 @@ async def job(
     await made.close()
 
 
-SIPS = {"client_queued_max_messages_kbytes": "1024"}
-"""For a client that leaves most of 50 MB with the broker: by default it fetches nearly all of them
-ahead, so that it would not notice what happens to the broker while it hands them on."""
-
-
-@pytest_asyncio.fixture
-async def sipping(job: ChangelogJob, interrupting: Interrupting) -> AsyncGenerator[ChangelogJob]:
-    """The same job, by a client that fetches little ahead."""
-    made = ChangelogJob(
-        job.servers, job.versions.root, job.task.job_name, executor=interrupting, **SIPS
-    )
-    yield made
-    await made.close()
-
-
 def restart(broker: KafkaBroker) -> Callable[[], None]:
     def kill_and_start() -> None:
         broker.kill()
@@ -83,17 +68,11 @@ async def test_a_broker_that_restarts_in_the_middle_of_a_commit_is_waited_for(
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("step", "nth"), [("_find", 1), ("_step", 4)], ids=["start", "records"])
 async def test_a_broker_that_restarts_in_the_middle_of_a_restore_is_waited_for(
-    job: ChangelogJob,
-    sipping: ChangelogJob,
-    interrupting: Interrupting,
-    mortal: KafkaBroker,
-    *,
-    step: str,
-    nth: int,
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker, step: str, nth: int
 ) -> None:
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
     interrupting.arm(step, restart(mortal), nth=nth)
-    assert await sipping.restore(commit.checkpoint) == commit.content
+    assert await job.sipping().restore(commit.checkpoint) == commit.content
     assert interrupting.has_struck
 
 
@@ -126,7 +105,7 @@ async def test_a_broker_that_is_away_during_a_call_of_a_commit_is_waited_for(
 
 @pytest.mark.asyncio
 async def test_a_broker_that_is_away_during_a_restore_is_waited_for(
-    job: ChangelogJob, sipping: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
 ) -> None:
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
 
@@ -135,13 +114,13 @@ async def test_a_broker_that_is_away_during_a_restore_is_waited_for(
         interrupting.arm("_step", mortal.start, nth=20)
 
     interrupting.arm("_step", die, nth=4)
-    assert await sipping.restore(commit.checkpoint) == commit.content
+    assert await job.sipping().restore(commit.checkpoint) == commit.content
     assert interrupting.has_struck
 
 
 @pytest.mark.asyncio
 async def test_a_broker_that_stalls_in_the_middle_of_a_restore_is_waited_for(
-    job: ChangelogJob, sipping: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
+    job: ChangelogJob, interrupting: Interrupting, mortal: KafkaBroker
 ) -> None:
     commit = await job.commit(await job.manager(), {b"%d" % n: b"x" * 500 for n in range(100_000)})
 
@@ -151,7 +130,7 @@ async def test_a_broker_that_stalls_in_the_middle_of_a_restore_is_waited_for(
 
     interrupting.arm("_step", stall, nth=4)
     try:
-        assert await sipping.restore(commit.checkpoint) == commit.content
+        assert await job.sipping().restore(commit.checkpoint) == commit.content
         assert interrupting.has_struck
     finally:
         mortal.resume()
