@@ -187,6 +187,12 @@ class KafkaJobLog(JobLog):
             await reader.open()
             while not reader.is_done:
                 await reader.next(found.extend)
+        except CheckpointCorruptError as exc:
+            oldest = (await run_to_end(run, cluster.start_offsets, [self._place]))[self._place]
+            if oldest <= reader.position:
+                raise
+            msg = f"the job log was trimmed while it was read: topic={self._place.topic}"
+            raise RetriableError(msg) from exc
         finally:
             await reader.close()
         for record in found:

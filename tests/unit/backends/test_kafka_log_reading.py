@@ -1,0 +1,117 @@
+"""A job log in a topic that is trimmed while somebody reads it, without a cluster."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import Message
+
+from statekeep.backends.kafka import job_log
+from statekeep.backends.kafka.job_log import KafkaJobLog
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.errors import CheckpointCorruptError
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+SETTINGS = KafkaSettings(servers="127.0.0.1:1", topic_prefix="kafka")
+
+
+@dataclass(frozen=True)
+class FakeMessage:
+    place: int
+    name: bytes
+    data: bytes
+
+    def key(self) -> bytes:
+        return self.name
+
+    def value(self) -> bytes:
+        return self.data
+
+    def offset(self) -> int:
+        return self.place
+
+
+RECORDS = [
+    *(FakeMessage(position, b"%d" % position, b"r%d" % position) for position in range(4)),
+    FakeMessage(4, b"floor", b"2"),
+]
+
+
+class FakeTopic:
+    """Is its own cluster; its oldest records go, or one is damaged, when a reader begins."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.on_open: Callable[[], None] = lambda: None
+        self.damaged = -1
+
+    def start_offsets(self, places: Sequence[ChangelogPartition]) -> dict[Any, int]:
+        return dict.fromkeys(places, self.start)
+
+    def end_offsets(
+        self, places: Sequence[ChangelogPartition], *, is_committed_only: bool
+    ) -> dict[Any, int]:
+        return dict.fromkeys(places, len(RECORDS))
+
+    def reader(self, _: object, place: object, start: int, end: int, **__: object) -> "FakeReader":
+        return FakeReader(self, start)
+
+
+class FakeReader:
+    """Gives everything at once."""
+
+    def __init__(self, topic: FakeTopic, start: int) -> None:
+        self.position = start
+        self._topic = topic
+
+    @property
+    def is_done(self) -> bool:
+        return self.position >= len(RECORDS)
+
+    async def open(self) -> None:
+        self._topic.on_open()
+
+    async def next(self, take: Callable[[list[Message]], object]) -> None:
+        if self.position < self._topic.start or self._topic.damaged >= self.position:
+            raise CheckpointCorruptError("partition cannot be read")
+        take(cast("list[Message]", RECORDS[self.position :]))
+        self.position = len(RECORDS)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def topic(monkeypatch: pytest.MonkeyPatch) -> FakeTopic:
+    made = FakeTopic()
+    monkeypatch.setattr(job_log, "Cluster", lambda _: made)
+    monkeypatch.setattr(job_log, "PartitionReader", made.reader)
+    return made
+
+
+@pytest.fixture
+def log(topic: FakeTopic) -> KafkaJobLog:
+    return KafkaJobLog(SETTINGS, "log", executor=SerialExecutor(), clock=FakeClock())
+
+
+@pytest.mark.asyncio
+async def test_a_log_that_is_trimmed_while_it_is_read_is_read_again(
+    topic: FakeTopic, log: KafkaJobLog
+) -> None:
+    def trim() -> None:
+        topic.start = 2
+
+    topic.on_open = trim
+    assert await log.read(0) == [(2, b"r2"), (3, b"r3")]
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_record_of_a_log_is_no_reason_to_read_it_again(
+    topic: FakeTopic, log: KafkaJobLog
+) -> None:
+    topic.damaged = 3
+    with pytest.raises(CheckpointCorruptError):
+        await log.read(0)
