@@ -49,6 +49,7 @@ from statekeep.stores.version import SealedVersion
 
 _CHUNK_KEYS: Final = 10_000
 _CHUNK_BYTES: Final = 4 << 20
+_LOOK_UP_KEYS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,15 +226,9 @@ class StoreUpload:
                 await self.writer.commit_if_old()
                 await reader.next(take)
                 while found:
-                    keys = list(dict.fromkeys(found.pop()))
-                    values = await run_to_end(self.executor, image.get_many, keys)
-                    entries = [
-                        (key, value)
-                        for key, value in zip(keys, values, strict=True)
-                        if value is None or not is_full
-                    ]
-                    for chunk in _chunks(entries):
-                        await self._write(chunk)
+                    entries = _looked_up(image, dict.fromkeys(found.pop()))
+                    while chunk := await run_to_end(self.executor, _next_chunk, entries):
+                        await self._write([e for e in chunk if e[1] is None or not is_full])
         finally:
             await reader.close()
         fault_point("upload.after_tail")
@@ -279,16 +274,17 @@ def _replace(
     content: ContentSummary, changes: Sequence[Change], before: KeyValueStore
 ) -> ContentSummary:
     """Return the content after some changes of different keys."""
-    old = before.get_many([key for key, _ in changes])
+    old = _looked_up(before, [key for key, _ in changes])
     return content.changed(
-        (key, value, new) for (key, new), value in zip(changes, old, strict=True)
+        (key, value, new) for (key, new), (_, value) in zip(changes, old, strict=True)
     )
 
 
-def _chunks(entries: Iterable[Change]) -> Iterator[list[Change]]:
-    source = iter(entries)
-    while chunk := _next_chunk(source):
-        yield chunk
+def _looked_up(store: KeyValueStore, keys: Iterable[bytes]) -> Iterator[Change]:
+    """Yield keys with their values, few at a time: each value may be of many megabytes."""
+    left = iter(keys)
+    while few := list(islice(left, _LOOK_UP_KEYS)):
+        yield from zip(few, store.get_many(few), strict=True)
 
 
 def _next_chunk(entries: Iterator[Change]) -> list[Change]:

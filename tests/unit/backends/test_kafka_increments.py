@@ -20,6 +20,7 @@ from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.errors import VersionDamagedError
 from statekeep.stores.delta import Change
+from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.clock import FakeClock
@@ -176,3 +177,24 @@ async def test_what_was_written_long_ago_is_committed_while_a_version_is_read(
 ) -> None:
     await lineage.upload()
     assert lineage.writer.looks == [0, 0]
+
+
+@pytest.mark.asyncio
+async def test_few_values_are_looked_up_at_once_however_small_the_changes_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    get_many = RocksDbStore.get_many
+
+    def counting(store: RocksDbStore, keys: Sequence[bytes]) -> list[bytes | None]:
+        counts.append(len(keys))
+        return get_many(store, keys)
+
+    monkeypatch.setattr(RocksDbStore, "get_many", counting)
+    task = TaskDirectory.of(tmp_path, FakeTask())
+    large = {b"%d" % number: b"a value of many megabytes" for number in range(1_000)}
+    base = seal_version(task, "1_00000001", None, BASE | large)
+    version = seal_version(task, "2_00000002", base, dict.fromkeys(large, None), committed=base.id)
+    await Lineage(base, version).upload()
+    assert sum(counts) == 1_000
+    assert max(counts) <= 16
