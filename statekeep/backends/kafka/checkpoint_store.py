@@ -1,5 +1,6 @@
 """The checkpoint store in a compacted topic: one key per task and attempt."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -13,6 +14,7 @@ from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.clock import Clock
 
 _SEPARATOR: Final = "/"
+_ATTEMPT: Final = re.compile(r"([0-9]+)-([0-9]+)")
 
 
 class KafkaCheckpointStore(CheckpointStore):
@@ -51,6 +53,12 @@ class KafkaCheckpointStore(CheckpointStore):
         await self._catch_up()
         found = {TaskName(_task(key)): self._entries[key] for key in self._keys_of(attempt)}
         return {task: data for task, data in found.items() if task not in known}
+
+    @override
+    async def attempts(self) -> Collection[tuple[int, int]]:
+        await self._catch_up()
+        found = (_ATTEMPT.fullmatch(key.partition(_SEPARATOR)[0]) for key in self._entries)
+        return {(int(match[1]), int(match[2])) for match in found if match}
 
     @override
     async def delete(self, attempt: str) -> None:
