@@ -1,6 +1,6 @@
 """The settings of a Kafka backend: a cluster, the form of its topics, and how long to insist."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final, Self, TypeVar
@@ -74,7 +74,8 @@ class KafkaSettings:
             settings: Its settings, without ``backends.<name>.`` or ``kafka.``.
 
         Raises:
-            ConfigError: A setting is unknown, missing, or of the wrong type.
+            ConfigError: A setting is unknown, missing, or of the wrong type; or two stores have one
+                changelog: each would delete what the other has written.
         """
         section = _Section(backend, settings)
         section.refuse_unknown()
@@ -85,7 +86,7 @@ class KafkaSettings:
                 key=f"backends.{backend}.bootstrap.servers",
                 hint=f"set {kafka_keys.BOOTSTRAP_SERVERS.name}, such as broker:9092",
             )
-        return cls(
+        found = cls(
             servers=servers,
             topic_prefix=section.read(kafka_keys.TOPIC_PREFIX) or backend,
             replication_factor=section.read(kafka_keys.REPLICATION_FACTOR),
@@ -97,6 +98,8 @@ class KafkaSettings:
             client=section.below(CLIENT_PREFIX),
             stores=section.below(_STORES),
         )
+        found._refuse_shared_changelogs(backend)
+        return found
 
     def changelog(self, backend: str, store: StoreName) -> str | None:
         """Return the topic that ``stores.<store>.changelog`` names, if it does.
@@ -108,16 +111,7 @@ class KafkaSettings:
 
     def stores_by_changelog(self, backend: str) -> Mapping[str, StoreName]:
         """Return ``{topic: store}`` of the changelogs that the settings name."""
-        stores = {
-            StoreName(name.removesuffix(_CHANGELOG))
-            for name in self.stores
-            if name.endswith(_CHANGELOG)
-        }
-        return {
-            topic: store
-            for store in stores
-            if (topic := self.changelog(backend, store)) is not None
-        }
+        return {topic: store for store, topic in self._changelogs(backend)}
 
     def min_compaction_lag_ms(self, store: StoreName) -> int:
         """Return how long the cluster leaves records of a store uncompacted."""
@@ -126,6 +120,24 @@ class KafkaSettings:
     def delete_retention_ms(self, store: StoreName) -> int:
         """Return how long the cluster keeps tombstones of a store."""
         return self._of_store(store_keys.CHANGELOG_DELETE_RETENTION_MS, store)
+
+    def _changelogs(self, backend: str) -> Iterator[tuple[StoreName, str]]:
+        for name in self.stores:
+            store = StoreName(name.removesuffix(_CHANGELOG))
+            topic = self.changelog(backend, store)
+            if store != name and topic is not None:
+                yield store, topic
+
+    def _refuse_shared_changelogs(self, backend: str) -> None:
+        stores: dict[str, StoreName] = {}
+        for store, topic in self._changelogs(backend):
+            other = stores.setdefault(topic, store)
+            if other != store:
+                raise ConfigError(
+                    f"two stores have one changelog: topic={topic} stores={other},{store}",
+                    key=f"{_STORES}{store}{_CHANGELOG}",
+                    hint="name a topic for each store, or none: each gets one of its own",
+                )
 
     def _of_store(self, key: Key[int], store: StoreName) -> int:
         for name in (store, "default"):

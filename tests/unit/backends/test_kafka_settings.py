@@ -42,6 +42,13 @@ def test_a_store_without_a_changelog_names_no_topic() -> None:
     assert settings_of().changelog("kafka", S) is None
 
 
+def test_two_stores_with_one_changelog_are_refused() -> None:
+    with pytest.raises(ConfigError, match="topic=views stores=a,b") as caught:
+        settings_of(stores__a__changelog="kafka.views", stores__b__changelog="views")
+    assert caught.value.key == "stores.b.changelog"
+    settings_of(stores__a__changelog="kafka.views", stores__b__changelog="kafka.views2")
+
+
 def test_the_settings_of_a_store_go_before_those_of_all() -> None:
     settings = settings_of(
         stores__default__changelog__min__compaction__lag__ms="1h",
