@@ -3,7 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
+
+NOT_EMPTY = 'RPCError("org.apache.hadoop.fs.PathIsNotEmptyDirectoryException", "is non empty'
+NO_DIRECTORY = 'RPCError("org.apache.hadoop.fs.ParentNotDirectoryException", "not a directory'
 
 
 @dataclass
@@ -14,10 +18,14 @@ class Status:
 
 
 class FakeHdfs:
-    """The part of hdfs-native that is used, on a dict; calls that are told to wait without end."""
+    """The part of hdfs-native that is used, on a dict; calls that are told to wait without end.
+
+    As on a NameNode, a file is created together with the directories above it, in one step.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.directories: set[str] = {"/"}
         self.stuck: set[str] = set()
         self.errors: dict[str, BaseException] = {}
         self.is_waiting = asyncio.Event()
@@ -38,6 +46,8 @@ class FakeHdfs:
     async def create(self, path: str, options: Any) -> "FakeWriter":
         assert not options.overwrite
         await self.answer("create")
+        self._check_parents(path)
+        self.directories.update(map(str, PurePosixPath(path).parents))
         self.files[path] = b""
         return FakeWriter(self, path)
 
@@ -52,6 +62,8 @@ class FakeHdfs:
     async def rename(self, source: str, target: str, *, overwrite: bool) -> None:
         assert not overwrite
         await self.answer("rename")
+        if source not in self.files:
+            raise FileNotFoundError(source)
         if target in self.files:
             raise FileExistsError(target)
         self.files[target] = self.files.pop(source)
@@ -59,13 +71,38 @@ class FakeHdfs:
     async def delete(self, path: str, *, recursive: bool) -> bool:
         assert not recursive
         await self.answer("delete")
+        self._check_parents(path)
+        if path in self.directories:
+            if self._children(path):
+                raise RuntimeError(NOT_EMPTY)
+            self.directories.remove(path)
+            return True
         return self.files.pop(path, None) is not None
 
-    async def list_status(self, path: str, recursive: bool = False) -> AsyncIterator[Status]:  # noqa: FBT001, FBT002  # hdfs-native's
+    async def list_status(self, path: str) -> AsyncIterator[Status]:
         await self.answer("list")
-        for name, content in self.files.items():
-            if name.startswith(f"{path}/"):
-                yield Status(name, len(content))
+        if path not in self.directories:
+            raise FileNotFoundError(path)
+        for child in self._children(path):
+            is_file = child in self.files
+            yield Status(child, len(self.files[child]) if is_file else 0, isdir=not is_file)
+
+    def add(self, path: str, content: bytes) -> None:
+        """Put a file there that nobody writes."""
+        self.directories.update(map(str, PurePosixPath(path).parents))
+        self.files[path] = content
+
+    def below(self, directory: str) -> list[str]:
+        """Return the directories below one."""
+        return sorted(path for path in self.directories if path.startswith(f"{directory}/"))
+
+    def _children(self, directory: str) -> list[str]:
+        known = {*self.files, *self.directories} - {"/"}
+        return sorted(path for path in known if str(PurePosixPath(path).parent) == directory)
+
+    def _check_parents(self, path: str) -> None:
+        if any(str(parent) in self.files for parent in PurePosixPath(path).parents):
+            raise RuntimeError(NO_DIRECTORY)
 
     def _content(self, path: str) -> bytes:
         try:

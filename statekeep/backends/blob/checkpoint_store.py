@@ -79,8 +79,10 @@ class BlobCheckpointStore(CheckpointStore):
     @override
     async def delete(self, attempt: str) -> None:
         await self._blobs.init()
-        blob_ids = await self._blobs.list(self._prefix(attempt))
+        prefix = self._prefix(attempt)
+        blob_ids = await self._blobs.list(prefix)
         await run_bounded([partial(self._blobs.delete, blob_id) for blob_id in blob_ids])
+        await self._blobs.remove_unfinished(prefix, lambda _: True)
 
     @override
     async def close(self) -> None:

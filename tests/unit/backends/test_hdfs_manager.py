@@ -1,18 +1,21 @@
 """Blobs on HDFS, by a client that may wait without end or answer late."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from fake_hdfs_kit import FakeHdfs, FakeWriter
+from fake_hdfs_kit import FakeHdfs, FakeWriter, Status
 
+from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers import hdfs_client
 from statekeep.backends.blob.managers.hdfs_client import HdfsClient
 from statekeep.backends.blob.managers.hdfs_manager import HdfsBlobStoreManager
+from statekeep.backends.blob.names import temporary_path
 from statekeep.backends.blob_store import BlobMetadata
-from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -80,7 +83,7 @@ async def test_a_rename_that_lands_after_it_was_given_up_changes_nothing(hdfs: F
     hdfs.stuck = set()
     await manager.put("a", b"another", METADATA, if_absent=True)
     late = "/place/.tmp-late"
-    hdfs.files[late] = b"content"
+    hdfs.add(late, b"content")
     with pytest.raises(FileExistsError):
         await hdfs.rename(late, "/place/a", overwrite=False)
     assert await manager.get("a") == b"another"
@@ -188,7 +191,7 @@ async def test_what_is_missing_is_told_by_name(hdfs: FakeHdfs, tmp_path: Path) -
 async def test_temporary_names_are_no_blobs(hdfs: FakeHdfs) -> None:
     manager = await ready()
     await manager.put("d/a", b"x", METADATA)
-    hdfs.files["/place/d/.tmp-1"] = b"half"
+    hdfs.add("/place/d/.tmp-1", b"half")
     assert await manager.list("d/") == ["d/a"]
     with pytest.raises(ValueError, match="not a blob name"):
         await manager.get("d/.tmp-1")
@@ -243,6 +246,139 @@ async def test_what_a_killed_put_has_left_is_removed_by_the_name_that_it_was_to_
     assert sorted(left) == ["/place/elsewhere/", "/place/here/", "/place/here/7_ef.delta"]
     await manager.remove_unfinished("", lambda name: True)
     assert hdfs.files == {"/place/here/7_ef.delta": b"whole"}
+
+
+@pytest.mark.asyncio
+async def test_a_directory_goes_with_the_last_file_in_it_but_not_the_root(hdfs: FakeHdfs) -> None:
+    manager = await ready()
+    for name in ["a/b/1", "a/b/2", "a/c/3"]:
+        await manager.put(name, b"x", METADATA)
+    await manager.delete("a/b/1")
+    assert hdfs.below("/place") == ["/place/a", "/place/a/b", "/place/a/c"]
+    await manager.delete("a/b/2")
+    assert hdfs.below("/place") == ["/place/a", "/place/a/c"]
+    await manager.delete("a/c/3")
+    assert (hdfs.below("/place"), "/place" in hdfs.directories) == ([], True)
+
+
+@pytest.mark.asyncio
+async def test_a_put_that_fails_leaves_no_directory(hdfs: FakeHdfs) -> None:
+    manager = await ready()
+    hdfs.errors["rename"] = RuntimeError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException")
+    with pytest.raises(ConfigError, match="quota"):
+        await manager.put("a/b/1", b"x", METADATA)
+    assert (hdfs.below("/place"), hdfs.files) == ([], {})
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_sweep", [False, True], ids=["by a delete", "by a sweep"])
+async def test_a_directory_that_is_filled_while_it_is_to_go_stays(
+    hdfs: FakeHdfs, monkeypatch: pytest.MonkeyPatch, *, is_sweep: bool
+) -> None:
+    manager = await ready()
+    await manager.put("a/1", b"x", METADATA)
+    delete = hdfs.delete
+
+    async def delete_late(path: str, *, recursive: bool) -> bool:
+        if path == "/place/a":
+            await manager.put("a/2", b"y", METADATA)
+        return await delete(path, recursive=recursive)
+
+    if is_sweep:
+        del hdfs.files["/place/a/1"]
+    monkeypatch.setattr(hdfs, "delete", delete_late)
+    await (manager.remove_unfinished("", lambda _: True) if is_sweep else manager.delete("a/1"))
+    assert hdfs.files == {"/place/a/2": b"y"}
+
+
+@pytest.mark.asyncio
+async def test_a_blob_that_stands_where_a_directory_is_meant_is_not_deleted(hdfs: FakeHdfs) -> None:
+    manager = await ready()
+    await manager.put("a", b"x", METADATA)
+    with pytest.raises(ConfigError, match="a file stands where a directory is needed"):
+        await manager.delete("a/b")
+    assert hdfs.files == {"/place/a": b"x"}
+
+
+@pytest.mark.asyncio
+async def test_a_directory_that_goes_while_a_listing_is_read_hides_nothing_else(
+    hdfs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await ready()
+    for name in ["p/a/1", "p/b/1", "p/c/1"]:
+        await manager.put(name, b"x", METADATA)
+    listed = hdfs.list_status
+
+    async def list_late(path: str) -> AsyncIterator[Status]:
+        entries = [entry async for entry in listed(path)]
+        if path == "/place/p":
+            await manager.delete("p/b/1")
+        for entry in entries:
+            yield entry
+
+    monkeypatch.setattr(hdfs, "list_status", list_late)
+    assert await manager.list("p/") == ["p/a/1", "p/c/1"]
+
+
+@pytest.mark.asyncio
+async def test_directories_that_a_crash_has_left_empty_go_with_what_is_unfinished(
+    hdfs: FakeHdfs,
+) -> None:
+    manager = await ready()
+    await manager.put("here/kept/1", b"x", METADATA)
+    hdfs.directories |= {"/place/here/a", "/place/here/a/b", "/place/elsewhere"}
+    await manager.remove_unfinished("here/", lambda name: True)
+    assert hdfs.below("/place") == ["/place/elsewhere", "/place/here", "/place/here/kept"]
+    await manager.remove_unfinished("none/at/all/", lambda name: True)
+    assert "/place" in hdfs.directories
+
+
+@pytest.mark.asyncio
+async def test_a_put_whose_temporary_file_was_swept_may_be_repeated(
+    hdfs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await ready()
+    rename = hdfs.rename
+
+    async def rename_late(source: str, target: str, *, overwrite: bool) -> None:
+        await manager.remove_unfinished("", lambda name: True)
+        await rename(source, target, overwrite=overwrite)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hdfs, "rename", rename_late)
+        with pytest.raises(RetriableError, match="temporary file is gone"):
+            await manager.put("a", b"x", METADATA, if_absent=True)
+    await manager.put("a", b"x", METADATA, if_absent=True)
+
+
+@pytest.mark.asyncio
+async def test_a_trim_removes_what_killed_writers_left_of_positions_that_are_decided(
+    hdfs: FakeHdfs,
+) -> None:
+    log = BlobJobLog(await ready(), "job")
+    for position in range(4):
+        await log.append(position, b"x")
+    left = {n: temporary_path(f"/place/job/log/{n:020d}.json", f"ab{n}") for n in (0, 1, 3, 4)}
+    for path in left.values():
+        hdfs.add(path, b"half")
+    await log.trim(2)
+    assert [path for path in hdfs.files if ".tmp-" in path] == [left[4]]  # it may yet be renamed
+    await log.append(4, b"x")
+    await log.trim(2)
+    assert [position for position, _ in await log.read(2)] == [2, 3, 4]
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_an_attempt_leaves_nothing_of_its_checkpoints(hdfs: FakeHdfs) -> None:
+    store = BlobCheckpointStore(await ready(), "job")
+    for attempt in ("1-1", "1-2"):
+        await store.write(attempt, TaskName("Partition 0"), b"x")
+        hdfs.add(f"/place/job/checkpoints/{attempt}/Partition 1/.tmp-ab-000000", b"half")
+    await store.delete("1-1")
+    assert len(await store.read("1-2")) == 1
+    assert not [path for path in (*hdfs.files, *hdfs.directories) if "/1-1" in path]
+    await store.delete("1-2")
+    assert hdfs.below("/place") == []
 
 
 def test_a_time_out_that_is_no_number_is_refused_by_name() -> None:

@@ -11,10 +11,11 @@ import ctypes
 import threading
 from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from hdfs_native import AsyncClient, AsyncFileReader, AsyncFileWriter, WriteOptions
+from hdfs_native import AsyncClient, AsyncFileReader, AsyncFileWriter, FileStatus, WriteOptions
 
 from statekeep.backends.base import BlockingExecutor
 
@@ -48,6 +49,15 @@ def _connected_client(url: str, options: Mapping[str, str]) -> AsyncClient:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
             _clients[key] = client
         return _clients[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What is below a directory, as paths in any order."""
+
+    files: list[str]
+    empty_directories: list[str]
+    """The directory itself among them, if it is missing or nothing is in it."""
 
 
 class HdfsClient:
@@ -113,22 +123,38 @@ class HdfsClient:
         with suppress(FileNotFoundError):
             await self.to_end(self._connected.delete(path, recursive=False))
 
+    async def delete_if_empty(self, directory: str) -> bool:
+        """Delete a directory in which nothing is; return whether it is gone.
+
+        Nothing is lost in a race: the NameNode refuses what has been filled by then, and creates a
+        file together with the directories above it.
+        """
+        # Looked at first, since a NameNode logs each refusal as an exception with its trace.
+        if await self._has_entry(directory):
+            return False
+        await self.delete(directory)
+        return True
+
     async def check(self, directory: str) -> None:
         """List a directory, which need not exist yet, as far as one step goes."""
-        with suppress(StopAsyncIteration, FileNotFoundError):
-            await self.step(anext(self._connected.list_status(directory)))
+        await self._has_entry(directory)
 
-    async def files(self, directory: str) -> list[str]:
-        """Return the paths of all files below a directory, in any order; none if it is missing."""
-        statuses = self._connected.list_status(directory, recursive=True)
-        paths: list[str] = []
-        while True:
-            try:
-                status = await self.step(anext(statuses))
-            except (StopAsyncIteration, FileNotFoundError):
-                return paths
-            if not status.isdir:
-                paths.append(status.path)
+    async def tree(self, directory: str) -> "Tree":
+        """Return what is below a directory; nothing if it is missing.
+
+        Listed directory by directory: one that goes meanwhile takes nothing else with it.
+        """
+        files: list[str] = []
+        empty: list[str] = []
+        waiting = [directory]
+        while waiting:
+            parent = waiting.pop()
+            entries = await self._entries(parent)
+            waiting += [entry.path for entry in entries if entry.isdir]
+            files += [entry.path for entry in entries if not entry.isdir]
+            if not entries:
+                empty.append(parent)
+        return Tree(files, empty)
 
     async def step(self, call: Awaitable[T]) -> T:
         """Await a step that may be dropped at any time."""
@@ -153,6 +179,22 @@ class HdfsClient:
                 await asyncio.wait({task})
             if not task.cancelled():
                 task.exception()  # marks it as seen, where the caller gets another one
+
+    async def _has_entry(self, directory: str) -> bool:
+        try:
+            await self.step(anext(self._connected.list_status(directory)))
+        except (StopAsyncIteration, FileNotFoundError):
+            return False
+        return True
+
+    async def _entries(self, directory: str) -> list[FileStatus]:
+        statuses = self._connected.list_status(directory)
+        entries: list[FileStatus] = []
+        while True:
+            try:
+                entries.append(await self.step(anext(statuses)))
+            except (StopAsyncIteration, FileNotFoundError):
+                return entries
 
     @property
     def _connected(self) -> AsyncClient:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
-from statekeep.backends.blob.managers.hdfs_client import HdfsClient
+from statekeep.backends.blob.managers.hdfs_client import HdfsClient, Tree
 from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.place import mapped_errors
 from statekeep.backends.blob.names import check_blob_name, temporary_path, unfinished_name
@@ -29,7 +29,8 @@ class HdfsBlobStoreManager(BlobStoreManager):
 
     The rename fails if the name is taken, so a blob is there whole or not at all, and of racing
     puts one succeeds. A put that was given up may still write: to a temporary name, which is no
-    blob and which nobody else uses; `remove_unfinished` finds it. Metadata are not kept.
+    blob and which nobody else uses; `remove_unfinished` finds it. Directories below the root go
+    with the last file in them. Metadata are not kept.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class HdfsBlobStoreManager(BlobStoreManager):
                 await self._rename(temporary, target, None if if_absent else size)
             except BaseException:
                 with suppress(OSError, RuntimeError):
-                    await self._client.delete(temporary)
+                    await self._delete(temporary)
                 raise
         return name
 
@@ -112,22 +113,25 @@ class HdfsBlobStoreManager(BlobStoreManager):
     async def delete(self, blob_id: str) -> None:
         path = self._path(blob_id)
         with self._told_errors(blob_id):
-            await self._client.delete(path)
+            await self._delete(path)
 
     @override
     async def list(self, prefix: str) -> Sequence[str]:
-        names = await self._files(prefix)
+        names = map(self._name, (await self._tree(prefix)).files)
         return sorted(
             name for name in names if name.startswith(prefix) and unfinished_name(name) is None
         )
 
     @override
     async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
-        for name in await self._files(prefix):
-            blob = unfinished_name(name)
-            if blob is not None and is_closed(blob):
-                with self._told_errors(name):
-                    await self._client.delete(f"{self._root}/{name}")
+        tree = await self._tree(prefix)
+        with self._told_errors(prefix):
+            for path in tree.files:
+                blob = unfinished_name(self._name(path))
+                if blob is not None and is_closed(blob):
+                    await self._delete(path)
+            for directory in tree.empty_directories:  # of deletes that a crash has cut off
+                await self._delete_empty(directory)
 
     @override
     async def remove_ttl(self, blob_id: str) -> None:
@@ -137,13 +141,31 @@ class HdfsBlobStoreManager(BlobStoreManager):
     async def close(self) -> None:
         self._is_closed = True
 
-    async def _files(self, prefix: str) -> Sequence[str]:
-        """Return the names of all files in the directory of a prefix, and below it."""
+    async def _tree(self, prefix: str) -> Tree:
+        """Return what is in the directory of a prefix, and below it."""
         self._check_open()
         directory = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/") or "/"
         with self._told_errors(prefix):
-            paths = await self._client.files(directory)
-        return [path.removeprefix(f"{self._root}/") for path in paths]
+            return await self._client.tree(directory)
+
+    async def _delete(self, path: str) -> None:
+        """Delete a file, and the directories that are empty by that."""
+        await self._client.delete(path)
+        await self._delete_empty(path.rpartition("/")[0])
+
+    async def _delete_empty(self, directory: str) -> None:
+        """Delete a directory in which nothing is, and then those above it, up to the root.
+
+        One that is filled meanwhile stays; so does one that cannot be deleted, for the next sweep.
+        """
+        with suppress(OSError, RuntimeError):
+            while directory.rstrip("/") != self._root:
+                if not await self._client.delete_if_empty(directory):
+                    return
+                directory = directory.rpartition("/")[0]
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(f"{self._root}/")
 
     async def _write(self, path: str, content: bytes | Path) -> int:
         """Write a new file, and let the NameNode confirm its size; return that."""
@@ -179,6 +201,11 @@ class HdfsBlobStoreManager(BlobStoreManager):
         """
         try:
             await self._client.rename(temporary, target)
+        except (
+            FileNotFoundError
+        ) as exc:  # swept: the next try finds out what has become of the name
+            msg = f"the temporary file is gone: path={temporary}"
+            raise RetriableError(msg) from exc
         except FileExistsError:
             if expected_bytes is None or await self._client.size(target) != expected_bytes:
                 raise
