@@ -1,6 +1,7 @@
 """Blobs that get their name by a rename, on a filesystem that can be made to fail."""
 
 import errno
+import io
 import socket
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ class FakeHdfs(MemoryFileSystem):  # type: ignore[misc]  # as its import
     protocol = "hdfs"
     cachable = False
     store: dict[str, Any] = {}  # noqa: RUF012  # fsspec keeps the files of a class here
+    pseudo_dirs: list[str] = [""]  # noqa: RUF012  # and its directories here
 
     def __init__(self) -> None:
         super().__init__()
         self.store.clear()
+        self.pseudo_dirs[:] = [""]
         self.failures: dict[str, tuple[BaseException, bool]] = {}
         self.is_silent = False
 
@@ -42,6 +45,8 @@ class FakeHdfs(MemoryFileSystem):  # type: ignore[misc]  # as its import
             if self.is_silent:
                 return
             raise FileExistsError(path2)
+        if path1 not in self.store:
+            raise FileNotFoundError(path1)
         self.store[path2] = self.store.pop(path1)
         if error is not None:
             raise error
@@ -83,6 +88,81 @@ def test_what_a_killed_put_has_left_is_removed_by_the_name_that_it_was_to_have(
     assert sorted(told) == ["a/b", "a/below/b"]
     place.remove_unfinished("", lambda name: name == "c/b")
     assert set(fs.store) == {"/place/a/whole", temporary_path("/place/a/below/b", "ab12")}
+
+
+def test_a_directory_goes_with_the_last_file_in_it(place: RenamingPlace, fs: FakeHdfs) -> None:
+    fs.makedirs("/place/a/b")
+    for name in ["a/b/1", "a/b/2", "a/3"]:
+        place.put(name, b"x", if_absent=True)
+    place.delete("a/b/1")
+    assert fs.isdir("/place/a/b")
+    place.delete("a/b/2")
+    assert sorted(fs.ls("/place/a", detail=False)) == ["/place/a/3"]
+
+
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.put("a/b/1", b"x", if_absent=True)
+    assert list(place.list("none/")) == []
+    listed = fs.ls
+
+    def ls(path: str, detail: bool = True) -> Any:  # noqa: FBT001, FBT002  # fsspec's
+        if path == "/place/a/b":
+            raise ConnectionResetError
+        return listed(path, detail=detail)
+
+    monkeypatch.setattr(fs, "ls", ls)
+    with pytest.raises(ConnectionResetError):
+        place.list("a/")
+
+
+def test_a_put_whose_temporary_file_was_swept_may_be_repeated(
+    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = fs.mv
+
+    def rename_late(path1: str, path2: str) -> None:
+        place.remove_unfinished("", lambda name: True)
+        rename(path1, path2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fs, "mv", rename_late)
+        with pytest.raises(RetriableError, match="temporary file is gone"):
+            place.put("a", b"x", if_absent=True)
+    assert list(place.list("")) == []
+    place.put("a", b"x", if_absent=True)
+
+
+def test_a_rename_of_which_nothing_is_known_is_no_success(
+    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.put("a", b"first", if_absent=True)
+    fs.is_silent = True
+    real_info = fs.info
+    monkeypatch.setattr(fs, "exists", lambda path: False)
+
+    def info(path: str) -> Any:
+        if ".tmp-" in path and len(seen) > 0:
+            raise ConnectionResetError
+        seen.append(path)
+        return real_info(path)
+
+    seen: list[str] = []
+    monkeypatch.setattr(fs, "info", info)
+    with pytest.raises(ConnectionResetError):
+        place.put("a", b"later", if_absent=True)
+
+
+def test_what_comes_in_place_of_the_bytes_is_not_passed_on(
+    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Answer(io.BytesIO):
+        size = 7
+
+    monkeypatch.setattr(fs, "open", lambda path, mode: Answer(b"a page"))
+    with pytest.raises(RetriableError, match="short read"):
+        place.read("a", 0, None)
 
 
 def test_bytes_and_files_are_stored_whole(

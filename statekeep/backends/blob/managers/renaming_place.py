@@ -1,7 +1,7 @@
 """Blobs on a filesystem that renames atomically and never onto a name that is taken: HDFS."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,8 @@ class RenamingPlace(RemotePlace):
     """A `Place` on HDFS: a blob is written under a temporary name and then renamed.
 
     The rename fails if the name is taken, so a blob is there whole or not at all, and of racing
-    creates one succeeds. What a crash leaves has a temporary name and is no blob.
+    creates one succeeds. What a crash leaves has a temporary name and is no blob. Directories below
+    the root go with the last file in them.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RenamingPlace(RemotePlace):
                 self._rename(temporary, target)
             except BaseException as exc:
                 with suppress(OSError, RuntimeError):
-                    self._fs.rm_file(temporary)
+                    self._delete(temporary)
                 # Without if_absent a name is used by one writer: it was here before, and its
                 # answer was lost.
                 is_ours = isinstance(exc, FileExistsError) and not if_absent
@@ -84,26 +85,63 @@ class RenamingPlace(RemotePlace):
         with told_java_errors(self._root), self._fs.open(self._path(name), "rb") as file:
             if start:
                 file.seek(start)
-            return bytes(file.read(-1 if end is None else end - start))
+            size = int(file.size)
+            expected = max((size if end is None else min(end, size)) - start, 0)
+            data = bytes(file.read(expected)) if expected else b""
+        # Over HTTP, what a DataNode says instead of the bytes comes in their place.
+        if len(data) != expected:
+            msg = f"short read: name={name} expected_bytes={expected} actual_bytes={len(data)}"
+            raise RetriableError(msg)
+        return data
 
     @override
     def delete(self, name: str) -> None:
         with told_java_errors(self._root):
-            super().delete(name)
+            self._delete(self._path(name))
 
     @override
     def list(self, prefix: str) -> Sequence[str]:
-        with told_java_errors(self._root):
-            names = super().list(prefix)
+        names = self._files(prefix)
         return [name for name in names if unfinished_name(name) is None]
 
     @override
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
-        with told_java_errors(self._root):
-            for name in super().list(prefix):
-                blob = unfinished_name(name)
-                if blob is not None and is_closed(blob):
-                    super().delete(name)
+        for name in self._files(prefix):
+            blob = unfinished_name(name)
+            if blob is not None and is_closed(blob):
+                self.delete(name)
+
+    def _files(self, prefix: str) -> Sequence[str]:
+        """Return the names of all files in the directory of a prefix, and below it.
+
+        Not by the filesystem's own walk, which takes a directory that cannot be read for an empty
+        one. One that is missing has gone meanwhile, or was never there.
+        """
+        waiting = [self._path(prefix.rpartition("/")[0]).rstrip("/") or "/"]
+        paths: list[str] = []
+        while waiting:
+            with told_java_errors(self._root), suppress(FileNotFoundError):
+                for entry in self._entries(waiting.pop()):
+                    below = waiting if entry["type"] == "directory" else paths
+                    below.append(str(entry["name"]))
+        names = [path.removeprefix(f"{self._root}/") for path in paths]
+        return [name for name in names if name.startswith(prefix)]
+
+    def _entries(self, directory: str) -> Sequence[Mapping[str, Any]]:
+        self._fs.invalidate_cache()
+        return cast("Sequence[Mapping[str, Any]]", self._fs.ls(directory, detail=True))
+
+    def _delete(self, path: str) -> None:
+        """Delete a file, and the directories that are empty by that, up to the root."""
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(path)
+        directory = path.rpartition("/")[0]
+        with suppress(
+            OSError, RuntimeError
+        ):  # whatever is wrong with a directory, the file is gone
+            while directory.rstrip("/") != self._root and not self._entries(directory):
+                self._fs.rm(directory)  # refused if it is filled by now
+                directory = directory.rpartition("/")[0]
 
     def _write(self, path: str, content: bytes | Path) -> None:
         """Write a new file, and let the filesystem confirm its size."""
@@ -127,10 +165,21 @@ class RenamingPlace(RemotePlace):
             raise RetriableError(msg)
 
     def _rename(self, temporary: str, target: str) -> None:
-        self._fs.mv(temporary, target)
+        with suppress(FileNotFoundError):  # the temporary file was swept: found out below
+            self._fs.mv(temporary, target)
         # Over HTTP a rename that was refused is told by an answer that the client does not pass on.
-        if self._fs.exists(temporary):
+        if self._is_there(temporary):
             raise FileExistsError(target)
+        if not self._is_there(target):
+            raise RetriableError(f"the temporary file is gone: path={temporary}")
+
+    def _is_there(self, path: str) -> bool:
+        """Return whether there is a file; unlike ``exists`` not False where nobody answers."""
+        try:
+            self._fs.info(path)
+        except FileNotFoundError:
+            return False
+        return True
 
 
 def _size(content: bytes | Path) -> int:
