@@ -15,7 +15,11 @@ class Files(Protocol):
         ...
 
     def unfinished(self, prefix: str) -> set[str]:
-        """Return the names below a prefix that uploads in parts, neither ended nor dropped, have."""
+        """Return the names below a prefix that puts, neither ended nor tidied up, were to make."""
+        ...
+
+    def empty_directories(self, prefix: str) -> set[str]:
+        """Return the directories below a prefix in which nothing is, where they are things."""
         ...
 
     def read(self, name: str) -> bytes:
@@ -53,6 +57,10 @@ class LocalFiles(Files):
     @override
     def unfinished(self, prefix: str) -> set[str]:
         return set()
+
+    @override
+    def empty_directories(self, prefix: str) -> set[str]:
+        return set()  # a delete that was killed leaves one, and no later one looks for it
 
     @override
     def read(self, name: str) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _TIMEOUT_S = 30
+_TEMPORARY = ".tmp-"
 
 
 @cache
@@ -63,14 +64,37 @@ def _hdfs(address: str) -> Any:  # noqa: ANN401 - no types
 
 def hdfs_names(address: str, root: str, prefix: str) -> list[str]:
     """Return the files below a directory; temporary ones do not count."""
+    files, _ = _hdfs_tree(address, root, prefix)
+    return [name for name in files if not name.rpartition("/")[2].startswith(_TEMPORARY)]
+
+
+def hdfs_unfinished(address: str, root: str, prefix: str) -> list[str]:
+    """Return what the temporary files below a directory were to become."""
+    files, _ = _hdfs_tree(address, root, prefix)
+    split = [name.rpartition("/") for name in files]
+    return [
+        f"{directory}/{name.removeprefix(_TEMPORARY).partition('-')[2]}"
+        for directory, _, name in split
+        if name.startswith(_TEMPORARY)
+    ]
+
+
+def hdfs_empty_directories(address: str, root: str, prefix: str) -> list[str]:
+    """Return the directories below one in which nothing is."""
+    files, directories = _hdfs_tree(address, root, prefix)
+    parents = {name.rpartition("/")[0] for name in (*files, *directories)}
+    return [name for name in directories if name not in parents]
+
+
+def _hdfs_tree(address: str, root: str, prefix: str) -> tuple[list[str], list[str]]:
+    """Return the files and the directories below a directory."""
     base = urlsplit(root).path.rstrip("/") + "/"
     try:
         found = list(_hdfs(address).list_status(f"{base}{prefix}", recursive=True))
     except FileNotFoundError:
-        return []
-    paths = [entry.path for entry in found if not entry.isdir]
-    names = [urlsplit(path).path.removeprefix(base) for path in paths]
-    return [name for name in names if not name.rpartition("/")[2].startswith(".tmp-")]
+        return [], []
+    names = [(entry.isdir, urlsplit(entry.path).path.removeprefix(base)) for entry in found]
+    return [n for is_dir, n in names if not is_dir], [n for is_dir, n in names if is_dir]
 
 
 def hdfs_read(address: str, root: str, name: str) -> str | None:
@@ -144,7 +168,9 @@ _CALLS: Mapping[str, Callable[..., object]] = {
     "s3_names": s3_names,
     "s3_read": s3_read,
     "s3_unfinished": s3_unfinished,
+    "hdfs_empty_directories": hdfs_empty_directories,
     "hdfs_names": hdfs_names,
+    "hdfs_unfinished": hdfs_unfinished,
     "hdfs_read": hdfs_read,
     "kafka_read": kafka_read,
     "database_read": database_read,

@@ -75,9 +75,13 @@ class RemoteFiles(Files):
 
     @override
     def unfinished(self, prefix: str) -> set[str]:
-        if self._kind != "s3":
+        return set(self._reader.ask(f"{self._kind}_unfinished", *self._place, prefix))
+
+    @override
+    def empty_directories(self, prefix: str) -> set[str]:
+        if self._kind != "hdfs":
             return set()
-        return set(self._reader.ask("s3_unfinished", *self._place, prefix))
+        return set(self._reader.ask("hdfs_empty_directories", *self._place, prefix))
 
     @override
     def read(self, name: str) -> bytes:

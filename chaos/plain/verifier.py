@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos.backends import Place
-from chaos.evidence.snapshots import attempt_of, list_blobs, read_snapshot
+from chaos.evidence.leftovers import find_leftovers
+from chaos.evidence.snapshots import list_blobs, read_snapshot
 from chaos.plain.log_evidence import Commit, TaskHistory, read_history
 from chaos.plain.records import changes_of
 from chaos.plain.schedule import Schedule
@@ -61,9 +62,8 @@ class Verifier:
         """Check that the places hold what retained commits reach.
 
         Blobs: exactly that. Uploads of other forms build on each other, so that older ones may
-        stay; but nothing is left of an attempt that never completed. Nor are parts of uploads, but
-        those of an attempt that made a retained commit: one was begun again, as the answer was lost,
-        and goes with that commit.
+        stay; but nothing is left of an attempt that never completed. Nor is what `find_leftovers`
+        tells.
         """
         histories = self._read_histories()
         commits = [commit for history in histories.values() for commit in history.retained]
@@ -79,10 +79,13 @@ class Verifier:
                     is_needed = attempt not in _history_of(name, histories).void
                 if not is_needed and not self._is_left_by_optional(place, attempt, histories):
                     self._fail(16, f"{place.name} still holds {name}")
-            for name in sorted(place.files().unfinished(self._job)):
-                retained = _history_of(name, histories).retained
-                if attempt_of(name) not in {commit.attempt for commit in retained}:
-                    self._fail(16, f"{place.name} still holds parts of {name}")
+            left = find_leftovers(
+                place.files(),
+                self._job,
+                lambda name: {c.attempt for c in _history_of(name, histories).retained},
+            )
+            for what in left:
+                self._fail(16, f"{place.name} still holds {what}")
             self.checked.add(16)
 
     def check_end(self, journal: Sequence[Event], local: Path) -> None:

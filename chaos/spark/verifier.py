@@ -13,6 +13,7 @@ from typing import Any
 
 import statekeep.spark as sk
 from chaos.backends import Place
+from chaos.evidence.leftovers import find_leftovers
 from chaos.evidence.snapshots import list_blobs, read_snapshot
 from chaos.spark.expected import Expected, rows_between
 from chaos.spark.frames import DamagedFrameError, parse_frame
@@ -324,6 +325,12 @@ class Verifier:
             if there != reached:
                 surplus = sorted(there - reached)[:3]
                 self.failures.append(f"16: {len(there - reached)} blobs too many: {surplus}")
+        attempts = {(c["attempt-epoch"], c["attempt"]) for c in story.retained.values()}
+        for place in self._all_backends:
+            if place.form != "kafka":
+                job = self._settings["job.name"]
+                left = find_leftovers(place.files(), job, lambda _: attempts)
+                self.failures += [f"16: {place.name} still holds {what}" for what in left]
 
 
 def _read_state(settings: Mapping[str, str]) -> Expected:

@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from rocksdict import Options, Rdict
+from typing_extensions import override
 
 from chaos.evidence.deltas import load_upload, parse_delta
 from chaos.evidence.files import LocalFiles
+from chaos.evidence.leftovers import find_leftovers
 from chaos.evidence.logs import FileLog
 from chaos.evidence.remote import Reader, database_content
 from chaos.evidence.snapshots import Snapshot
@@ -71,6 +73,58 @@ def test_a_log_that_is_in_order_says_nothing() -> None:
 
 def test_a_record_that_stands_in_the_log_twice_is_told() -> None:
     assert "02" in numbers(story(record("epoch", "x"), record("epoch", "x")).failures)
+
+
+class PlaceOnHdfs(LocalFiles):
+    """A place that can tell what was left there."""
+
+    def __init__(self, root: Path, unfinished: Sequence[str], empty: Sequence[str] = ()) -> None:
+        super().__init__(root)
+        self._unfinished = set(unfinished)
+        self._empty = set(empty)
+
+    @override
+    def unfinished(self, prefix: str) -> set[str]:
+        return self._unfinished
+
+    @override
+    def empty_directories(self, prefix: str) -> set[str]:
+        return self._empty
+
+
+@pytest.mark.parametrize(
+    ("name", "is_left"),
+    [
+        (f"{PLACE}/7_0000000100000002{'ab' * 8}.snapshot", True),
+        (f"{PLACE}/7_0000000100000003{'ab' * 8}.delta", False),
+        (f"{PLACE}/6_0000000100000001{'ab' * 8}.snapshot", False),
+        (f"tally/log/{4:020d}.json", True),
+        (f"tally/log/{5:020d}.json", False),
+        ("tally/checkpoints/1-2/Partition_0/000000", True),
+        ("tally/checkpoints/1-3/Partition_0/000000", False),
+        ("tally/log-probe/ab", False),
+    ],
+    ids=[
+        *("of a closed attempt", "of a retained commit", "of a delta that is needed"),
+        *("of a trimmed position", "of the end of the log"),
+        *("a checkpoint of a closed attempt", "a checkpoint of a retained commit", "a probe"),
+    ],
+)
+def test_parts_that_nothing_explains_are_told(tmp_path: Path, name: str, *, is_left: bool) -> None:
+    for path in (
+        f"{PLACE}/6_0000000100000001{'ab' * 8}.delta",
+        f"tally/log-floor/{5:020d}",
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    left = find_leftovers(PlaceOnHdfs(tmp_path, [name]), "tally", lambda _: {(1, 3)})
+    assert left == [f"parts of {name}"] * is_left
+
+
+def test_a_directory_that_is_left_empty_is_told(tmp_path: Path) -> None:
+    place = PlaceOnHdfs(tmp_path, [], [PLACE])
+    left = find_leftovers(place, "tally", lambda _: set())
+    assert left == [f"the empty directory {PLACE}"]
 
 
 def watch_of(tmp_path: Path) -> tuple[Watch, Path]:
