@@ -21,6 +21,7 @@ from statekeep.cli import (
     new_jobs,
     restore,
     savepoints,
+    spark_state,
     stores,
     verify,
 )
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.add_typer(checkpoints.app)
 app.add_typer(stores.app)
 app.add_typer(savepoints.app)
+app.add_typer(spark_state.app)
 app.add_typer(backends.app)
 app.add_typer(config.app)
 app.command("verify")(verify.verify)

@@ -276,8 +276,9 @@ class TaskLog:
                 f"the job was not made to its end: job={self._task.job_name} "
                 f"task={self._task.task_name}",
                 key="job.name",
-                hint="run `statekeep savepoint restore` or `statekeep rescale` again; or `statekeep "
-                "reset` this job, to start it with empty state",
+                hint="give the command again that was making it: `statekeep savepoint restore`, "
+                "`rescale` or `spark-state import`; or `statekeep reset` this job, to start it with "
+                "empty state",
             )
 
     def _check_identity(self, found: JobIdentity) -> None:

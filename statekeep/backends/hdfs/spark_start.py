@@ -1,6 +1,8 @@
 """Starting from the state files of Spark's own provider: a marker without a unique id."""
 
 import re
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -58,17 +60,30 @@ class SparkStart:
         async with empty_store(context, store) as opened:
             for path in self._paths:
                 async with fetched_file(context, manager, path, store) as local:
-                    await run_to_end(context.executor, _apply, local, opened, path)
+                    await run_to_end(context.executor, apply_spark_file, local, opened, path)
 
 
-def _apply(local: Path, store: KeyValueStore, path: str) -> None:
+def apply_spark_file(
+    local: Path,
+    store: KeyValueStore,
+    path: str,
+    on_records: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Put the records of a file into a store. Blocks.
+
+    Args:
+        local: The file.
+        store: Gets them.
+        path: Where the file comes from: its name says whether it may delete, and errors name it.
+        on_records: Told of how many were put.
+
+    Raises:
+        CheckpointCorruptError: Truncated or damaged; what was put must be thrown away.
+    """
     from statekeep.backends.hdfs.spark_files import read_spark_file  # noqa: PLC0415  # as above
 
-    changes: dict[bytes, bytes | None] = {}
     with local.open("rb") as file:
-        for key, value in read_spark_file(file, where=path, may_delete=path.endswith(".delta")):
-            changes[key] = value
-            if len(changes) >= _WRITE_KEYS:
-                store.write(changes)
-                changes = {}
-    store.write(changes)
+        records = read_spark_file(file, where=path, may_delete=path.endswith(".delta"))
+        while changes := dict(islice(records, _WRITE_KEYS)):
+            store.write(changes)
+            on_records(len(changes))

@@ -1,5 +1,6 @@
 """From the state files of Spark's own provider to ours and back, by Spark itself."""
 
+import json
 import os
 import struct
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     TaskName,
 )
+from statekeep.cli import app
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.factory import open_store
 from statekeep.testing.clock import FakeClock
@@ -126,6 +128,70 @@ async def test_what_spark_wrote_is_restored_changed_and_read_by_spark_again(
     assert query.counts == {"a": 103, "b": 2, "c": 102, "d": 1}
     query.run("b")
     assert query.counts == {"a": 103, "b": 103, "c": 102, "d": 1}
+
+
+def run_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[object, str]:
+    """Run ``statekeep``; return its exit status and what it said."""
+    monkeypatch.setattr("sys.argv", ["statekeep", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    said = capsys.readouterr()
+    return ended.value.code, said.out + said.err
+
+
+def settings_below(root: Path) -> list[str]:
+    settings = {
+        "job.name": "counted",
+        "stores.counts.backup.factories": "hdfs",
+        "hdfs.store.uri": (root / "backup").as_uri(),
+    }
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def test_the_commands_lead_a_query_of_spark_to_a_job_and_back(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    query = CountQuery(spark, tmp_path)
+    query.run("a", "b", "a")
+    query.run("b", "c")
+    settings = settings_below(tmp_path)
+    begin = ("spark-state", "import", str(query.location), "--store", "counts", "--json")
+    status, said = run_command(monkeypatch, capsys, *begin, *settings)
+    assert status == 0
+    assert json.loads(said) == [{"task": "Partition 0", "version": 2, "entries": 3}]
+    for path in query.state.iterdir():
+        if path.is_file():
+            path.unlink()
+    target = str(query.state.parent)
+    options = ("--store", "counts", "--version", "2", "--task", "Partition 0")
+    back = ("spark-state", "export", target, *options)
+    assert run_command(monkeypatch, capsys, *back, *settings)[0] == 0
+    query.run("a", "d")
+    assert query.counts == {"a": 3, "b": 2, "c": 1, "d": 1}
+
+
+def test_a_location_whose_values_have_checksums_is_refused(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "spark.sql.streaming.stateStore.rowChecksum.enabled"
+    spark.conf.set(name, "true")
+    try:
+        query = CountQuery(spark, tmp_path)
+        query.run("a")
+    finally:
+        spark.conf.unset(name)
+    line = ("spark-state", "import", str(query.location), "--store", "counts")
+    status, said = run_command(monkeypatch, capsys, *line, *settings_below(tmp_path))
+    assert (status, f"{name}=true" in said) == (6, True), said
 
 
 def test_an_export_replaces_a_snapshot_and_the_checksum_that_hadoop_keeps_of_it(

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 import typer
 from cli_kit import TASK, CommandLine
+from spark_location_kit import make_location
 
 from statekeep.cli import counting_bar, waiting
 from statekeep.cli.app import app
@@ -45,6 +46,14 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
         "rescale --partitions 2 --as orders-3 --router cli_kit:route",
         [LOG_IS_READ, "beginning the new job", STATE_COMES, "entries routed", STATE_GOES],
     ),
+    "spark_state.import_state": (
+        "spark-state import {job}/spark --store counts --set job.name=counted",
+        ["beginning the new job", "records read", STATE_GOES],
+    ),
+    "spark_state.export_state": (
+        "spark-state export {job}/back --store counts --version 4",
+        [LOG_IS_READ, "writing the state", STATE_COMES],
+    ),
     "backends.check": ("backends check", ["asking the backends"]),
     "verify.verify": ("verify", [LOG_IS_READ, STATE_COMES]),
     "restore.restore": ("restore {job}/mine", [LOG_IS_READ, STATE_COMES]),
@@ -72,7 +81,7 @@ SHOWS_NOTHING: Final[Mapping[str, str]] = {
 }
 """By command: why it cannot last long."""
 
-WITHOUT_LOG = {"backends.check", "checkpoints.overwrite_offsets"}
+WITHOUT_LOG = {"backends.check", "checkpoints.overwrite_offsets", "spark_state.import_state"}
 """Those that have no --task of their own."""
 
 
@@ -96,6 +105,7 @@ def old(statekeep: CommandLine) -> int:
     """A commit that is kept by name, beside which there is another that is not."""
     positions = [row["commit"] for row in statekeep(f"checkpoints list {LOG} --json").json]
     assert statekeep(f"checkpoints pin kept {positions[-2]} {LOG}").status == 0
+    make_location(statekeep.config.parent / "spark")
     return int(positions[1])
 
 
