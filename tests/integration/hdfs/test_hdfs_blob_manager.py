@@ -1,6 +1,8 @@
 """The client of blobs on a real HDFS, and the job log over it."""
 
 import asyncio
+import getpass
+import os
 import uuid
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,16 @@ from servers.hdfs import HdfsCluster
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.job_log import BlobJobLog
+from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.hdfs_client import HdfsClient
 from statekeep.backends.blob.managers.hdfs_manager import HdfsBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import PositionTakenError
+from statekeep.clock import SystemClock
+from statekeep.commit.executor import BoundedExecutor
 from statekeep.errors import BlobExistsError, ConfigError, RetriableError
 from statekeep.testing.blob_store_tests import BlobStoreManagerTests
 from statekeep.testing.executor import SerialExecutor
@@ -29,6 +36,7 @@ class TestHdfsManager(BlobStoreManagerTests):
     @pytest.fixture(autouse=True)
     def server(self, cluster: HdfsCluster) -> None:
         self.uri, self.prefix = cluster.uri, f"/kit/{uuid.uuid4().hex}"
+        self.web_uri = cluster.web_uri
 
     @override
     def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
@@ -43,6 +51,21 @@ class TestHdfsManager(BlobStoreManagerTests):
         return content
 
 
+class TestWebHdfsManager(TestHdfsManager):
+    """The same by HTTP."""
+
+    @override
+    def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
+        uri = f"{self.web_uri}{self.prefix}/{place.name}"
+        return FsspecBlobStoreManager(uri, {"user": getpass.getuser()}, executor)
+
+
+def entries_of(cluster: HdfsCluster, directory: str) -> list[str]:
+    """Return all files and directories below a directory."""
+    client: Any = hdfs_native.Client(cluster.uri)
+    return sorted(status.path for status in client.list_status(directory, recursive=True))
+
+
 def manager_of(cluster: HdfsCluster, path: str, **options: str) -> HdfsBlobStoreManager:
     client = HdfsClient(cluster.uri, options)
     return HdfsBlobStoreManager(f"{cluster.uri}{path}", client, SerialExecutor())
@@ -55,10 +78,7 @@ async def test_a_failed_put_leaves_no_file_behind(cluster: HdfsCluster) -> None:
     await manager.put("a", b"first", METADATA, if_absent=True)
     with pytest.raises(BlobExistsError):
         await manager.put("a", b"second", METADATA, if_absent=True)
-    client: Any = hdfs_native.Client(cluster.uri)
-    assert [status.path for status in client.list_status("/left-over", recursive=True)] == [
-        "/left-over/a"
-    ]
+    assert entries_of(cluster, "/left-over") == ["/left-over/a"]
     assert await manager.get("a") == b"first"
     assert await manager.get_start("a", 3) == b"fir"
 
@@ -110,8 +130,8 @@ async def test_a_quota_that_is_used_up_is_an_error_to_be_mended(cluster: HdfsClu
     manager = manager_of(cluster, "/quota")
     await manager.init()
     with pytest.raises(ConfigError, match="quota"):
-        await manager.put("large", bytes(30 << 20), METADATA)
-    assert await manager.list("") == []
+        await manager.put("below/large", bytes(30 << 20), METADATA)
+    assert entries_of(cluster, "/quota") == []
 
 
 @pytest.mark.asyncio
@@ -134,3 +154,47 @@ async def test_what_was_written_outlives_the_namenode(cluster: HdfsCluster) -> N
     cluster.restart_namenode()
     assert await manager.get("a") == b"content"
     await manager.put("b", b"more", METADATA)
+
+
+@pytest.mark.asyncio
+async def test_uploads_outlast_a_restart_of_the_namenode_and_leave_nothing_else(
+    cluster: HdfsCluster,
+) -> None:
+    executor = BoundedExecutor(4, "restart")
+    factory = BlobBackendFactory(BackendName("blob"), {"uri": f"{cluster.uri}/during"})
+    manager = factory.blob_store_manager(executor, SystemClock())
+    await manager.init()
+    restart = asyncio.ensure_future(executor.run(cluster.restart_namenode))
+    content = os.urandom(20 << 20)
+    names: list[str] = []
+    while not restart.done() or len(names) < 3:
+        names.append(f"{len(names):03d}/large")
+        await manager.put(names[-1], content, METADATA)
+    await restart
+    assert await manager.list("") == names
+    assert all([await manager.get(name) == content for name in names])
+    await manager.remove_unfinished("", lambda _: True)
+    directories = [f"/during/{name.partition('/')[0]}" for name in names]
+    assert entries_of(cluster, "/during") == sorted(
+        [*directories, *(f"/during/{name}" for name in names)]
+    )
+    await manager.close()
+    await executor.close()
+
+
+@pytest.mark.asyncio
+async def test_a_directory_goes_with_the_last_file_in_it_also_beside_puts(
+    cluster: HdfsCluster,
+) -> None:
+    manager = manager_of(cluster, "/directories")
+    await manager.init()
+    await manager.put("kept", b"x", METADATA)
+
+    async def put_and_delete(number: int) -> None:
+        for _ in range(10):
+            await manager.put(f"a/b/{number}", b"x", METADATA, if_absent=True)
+            await manager.delete(f"a/b/{number}")
+
+    await asyncio.gather(*map(put_and_delete, range(8)))
+    await manager.remove_unfinished("", lambda _: True)
+    assert entries_of(cluster, "/directories") == ["/directories/kept"]
