@@ -91,7 +91,7 @@ class BackupPlaceTests:
     @pytest.mark.asyncio
     @pytest.mark.parametrize(
         ("start", "size", "expected"),
-        [(0, 3, b"012"), (4, 3, b"456"), (7, 100, b"789"), (0, 10, b"0123456789")],
+        [(0, 3, b"012"), (4, 3, b"456"), (7, 100, b"789"), (0, 10, b"0123456789"), (10, 5, b"")],
     )
     async def test_a_range_of_a_blob_is_what_stands_there(
         self, manager: BlobStoreManager, start: int, size: int, expected: bytes

@@ -302,6 +302,25 @@ def test_filesystem_with_no_way_of_its_own_to_write_bytes_is_given_its_directori
     assert (tmp_path / "a/b/c").read_bytes() == b"2"
 
 
+def test_what_begins_at_the_end_of_a_blob_is_nothing_also_where_http_refuses_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    filesystem = MemoryFileSystem()
+    place = RemotePlace(filesystem, str(tmp_path))
+    place.put("a", b"0123", if_absent=False)
+    whole = filesystem.cat_file
+
+    def cat_file(path: str, start: int | None = None, end: int | None = None) -> bytes:
+        if start is not None and start >= 4:
+            raise HttpError({"code": 416, "message": "not satisfiable"})
+        return bytes(whole(path, start=start, end=end))
+
+    monkeypatch.setattr(filesystem, "cat_file", cat_file)
+    assert (place.read("a", 2, 9), place.read("a", 4, 9)) == (b"23", b"")
+    with pytest.raises(HttpError):
+        place.read("a", 5, 9)
+
+
 @pytest.mark.asyncio
 async def test_cancelled_download_stops_at_the_next_chunk(
     local: FsspecBlobStoreManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
