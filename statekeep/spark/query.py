@@ -8,7 +8,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeep.clock import Clock
 from statekeep.errors import StateBackupError
-from statekeep.spark.driver.committer import CommitSummary
+from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.events import EventList, QueryEvent
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.query_run import QueryPlan, QueryRun, as_query_failure

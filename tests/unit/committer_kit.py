@@ -24,7 +24,8 @@ from statekeep.checkpoint.serde import (
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
-from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.commit_summary import CommitSummary
+from statekeep.spark.driver.committer import Committer
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import HandOverPlan
 from statekeep.testing.clock import FakeClock

@@ -26,6 +26,7 @@ from statekeep.commit.gate import CommitGate, Decision
 from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.commit_records import CommitRecords, attempt_record
+from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.gathering import GatheredTasks, gather
 from statekeep.spark.tasks import partition_of, task_name
 from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
@@ -33,22 +34,6 @@ from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
 logger = logging.getLogger(__name__)
 
 _NS_PER_S: Final = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class CommitSummary:
-    """A commit that is durable, for people and for ``lastCommit``."""
-
-    checkpoint_id: str
-    batch: int
-    position: int
-    elapsed_ms: int
-    tasks_uploaded: int
-    bytes_uploaded: int = 0
-    """By all tasks to all backends, as far as backends count."""
-    was_rolled_forward: bool = False
-    left_out: Sequence[str] = ()
-    """Optional backends that lack the state of some task at this commit."""
 
 
 @dataclass(slots=True)

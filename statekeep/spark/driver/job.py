@@ -24,7 +24,7 @@ from statekeep.config.model import Config
 from statekeep.errors import CommitFailedError, RetriableError, StateBackupError, TaskFencedError
 from statekeep.spark.anchor import ROUTER, Anchor, expected_executors, wait_for_executors
 from statekeep.spark.driver.batch_loop import BatchLoop, Sink
-from statekeep.spark.driver.committer import CommitSummary
+from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.fence_watch import FenceWatch, find_successor
 from statekeep.spark.driver.hand_over_repeats import HandOverRepeats

@@ -3,7 +3,7 @@
 from typing import Any
 
 from statekeep.spark.driver.batch_loop import BatchStatistics
-from statekeep.spark.driver.committer import CommitSummary
+from statekeep.spark.driver.commit_summary import CommitSummary
 
 
 def operator_progress(

@@ -30,12 +30,13 @@ from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
-from statekeep.errors import BackendClosedError, CheckpointLocationError, ConfigError
+from statekeep.errors import BackendClosedError, CheckpointLocationError
 from statekeep.fault_points import fault_point
-from statekeep.spark.driver.backend_setup import check_reach, prepare_backends
+from statekeep.spark.driver.backend_setup import check_reach, find_log_backend, prepare_backends
 from statekeep.spark.driver.clean_up import CleanUp
+from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.commit_thread import CommitThread
-from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.committer import Committer
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.identity import settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
@@ -107,7 +108,7 @@ class Reign:
     @property
     def log_backend(self) -> BackendName:
         """The backend that holds the job log and the tasks' checkpoints."""
-        return self._log_backend()
+        return find_log_backend(self._factories, self._config.job.log_backend)
 
     @property
     def captured_stores(self) -> tuple[StoreName, ...]:
@@ -271,7 +272,7 @@ class Reign:
         self._thread.close()
 
     async def _open(self, partitions: int) -> None:
-        name, scope = self._log_backend(), escape_name(self._config.job.name)
+        name, scope = self.log_backend, escape_name(self._config.job.name)
         await prepare_backends(
             self._factories,
             self._config,
@@ -284,19 +285,6 @@ class Reign:
         self._checkpoints = factory.checkpoint_store(scope, self._executor, self._clock)
         self._writer = LogWriter(factory.job_log(scope, self._executor, self._clock))
         await self._writer.open()
-
-    def _log_backend(self) -> BackendName:
-        wanted = self._config.job.log_backend
-        able = [n for n, f in self._factories.items() if f.properties.can_hold_job_log]
-        if wanted is not None and BackendName(wanted) in able:
-            return BackendName(wanted)
-        if wanted is not None or not able:
-            raise ConfigError(
-                f"no backend can hold the job log: wanted={wanted} backends={list(self._factories)}",
-                key="job.log.backend",
-                hint="list a backend with atomic create, such as blob, and name it here",
-            )
-        return able[0]
 
     async def _fence(self, expected: JobIdentity) -> JobIdentity:
         assert self._checkpoints is not None  # noqa: S101 - opened before

@@ -22,7 +22,8 @@ from statekeep.errors import (
     StateBackupError,
 )
 from statekeep.spark.driver.commit_records import bases_of, encoded_bases
-from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.commit_summary import CommitSummary
+from statekeep.spark.driver.committer import Committer
 from statekeep.spark.driver.gathering import EntriesLackError, GatheredTasks, gather
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.new_query import KEY, is_new_query

@@ -27,7 +27,8 @@ from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
 from statekeep.inspection.job_owner import JobOwner
-from statekeep.spark.driver.committer import CommitSummary, Committer
+from statekeep.spark.driver.commit_summary import CommitSummary
+from statekeep.spark.driver.committer import Committer
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
 from statekeep.spark.tasks import STATE_STORE, task_name
