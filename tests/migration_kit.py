@@ -53,6 +53,19 @@ class Reader:
                 for line in text.splitlines():
                     self.run(line.removeprefix("$ "))
 
+    def go_back(self, step: int) -> None:
+        """Follow the page up to a step, and from there the way back to the settings of before."""
+        before = dict(self.settings)
+        seen: list[dict[str, str]] = []
+        for heading in STEPS[:step]:
+            self.follow(heading)
+            seen.append(dict(self.settings))
+        if step == 3:  # `old` has to get the newest state again first
+            self.set(**seen[1])
+            self.run("python job.py")
+        self.settings.clear()
+        self.set(**before)
+
     def set(self, **settings: str) -> None:
         """Change lines of job.properties."""
         self.settings |= settings

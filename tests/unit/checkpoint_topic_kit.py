@@ -96,6 +96,12 @@ def reader_of(
     return _Manager(uri, topic, forms, SerialExecutor(), SystemClock())
 
 
+def put_record(uri: str, job_name: str, key: bytes, value: bytes | None) -> None:
+    """Write a record to a job's topic, as somebody else may."""
+    records = _topics.setdefault((uri, checkpoint_topic(job_name, "1")), [])
+    records.append(Record(len(records), key, value))
+
+
 class _Manager(KafkaCheckpointManager):
     def __init__(
         self,

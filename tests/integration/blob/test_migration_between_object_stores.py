@@ -64,11 +64,8 @@ def test_the_page_leads_away_from_a_bucket_that_is_emptied_at_the_end(
     reader.follow("A job that is stopped anyway")
 
 
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("step", [1, 2, 3])
 def test_there_is_a_way_back_to_the_bucket(reader: Reader, tmp_path: Path, step: int) -> None:
-    before = dict(reader.settings)
-    reader.follow(*STEPS[:step])
-    reader.settings.clear()
-    reader.set(**before)
+    reader.go_back(step)
     (tmp_path / "local").rename(tmp_path / "other-disk")
     reader.run("python job.py")

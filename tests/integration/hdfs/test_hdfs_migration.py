@@ -52,3 +52,15 @@ def test_the_page_leads_from_hdfs_to_a_blob_store(
     assert client.delete(directory, recursive=True)
     (tmp_path / "local").rename(tmp_path / "other-disk")
     reader.run("python job.py")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_there_is_a_way_back_to_hdfs(
+    reader: Reader, hdfs: dict[str, str], tmp_path: Path, step: int
+) -> None:
+    reader.places = {"old": hdfs, "new": BLOB}
+    reader.follow("A job to try it with")
+    reader.go_back(step)
+    (tmp_path / "new").rename(tmp_path / "gone")
+    (tmp_path / "local").rename(tmp_path / "other-disk")
+    reader.run("python job.py")

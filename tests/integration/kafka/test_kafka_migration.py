@@ -54,3 +54,15 @@ def test_a_stopped_job_moves_from_kafka_by_one_command(
     reader.follow("A job to try it with", *STEPS, "A job that is stopped anyway")
     (tmp_path / "local").rename(tmp_path / "other-disk")
     reader.run("python job.py")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_there_is_a_way_back_to_kafka(
+    reader: Reader, broker: KafkaBroker, tmp_path: Path, step: int
+) -> None:
+    reader.places = {"old": kafka(broker), "new": BLOB}
+    reader.follow("A job to try it with")
+    reader.go_back(step)
+    (tmp_path / "new").rename(tmp_path / "gone")
+    (tmp_path / "local").rename(tmp_path / "other-disk")
+    reader.run("python job.py")

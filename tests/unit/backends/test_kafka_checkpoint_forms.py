@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import cast
 
 import pytest
-from checkpoint_topic_kit import FakeTopic, Record
+from checkpoint_topic_kit import FakeTopic, Record, put_record, reader_of
 
 from statekeep.backends.kafka.checkpoint_topic import (
     KafkaCheckpointManager,
@@ -140,3 +141,32 @@ async def test_a_record_that_is_no_checkpoint_is_refused_again_at_the_next_readi
     for _ in range(2):
         with pytest.raises(CheckpointCorruptError, match=r"not a key of a checkpoint.*offset=0"):
             await manager.read_last(task)
+
+
+@pytest.mark.asyncio
+async def test_a_form_to_come_is_left_out_loudly_and_the_known_ones_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri, task = tmp_path.as_uri(), TaskName("Partition 3")
+    written = CheckpointV2(CheckpointId(5, 6), {CLICKS: "7"}, {})
+    await reader_of(uri, "job", CheckpointForms(write_versions=(2,))).write(task, written)
+    for _ in range(2):
+        key = checkpoint_key(task, 2).replace(b"checkpoint-v2", b"checkpoint-v3")
+        put_record(uri, "job", key, b"of a later release")
+    with caplog.at_level(logging.WARNING, "statekeep"):
+        assert await reader_of(uri, "job", CheckpointForms()).read_last(task) == written
+    (told,) = caplog.messages  # once, however many there are
+    assert told.startswith("checkpoints of a form that is not read are left out: ")
+    assert told.endswith("type=checkpoint-v3")
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_goes_back_to_form_1_finds_what_it_wrote(tmp_path: Path) -> None:
+    uri, task = tmp_path.as_uri(), TaskName("Partition 3")
+    both = reader_of(uri, "job", CheckpointForms(write_versions=(1, 2)))
+    await both.write(task, CheckpointV2(CheckpointId(5, 6), {CLICKS: "7"}, {}))
+    only_2 = reader_of(uri, "job", CheckpointForms(write_versions=(2,)))
+    await only_2.write(task, CheckpointV2(CheckpointId(6, 6), {CLICKS: "8"}, {}))
+    found = await reader_of(uri, "job", CheckpointForms(read_versions=(1,))).read_last(task)
+    assert found is not None
+    assert found.input_offsets == {CLICKS: "7"}

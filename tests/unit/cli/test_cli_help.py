@@ -1,12 +1,17 @@
-"""What the help shows on a terminal of 80 columns: every command in one line that is not cut."""
+"""What people read about the commands: the help, on a terminal of 80 columns, and docs/cli.md."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
 from cli_kit import CommandLine
 
 from statekeep.cli.app import app
+from statekeep.cli.exit_status import ExitStatus
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
 def groups(app: typer.Typer, *path: str) -> Iterator[str]:
@@ -26,3 +31,25 @@ def test_no_line_about_a_command_is_cut(
     lines = told.split("Commands:")[1].splitlines()
     assert len(lines) > 1
     assert [line for line in lines if line.endswith("...")] == []
+
+
+def names(app: typer.Typer, *path: str) -> Iterator[str]:
+    """Yield the words of each command."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        yield " ".join((*path, command.name or command.callback.__name__))
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from names(group.typer_instance, *path, str(group.typer_instance.info.name))
+
+
+@pytest.mark.parametrize("command", list(names(app)))
+def test_the_page_tells_of_every_command(command: str) -> None:
+    group, _, last = command.rpartition(" ")
+    # Several commands of a group may stand in one row.
+    assert re.search(rf"`(statekeep )?({group} )?{last}\b", PAGE) is not None
+
+
+def test_the_page_lists_every_exit_status() -> None:
+    listed = [int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)]
+    assert listed == [*ExitStatus, 130]

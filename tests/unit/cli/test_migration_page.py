@@ -61,16 +61,7 @@ def test_there_is_a_way_back_from_every_step(
     step: int,
 ) -> None:
     reader = make_reader(tmp_path, monkeypatch, capsys, "blob", "hdfs")
-    before = dict(reader.settings)
-    seen: list[dict[str, str]] = []
-    for heading in STEPS[:step]:
-        reader.follow(heading)
-        seen.append(dict(reader.settings))
-    if step == 3:
-        reader.set(**seen[1])
-        reader.run("python job.py")
-    reader.settings.clear()
-    reader.set(**before)
+    reader.go_back(step)
     (tmp_path / "new").rename(tmp_path / "gone")
     (tmp_path / "local").rename(tmp_path / "other-disk")
     reader.run("python job.py")

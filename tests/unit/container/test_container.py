@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from container_kit import INPUT, Controls, config, controls
+from typing_extensions import override
 
 from statekeep.backends.memory import MemoryBackendFactory, memory_place
 from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
@@ -290,6 +292,35 @@ async def test_old_commits_are_released_and_cleaned_up_and_the_last_two_kept(
             await task.wait()
         versions = list(tmp_path.rglob("SEAL-MANIFEST"))
     assert len(versions) == 2
+    assert [a for round_ in held.cleaned for a in round_] == [(1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+class AdjustedClock(SystemClock):
+    """The clock of a machine whose wall clock is set ahead."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0
+
+    @override
+    def time_ns(self) -> int:
+        return super().time_ns() + self.ahead_s * 1_000_000_000
+
+
+@pytest.mark.asyncio
+async def test_commits_are_kept_for_their_age_and_cleaned_up_after_it(
+    tmp_path: Path, held: Controls
+) -> None:
+    clock = AdjustedClock()
+    settings = config(tmp_path, checkpoint__retain__ms="1h")
+    async with Container(settings, clock=clock) as container:
+        task = await container.start_task(TASK, ["s"])
+        for number in range(4):
+            await commit(task, number)
+            await task.wait()
+        assert [a for round_ in held.cleaned for a in round_] == []
+        clock.ahead_s = 2 * 60 * 60
+        await commit(task, 4)
+        await task.wait()
     assert [a for round_ in held.cleaned for a in round_] == [(1, 0), (1, 1), (1, 2), (1, 3)]
 
 
