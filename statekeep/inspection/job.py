@@ -325,10 +325,11 @@ def _log_backend(
 
 
 def _no_such_job(config: Config, log_backend: BackendName, task: str | None) -> ConfigError:
-    of_task = "" if task is None else f" task={task}"
+    of_task, other = "", "a job in plain Python has one log for each task: name it with --task"
+    if task is not None:
+        of_task, other = f" task={task}", "a job on Spark has one log for all tasks: name none"
     return ConfigError(
         f"the job has no log here: job={config.job.name}{of_task} backend={log_backend}",
         key="job.name",
-        hint="check job.name and the place of the backend; a job in plain Python has one log "
-        "for each task: name it with --task",
+        hint=f"check job.name and the place of the backend; {other}",
     )

@@ -164,8 +164,11 @@ def _check_query(old: LocationFiles, query: QueryState) -> None:
     try:
         found = json.loads(old.files.cat_file(f"{old.root}/metadata"))["id"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as exc:
-        msg = f"not the checkpoint location of a query: location={old.shown}"
-        raise CheckpointLocationError(msg) from exc
+        error = CheckpointLocationError(
+            f"not the checkpoint location of a query: location={old.shown}"
+        )
+        error.add_note("hint: name the directory that the query was started with")
+        raise error from exc
     if found != query.query_id:
         raise CheckpointLocationError(
             f"the checkpoint location is of another query: location={old.shown} "

@@ -16,6 +16,11 @@ LOG = f"--task '{TASK}'"
     ("command", "wrong", "remedy"),
     [
         ("checkpoints list", "the job has no log here", "name it with --task"),
+        (
+            "checkpoints list --task 'Partition 9'",
+            "the job has no log here: job=orders task=Partition 9",
+            "a job on Spark has one log for all tasks",
+        ),
         (f"checkpoints show 99 {LOG}", "no such commit: commit=99", "`statekeep checkpoints list`"),
         (
             f"checkpoints unpin nope {LOG}",

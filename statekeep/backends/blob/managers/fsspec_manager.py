@@ -162,7 +162,8 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
             return place
     except _NO_PLACE as exc:
         msg = f"no filesystem for this root: root={shown_root}"
-        raise ConfigError(msg, hint=str(exc)) from exc
+        hint = f"is the scheme right, and its package installed? {exc}"
+        raise ConfigError(msg, hint=hint) from exc
     except (BlobNotFoundError, BlobExistsError) as exc:
         msg = f"no such place: root={shown_root}"
         raise ConfigError(msg) from exc
