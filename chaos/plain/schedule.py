@@ -8,6 +8,7 @@ from typing import Final
 
 from chaos.backends import Place, fault_points_of
 from chaos.plain.weather import WEATHER
+from chaos.servers import NO_SERVER
 from chaos.weather import Weather
 from statekeep.fault_points import FAULT_POINTS
 from statekeep.testing.faults import Action, ArmedFault
@@ -19,6 +20,10 @@ _RARE: Final = ("trim.before", "trim.after_floor")
 _AFTER_MANY: Final = ("trim", "release", "clean_up")
 """Points that a task reaches after a number of commits."""
 _DAYS: Final = (-1, 1, 400)
+_LATEST_MS: Final = 250
+"""When something from outside strikes a life whose places are local: it is over in a second."""
+_LATEST_ON_SERVERS_MS: Final = 5_000
+"""The same where a commit takes most of a second: else only its start would be struck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +178,17 @@ class _Lives:
             for place in self._places
             if place.kind in WEATHER and _happens(draw, 0.2)
         }
+        latest_ms = _LATEST_MS
+        if any(place.server is not NO_SERVER for place in self._places):
+            latest_ms = draw.choice((_LATEST_MS, _LATEST_ON_SERVERS_MS))
         return Life(
             name=name,
             until=until,
             faults=faults,
             weather=weather,
             clock_days=draw.choice(_DAYS) if _happens(draw, 0.25) else 0,
-            kill_after_ms=draw.randrange(5, 250) if _happens(draw, 0.15) else None,
-            server_fails_after_ms=draw.randrange(5, 250) if _happens(draw, 0.15) else None,
+            kill_after_ms=draw.randrange(5, latest_ms) if _happens(draw, 0.15) else None,
+            server_fails_after_ms=draw.randrange(5, latest_ms) if _happens(draw, 0.15) else None,
             file_limit_bytes=draw.randrange(200, 9000) if _happens(draw, 0.08) else None,
             local=draw.choice(("local", "local-2")) if is_rival else "local",
         )
