@@ -23,6 +23,7 @@ from yarl import URL
 from statekeep.backends.blob.managers import local_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.backends.blob_store import BlobMetadata
 from statekeep.errors import (
     BlobNotFoundError,
     ConfigError,
@@ -51,6 +52,10 @@ class FailingPlace(LocalPlace):
     def __init__(self, error: Exception) -> None:
         super().__init__(Path("/nowhere"))
         self.error = error
+
+    @override
+    def put(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
+        raise self.error
 
     @override
     def list(self, prefix: str) -> Sequence[str]:
@@ -167,3 +172,14 @@ async def test_place_that_refuses_the_first_look_by_a_foreign_error_is_told() ->
 
     with pytest.raises(ConfigError, match="access denied: root=denying://place"):
         await FsspecBlobStoreManager("denying://place", {}, InlineExecutor()).init()
+
+
+@pytest.mark.asyncio
+async def test_place_that_is_gone_is_no_damage_of_the_file_to_store(
+    local: FsspecBlobStoreManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whole").write_bytes(b"x")
+    monkeypatch.setattr(local, "_place", FailingPlace(FileNotFoundError("bucket")))
+
+    with pytest.raises(ConfigError, match="no such place"):
+        await local.put("a/b", tmp_path / "whole", BlobMetadata(None, None, "test"))

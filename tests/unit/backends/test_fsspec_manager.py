@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # as above
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
+from gcsfs.retry import HttpError  # type: ignore[import-untyped]  # as above
 from log_kit import InlineExecutor
 
 from statekeep.backends.blob.managers import fsspec_manager, local_place
@@ -171,6 +172,14 @@ async def test_file_to_store_that_is_gone_is_damage_of_its_version(
 ) -> None:
     with pytest.raises(VersionDamagedError):
         await blobs.put("a/b", tmp_path / "gone", METADATA)
+
+
+def test_requests_to_google_have_an_end() -> None:
+    place = fsspec_manager._place("gs://bucket/path", {"token": "anon"})
+
+    assert isinstance(place, RemotePlace)
+    timeout = place._fs.requests_timeout
+    assert (timeout.sock_connect, timeout.sock_read) == (10, 60)
 
 
 @pytest.mark.asyncio

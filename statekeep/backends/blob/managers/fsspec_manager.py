@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar, cast
+from urllib.parse import urlsplit
 
 import fsspec.core  # type: ignore[import-untyped]  # it ships no types
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # as above
@@ -37,6 +38,11 @@ T = TypeVar("T")
 _url_to_fs: Callable[..., tuple[AbstractFileSystem, str]] = cast("Any", fsspec.core).url_to_fs
 _CHUNK_BYTES: Final = 8 << 20
 """Read at a time by `download`: its bound on memory, and how far a cancel has to wait."""
+
+_GCS: Final = frozenset({"gs", "gcs"})
+_CONNECT_S: Final = 10
+_ANSWER_S: Final = 60
+"""Without a byte; a request to GCS that hangs longer is given up and made again."""
 
 _NO_PLACE: Final = (ImportError, ValueError, TypeError)
 """What a filesystem is refused with before it is reached: its package, its URI, its options."""
@@ -82,7 +88,7 @@ class FsspecBlobStoreManager(BlobStoreManager):
         try:
             await self._run(name, place.put, name, content, if_absent=if_absent)
         except BlobNotFoundError as exc:
-            if isinstance(content, bytes):
+            if isinstance(content, bytes) or await self._executor.run(content.exists):
                 raise ConfigError(f"no such place: root={self._shown_root} name={name}") from exc
             raise VersionDamagedError(f"the file to store is gone: path={content}") from exc
         return name
@@ -172,12 +178,21 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
 def _place(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
     if is_sftp(root_uri):
         return SftpPlace(partial(_url_to_fs, root_uri, **storage_options))
+    if urlsplit(root_uri).scheme in _GCS:
+        storage_options = {"requests_timeout": _deadlines()} | dict(storage_options)
     filesystem, path = _url_to_fs(root_uri, **storage_options)
     if isinstance(filesystem, LocalFileSystem):
         return LocalPlace(Path(path))
     if renames_atomically(filesystem):
         return RenamingPlace(filesystem, path)
     return RemotePlace(filesystem, path)
+
+
+def _deadlines() -> object:
+    """Return ends for the requests of gcsfs, which by itself waits for an answer without one."""
+    from aiohttp import ClientTimeout  # noqa: PLC0415  # comes with gcsfs
+
+    return ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_ANSWER_S)
 
 
 def _read_range(place: Place, name: str, start: int, end: int) -> bytes:
