@@ -274,6 +274,29 @@ async def test_temporary_files_are_not_listed(
     assert await local.list("a/") == ["a/b"]
 
 
+def test_what_a_killed_put_left_where_files_need_a_name_goes_with_its_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_place, "_open_unnamed", lambda _: None)
+    place = LocalPlace(tmp_path)
+    place.put("job/1-1/kept", b"x", if_absent=False)
+    (tmp_path / "job/1-2").mkdir()
+    killed = [place._temporary(tmp_path / name) for name in ("job/1-1/blob", "job/1-2/blob")]
+    for put in killed:
+        put.__enter__()  # and not left
+    told: list[str] = []
+
+    def is_closed(name: str) -> bool:
+        told.append(name)
+        return name.startswith("job/1-1/")
+
+    place.remove_unfinished("job/", is_closed)
+
+    assert sorted(told) == ["job/1-1/blob", "job/1-2/blob"]
+    assert [path.parent.name for path in tmp_path.rglob(".tmp-*")] == ["1-2"]
+    assert place.list("") == ["job/1-1/kept"]
+
+
 @pytest.mark.asyncio
 async def test_empty_directories_go_with_their_last_blob(
     local: FsspecBlobStoreManager, tmp_path: Path

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from statekeep.backends.blob.names import TEMPORARY_PREFIX
+from statekeep.backends.blob.names import temporary_path, unfinished_name
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.stores.local_files import sync_directory
 
@@ -27,8 +27,8 @@ class LocalPlace:
     A blob is written to a file of its own directory that has no name yet, synced, then linked
     (which fails if the name is taken), and the directory is synced: after a crash at any point the
     blob is there whole or not at all, and nothing else is. Where the filesystem has no unnamed
-    files a temporary name stands in; what a crash leaves of it is no blob. Directories that a
-    delete leaves empty are removed.
+    files (NFS) a temporary name stands in; what a crash leaves of it is no blob, and goes with
+    `remove_unfinished`. Directories that a delete leaves empty are removed.
     """
 
     def __init__(self, root: Path, *, new_uid: Callable[[], str] = random_nonce) -> None:
@@ -82,19 +82,27 @@ class LocalPlace:
 
     def list(self, prefix: str) -> Sequence[str]:
         """Return the names that begin with ``prefix``."""
-        directory = self._root / prefix.rpartition("/")[0]
-        names = (path.relative_to(self._root).as_posix() for path in _files_below(directory))
-        return [name for name in names if name.startswith(prefix)]
+        return [name for name in self._files(prefix) if unfinished_name(name) is None]
 
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
-        """Do nothing: files without a name go by themselves."""
+        """See `BlobStoreManager.remove_unfinished`."""
+        for name in self._files(prefix):
+            blob = unfinished_name(name)
+            if blob is not None and is_closed(blob):
+                self.delete(name)
 
     def close(self) -> None:
         """Do nothing: no file is open between two calls."""
 
+    def _files(self, prefix: str) -> Sequence[str]:
+        """Return the names of all files that begin with ``prefix``."""
+        directory = self._root / prefix.rpartition("/")[0]
+        names = (path.relative_to(self._root).as_posix() for path in _files_below(directory))
+        return [name for name in names if name.startswith(prefix)]
+
     def _put_once(self, target: Path, content: bytes | Path, *, if_absent: bool) -> None:
         _make_directories(target.parent)
-        with self._temporary(target.parent) as (file, path):
+        with self._temporary(target) as (file, path):
             _write(file, content)
             try:
                 _link(file, path, target)
@@ -102,28 +110,28 @@ class LocalPlace:
                 if if_absent:
                     raise
                 # A put that is repeated after an unclear answer.
-                beside = self._temporary_path(target.parent)
+                beside = self._temporary_path(target)
                 _link(file, path, beside)
                 beside.replace(target)
         sync_directory(target.parent)
 
     @contextmanager
-    def _temporary(self, directory: Path) -> Generator[tuple[BinaryIO, Path]]:
-        """Open a new file in ``directory`` and give the path to link it by; it is gone after."""
-        unnamed = _open_unnamed(directory)
+    def _temporary(self, target: Path) -> Generator[tuple[BinaryIO, Path]]:
+        """Open a new file beside ``target`` and give the path to link it by; it is gone after."""
+        unnamed = _open_unnamed(target.parent)
         if unnamed is not None:
             with unnamed:
                 yield unnamed, _OPEN_FILES / str(unnamed.fileno())
             return
-        path = self._temporary_path(directory)
+        path = self._temporary_path(target)
         with path.open("xb") as file:
             try:
                 yield file, path
             finally:
                 path.unlink(missing_ok=True)
 
-    def _temporary_path(self, directory: Path) -> Path:
-        return directory / f"{TEMPORARY_PREFIX}{self._new_uid()}"
+    def _temporary_path(self, target: Path) -> Path:
+        return Path(temporary_path(str(target), self._new_uid()))
 
 
 def _open_unnamed(directory: Path) -> BinaryIO | None:
@@ -177,5 +185,4 @@ def _files_below(directory: Path) -> Iterator[Path]:
 
     for parent, _, files in os.walk(directory, onerror=refuse):
         for file in files:
-            if not file.startswith(TEMPORARY_PREFIX):
-                yield Path(parent, file)
+            yield Path(parent, file)
