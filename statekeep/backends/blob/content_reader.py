@@ -143,13 +143,14 @@ class ContentReader:
         decoder = self._codec.decoder(place, where=f"blob_id={blobs[0].blob_id}")
         digests = DigestRun()
         await run_to_end(self._executor, target.path.touch, exist_ok=False)
+        ends = [*(blob.offset for blob in blobs[1:]), target.file.size]
         turns = [asyncio.Event() for _ in range(len(blobs) + 1)]
         turns[0].set()
 
         async def fetch(number: int) -> None:
             part, blob = ranges[number], blobs[number]
             # Pieces are given buffers in order, so the one whose turn is next has one.
-            async with self._buffers.hold(2 * part.size):
+            async with self._buffers.hold(part.size + ends[number] - blob.offset):
                 stored = await self._manager.get_range(blob.blob_id, part.start, part.size)
                 await turns[number].wait()
                 size = await run_to_end(
@@ -167,8 +168,10 @@ class ContentReader:
         parts = {target.path: _ranges(target.file.blobs)[0] for target in targets}
         start = min(part.start for part in parts.values())
         size = max(part.start + part.size for part in parts.values()) - start
+        # Files are taken out one after the other; a compressed one may be many times what is stored.
+        raw = max(size, *(target.file.size for target in targets))
         for tries_left in reversed(range(_TRIES)):
-            async with self._buffers.hold(2 * size):
+            async with self._buffers.hold(size + raw):
                 stored = await self._manager.get_range(blob_id, start, size)
                 try:
                     await run_to_end(

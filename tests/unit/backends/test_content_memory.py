@@ -37,14 +37,19 @@ class CountingManager(MemoryBlobStoreManager):
 
     under_way = 0
     most = 0
+    requests = 0
+    most_requests = 0
 
     async def _move(self, size: int) -> None:
         cls = type(self)
         cls.under_way += size
         cls.most = max(cls.most, cls.under_way)
+        cls.requests += 1
+        cls.most_requests = max(cls.most_requests, cls.requests)
         for _ in range(50):
             await asyncio.sleep(0)
         cls.under_way -= size
+        cls.requests -= 1
 
     @override
     async def put(
@@ -79,5 +84,24 @@ async def test_what_is_on_its_way_never_exceeds_the_buffer(
     CountingManager.most = 0
     assert (await task.restore(commit.checkpoint)).content == {STORE: CONTENT}
     assert MIB < CountingManager.most <= BUFFER_BYTES / 2 * 1.02
+    await task.close()
+    forget_root(str(tmp_path))
+
+
+@pytest.mark.asyncio
+async def test_what_compressed_content_becomes_counts_too(tmp_path: Path) -> None:
+    def make(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
+        return CountingManager(settings["uri"], executor)
+
+    settings = {"part.bytes": "1MiB", "buffer.bytes": str(BUFFER_BYTES), "compression": "zstd"}
+    factory = BlobBackendFactory(
+        BackendName("blob"), {"uri": str(tmp_path), **settings}, make_manager=make
+    )
+    task = BackendHarness(factory, SerialExecutor(), FakeClock(), tmp_path)
+    await task.start()
+    commit = await task.commit(task.seal({"zeros.sst": bytes(24 * MIB)}))
+    CountingManager.most_requests = 0
+    await task.restore(commit.checkpoint)
+    assert 1 < CountingManager.most_requests < BUFFER_BYTES / MIB
     await task.close()
     forget_root(str(tmp_path))
