@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from azure.core import exceptions as azure_errors
 from azure.core.pipeline.transport import HttpRequest
+from azure.storage.blob import BlobProperties
 
 from statekeep.backends.blob.managers.azure_client import AzureClient
 from statekeep.backends.blob.managers.object_client import ObjectStamps
@@ -150,6 +151,18 @@ def test_a_create_is_conditional_in_one_request_and_in_parts(
     (_, whole), (_, parts) = blob.requests
     assert whole["overwrite"] is False
     assert parts["etag"] == "*"
+
+
+def test_a_folder_of_a_hierarchical_namespace_is_no_blob(
+    client: AzureClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [
+        BlobProperties(name="p/a", metadata={"hdi_isfolder": "true"}),
+        BlobProperties(name="p/a/1", metadata={"store": "s"}),
+        BlobProperties(name="p/a/2", metadata=None),
+    ]
+    monkeypatch.setattr(client._container, "list_blobs", lambda **_: iter(listed))
+    assert client.list("a") == ["a/1", "a/2"]
 
 
 @pytest.mark.parametrize("checksum", ["md5", "none"])

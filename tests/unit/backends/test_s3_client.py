@@ -1,5 +1,6 @@
 """How answers of S3 become errors of ours, and settings become fields of requests."""
 
+import io
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,11 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto_errors
 
-from statekeep.backends.blob.managers.object_client import ObjectStamps, UnfinishedUpload
+from statekeep.backends.blob.managers.object_client import (
+    ObjectRange,
+    ObjectStamps,
+    UnfinishedUpload,
+)
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
 from statekeep.backends.blob.managers.s3_client import S3Client
 from statekeep.errors import (
@@ -217,3 +222,9 @@ def test_region_and_proxy_are_those_of_the_settings() -> None:
         "https": "http://proxy:3128",
     }
     client.close()
+
+
+def test_a_server_that_takes_no_notice_of_ranges_is_understood() -> None:
+    answer = {"Body": io.BytesIO(b"0123456789")}
+    client, _ = answering(answer, S3Settings(endpoint=ENDPOINT))
+    assert client.read("a", 2, 3) == ObjectRange(b"234", 10)

@@ -11,7 +11,7 @@ from azure.core import MatchConditions
 from azure.core import exceptions as azure_errors
 from azure.core.credentials import TokenCredential
 from azure.core.pipeline.transport import RequestsTransport
-from azure.storage.blob import BlobBlock, BlobClient, ContainerClient
+from azure.storage.blob import BlobBlock, BlobClient, BlobProperties, ContainerClient
 from requests.adapters import HTTPAdapter
 from typing_extensions import override
 
@@ -175,8 +175,12 @@ class AzureClient(ObjectClient):
     @override
     def list(self, prefix: str) -> Sequence[str]:
         with self._mapped(prefix):
-            names = self._container.list_blob_names(name_starts_with=f"{self._prefix}{prefix}")
-            return [name.removeprefix(self._prefix) for name in names]
+            found = self._container.list_blobs(
+                name_starts_with=f"{self._prefix}{prefix}", include=["metadata"]
+            )
+            return [
+                str(blob.name).removeprefix(self._prefix) for blob in found if not _is_folder(blob)
+            ]
 
     @override
     def close(self) -> None:
@@ -215,6 +219,11 @@ class AzureClient(ObjectClient):
         except (OSError, requests.RequestException) as exc:
             msg = f"the object store did not answer: {where} kind={_kind(exc)}"
             raise RetriableError(msg) from None
+
+
+def _is_folder(blob: BlobProperties) -> bool:
+    """Return whether a listed blob is none: accounts with a hierarchical namespace list folders."""
+    return (blob.metadata or {}).get("hdi_isfolder") == "true"
 
 
 def _kind(error: BaseException) -> str:

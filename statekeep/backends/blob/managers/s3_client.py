@@ -182,6 +182,8 @@ class S3Client(ObjectClient):
                     raise
                 return ObjectRange(b"", self._size(name))
             data = cast("bytes", answer["Body"].read())
+        if "ContentRange" not in answer:  # a server may answer with the whole object
+            return ObjectRange(data[start : start + length], len(data))
         return ObjectRange(data, int(str(answer["ContentRange"]).rpartition("/")[2]))
 
     @override
