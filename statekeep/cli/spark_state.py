@@ -33,7 +33,7 @@ from statekeep.stores.temporary_directory import temporary_directory
 
 app = typer.Typer(
     name="spark-state",
-    help="State of Spark's own HDFSBackedStateStoreProvider, and jobs in plain Python.",
+    help="In from Spark's own state store, and back to it.",
     no_args_is_help=True,
 )
 
@@ -57,7 +57,7 @@ def import_state(
     setting: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a new job in plain Python that begins with the state of a query: a task a partition.
+    """Begin a new job in plain Python with the state of a query.
 
     Keys and values are bytes as Spark has encoded them. The location is only read.
     """
@@ -106,7 +106,7 @@ def export_state(
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the state of tasks as the files that a query of Spark goes on from.
+    """Write the state of tasks as the files that a query goes on from.
 
     Such a directory is <checkpoint location>/state/<operator>. The job may go on meanwhile.
     """

@@ -70,7 +70,7 @@ class QueryRun:
 
     def stop(self) -> None:
         """Stop the query; commit first what was delivered."""
-        self.job.note_stop()
+        self.job.prepare_stop()
         self.query.stop()
         self.job.wait_ended()
 

@@ -1,7 +1,7 @@
 """How a query ends that has nothing to process: a commit that fails, a stop that nobody answers."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from spark_processes import wait_until
 import statekeep.spark as sk
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.errors import CommitFailedError, RetriableError, StateBackupError
+from statekeep.spark.driver.stop_patience import StopPatience
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.worker.job_spec import HandOverPlan
 
@@ -92,3 +93,41 @@ def test_a_stop_does_not_wait_for_executors_that_never_come(
     query.stop()
     with pytest.raises(StateBackupError, match="did not become durable"):
         query.awaitTermination()
+
+
+def test_a_stop_lets_a_delivered_batch_be_committed_where_every_batch_is(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_delivered, has_begun = threading.Event(), threading.Event()
+    really, begin = TaskJobs.hand_over, StopPatience.begin
+
+    def wait_for_the_stop(jobs: TaskJobs, plan: HandOverPlan) -> Mapping[int, str]:
+        is_delivered.set()
+        assert has_begun.wait(60)
+        return really(jobs, plan)
+
+    def note_and_begin(patience: StopPatience) -> None:
+        begin(patience)
+        has_begun.set()
+
+    monkeypatch.setattr(TaskJobs, "hand_over", wait_for_the_stop)
+    monkeypatch.setattr(StopPatience, "begin", note_and_begin)
+    query = start_idle(stream, task__commit__every__batch=True, task__shutdown__ms=60_000)
+    assert is_delivered.wait(60)
+    query.stop()
+    assert query.lastCommit is not None
+    assert query.lastCommit.batch == 0
+
+    stream.run(task__commit__every__batch=True)
+    assert [batch for batch, _ in stream.delivered] == [0]
+
+
+def test_a_sink_that_stops_its_own_query_is_not_waited_for(stream: Stream) -> None:
+    stream.on_batch = lambda _batch: query._job.prepare_stop()
+    longer_than_the_test = 600_000
+    query = start_idle(
+        stream, task__commit__every__batch=True, task__shutdown__ms=longer_than_the_test
+    )
+    assert wait_until(lambda: query.lastCommit is not None)
+    query.stop()
+    assert [batch for batch, _ in stream.delivered] == [0]

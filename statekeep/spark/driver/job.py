@@ -103,6 +103,8 @@ class StatefulJob:
         """What kept the last commit from being made."""
         self._anchor: Anchor | None = None
         self._turn = threading.Lock()
+        self._batch_thread: int | None = None
+        """The thread that runs a batch: a sink may stop its own query."""
         self._reign = Reign(config, location, clock, self.events)
         self._patience: StopPatience | None = None
         self._is_open = False
@@ -190,7 +192,11 @@ class StatefulJob:
         """
         try:
             with self._turn:
-                self._batches.run(rows, batch)
+                self._batch_thread = threading.get_ident()
+                try:
+                    self._batches.run(rows, batch)
+                finally:
+                    self._batch_thread = None
                 self._idle.note_batch()
         except BaseException as exc:
             self.failure = exc
@@ -210,10 +216,23 @@ class StatefulJob:
         self._reign.spawn(patience.watch())
         self._reign.spawn(self._watch(query, patience))
 
-    def note_stop(self) -> None:
-        """Let ``task.shutdown.ms`` begin: the query is about to be told to stop."""
-        if self._patience is not None:
-            self._patience.begin()
+    def prepare_stop(self) -> None:
+        """Let ``task.shutdown.ms`` begin: the query is about to be told to stop.
+
+        Where every batch is committed in its own call, a batch that runs may be delivered already,
+        and Spark would break off its commit: it may end first, within that time.
+        """
+        patience = self._patience
+        if patience is None:
+            return
+        patience.begin()
+        is_awaited = self._config.task.is_commit_every_batch
+        if (
+            is_awaited
+            and threading.get_ident() != self._batch_thread
+            and self._turn.acquire(timeout=patience.remaining_s())
+        ):
+            self._turn.release()
 
     def find_successor(self) -> TaskFencedError | None:
         """Look whether another driver has taken over since `open`; None if it has not."""
