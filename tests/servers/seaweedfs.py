@@ -73,6 +73,8 @@ def seaweedfs() -> Generator[S3Server]:
             "-s3",
             f"-s3.port={s3}",
             f"-s3.port.grpc={s3_grpc}",
+            "-s3.port.iceberg=0",  # of this and the next nobody asks anything, and their ports
+            "-s3.port.lance=0",  # would be the same for every server on this machine
         ]
         bucket = f"http://127.0.0.1:{s3}/readiness"
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, cast
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _TASKS_AT_ONCE: Final = 8
 """Enough to overlap waiting; a job may have hundreds of tasks, and each needs clients."""
+_RUNS_A_LOOK: Final = 100
+"""A look at all entries passes over the events of all reigns, which a long reign has many of."""
 
 
 class CleanUp:
@@ -55,6 +57,8 @@ class CleanUp:
         self._clock = clock
         self._note = note
         self._running = asyncio.Lock()
+        self._runs = 0
+        """How many have ended well."""
         self.is_waiting = False
         """Whether a run is to begin once the one before it has ended: it does for all commits."""
         self._places = asyncio.Semaphore(_TASKS_AT_ONCE)
@@ -88,15 +92,24 @@ class CleanUp:
             return
         retained = [_retained(view, partition) for partition in self._partitions]
         await self._clean_up_tasks(retained, closed)
-        # An entry that a late writer left for an attempt that nobody names any more is among them.
-        for epoch, attempt in {*closed, *await self._checkpoints.attempts()}:
+        for epoch, attempt in {*closed, *await self._late_attempts()}:
             if (epoch, attempt) <= closed[-1]:
                 await self._checkpoints.delete(f"{epoch}-{attempt}")
         view.forget_released(closed)
         fault_point("log_trim.before")
         await self._writer.trim(view.lowest_needed)
+        self._runs += 1
         logger.info("clean-up done: attempts=%d released=%d", len(closed), len(positions))
         self._note("clean-up", attempts=len(closed), released=len(positions))
+
+    async def _late_attempts(self) -> Collection[tuple[int, int]]:
+        """Return all attempts with entries: late writers leave some that nobody names any more.
+
+        In the first run and then now and again; none in the others.
+        """
+        if self._runs % _RUNS_A_LOOK:
+            return ()
+        return await self._checkpoints.attempts()
 
     async def _clean_up_tasks(
         self, retained: Sequence[Sequence[CheckpointV2]], closed: Sequence[tuple[int, int]]

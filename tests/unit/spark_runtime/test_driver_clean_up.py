@@ -1,7 +1,7 @@
 """The driver's clean-up really deletes, and trims the log only after that."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -247,6 +247,31 @@ async def test_what_a_late_writer_leaves_for_a_forgotten_attempt_disappears(
     await clean_up.run()
     assert rig.state_blobs() == []
     assert await rig.checkpoints.attempts() == {(1, 3)}
+
+
+@pytest.mark.asyncio
+async def test_late_entries_are_looked_for_now_and_again_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    looks: list[int] = []
+
+    async def look() -> Collection[tuple[int, int]]:
+        looks.append(turn)
+        return ()
+
+    monkeypatch.setattr(rig.checkpoints, "attempts", look)
+    await rig.writer.open()
+    await rig.writer.take_over("driver")
+    clean_up = rig.clean_up()
+    for turn in range(1, 103):
+        await rig.writer.append(
+            AttemptRecord(epoch=0, nonce="", attempt=turn, batch=0, checkpoint_id="7", versions={})
+        )
+        void = VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=turn, reason="test")
+        await rig.writer.append(void)
+        await clean_up.run()
+    assert looks == [1, 101]
 
 
 @pytest.mark.asyncio
