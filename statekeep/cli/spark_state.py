@@ -11,6 +11,7 @@ import typer
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.job_reading import read_job
+from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
@@ -70,6 +71,7 @@ def import_state(
             return await import_spark_state(making, open_state, StoreName(store))
 
     with (
+        told_of_temporary_files(),
         temporary_directory("statekeep-import-") as directory,
         CountingBar("records read", clock.monotonic_ns, is_bytes=False) as read,
         CountingBar("uploaded", clock.monotonic_ns) as uploaded,
@@ -138,7 +140,7 @@ def export_state(
     async def run(scratch: Path) -> list[dict[str, JsonValue]]:
         return [await export(name, scratch) for name in task]
 
-    with temporary_directory("statekeep-export-") as scratch:
+    with told_of_temporary_files(), temporary_directory("statekeep-export-") as scratch:
         rows = asyncio.run(run(Path(scratch)))
     _print(rows, as_json=as_json)
 

@@ -134,6 +134,10 @@ class BoundedExecutor(BlockingExecutor):
         error = future.exception()
         if error is None:
             result.set_result(future.result())
+        elif isinstance(error, StopIteration):  # which asyncio passes on to nobody
+            raised = RuntimeError("a blocking call raised StopIteration")
+            raised.__cause__ = error
+            result.set_exception(raised)
         else:
             result.set_exception(error)
 

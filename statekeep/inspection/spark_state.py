@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false
 
+import errno
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from statekeep.errors import (
 )
 from statekeep.inspection.location_files import LocationFiles, open_location
 from statekeep.stores.base import KeyValueStore
+from statekeep.stores.local_files import explained_errors
 
 DEFAULT_STORE: Final = "default"
 """What Spark calls the store of an operator that has one; its files lie beside those of the others."""
@@ -109,7 +111,7 @@ class SparkState:
         for name in plan:
             local = scratch / f"{partition}-{name}"
             try:
-                with _errors_told(self.location):
+                with _errors_told(self.location), _full_disk_told(scratch):
                     path = f"{self.location.root}/{directory}/{name}"
                     self.location.files.get_file(path, str(local))
                 apply_spark_file(
@@ -162,6 +164,18 @@ def _require_readable(location: LocationFiles, conf: Mapping[str, Any]) -> None:
             "the state has a checksum within each value, which nobody but Spark can read: "
             f"location={location.shown} {_ROW_CHECKSUM}={conf[_ROW_CHECKSUM]}"
         )
+
+
+@contextmanager
+def _full_disk_told(directory: Path) -> Generator[None]:
+    """Tell a full disk as that of ``directory``, into which a location is read."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        with explained_errors(directory):
+            raise
 
 
 @contextmanager

@@ -70,8 +70,10 @@ class QueryRun:
 
     def stop(self) -> None:
         """Stop the query; commit first what was delivered."""
-        self.job.prepare_stop()
-        self.query.stop()
+        try:
+            self.job.prepare_stop()
+        finally:
+            self.query.stop()  # also where a user breaks the wait off: its time has begun
         self.job.wait_ended()
 
     def exception(self) -> StreamingQueryException | None:

@@ -131,3 +131,12 @@ def test_a_sink_that_stops_its_own_query_is_not_waited_for(stream: Stream) -> No
     assert wait_until(lambda: query.lastCommit is not None)
     query.stop()
     assert [batch for batch, _ in stream.delivered] == [0]
+
+
+def test_a_stop_after_the_end_returns_where_every_batch_is_committed(stream: Stream) -> None:
+    longer_than_the_test = 600_000
+    stream.add_batches(1)
+    query = stream.run(task__commit__every__batch=True, task__shutdown__ms=longer_than_the_test)
+    query.stop()
+    query.stop()
+    assert [batch for batch, _ in stream.delivered] == [0]

@@ -4,14 +4,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from statekeep.clock import Clock
 from statekeep.config.model import ContainerSettings
-from statekeep.errors import BackendClosedError, StateBackupError
+from statekeep.errors import StateBackupError
 from statekeep.fault_points import fault_point
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
@@ -81,14 +80,15 @@ class ContainerServer:
             self._serve, path=str(self._place.socket), limit=MAX_LINE_BYTES
         )
         try:
-            async with server:
-                for request in pending:
-                    self._start_upload(request)
-                leaving = asyncio.create_task(self._stop_when_idle())
-                await self._is_stopping.wait()
-                leaving.cancel()
-                await self._drain()
+            for request in pending:
+                self._start_upload(request)
+            leaving = asyncio.create_task(self._stop_when_idle())
+            await self._is_stopping.wait()
+            leaving.cancel()
+            await self._drain()
         finally:
+            # Not by `async with`, which waits for connections that are open, from Python 3.12.1 on.
+            server.close()
             self._place.socket.unlink(missing_ok=True)
             if watch is not None:
                 os.close(watch)
@@ -108,8 +108,8 @@ class ContainerServer:
             await closing
             return
         self._work.abandon()
-        with suppress(BackendClosedError):
-            await closing
+        await asyncio.wait([closing], timeout=_CLOSE_S)
+        closing.cancel()
         raise TimeoutError
 
     async def _close(self) -> None:
@@ -153,6 +153,8 @@ class ContainerServer:
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> Answer:
         self._asked_ns = self._clock.monotonic_ns()
+        if isinstance(request, Stop) and request.epoch >= self._newest[0]:
+            self._is_stopping.set()  # first: what comes may wait for calls that hang
         await self._note_epoch(request.epoch)
         refused = self._refusal(request)
         if refused is not None:
@@ -160,7 +162,6 @@ class ContainerServer:
         try:
             match request:
                 case Stop():
-                    self._is_stopping.set()
                     return Done()
                 case HandOver():
                     return await self._take(request)

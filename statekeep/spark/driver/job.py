@@ -226,13 +226,21 @@ class StatefulJob:
         if patience is None:
             return
         patience.begin()
-        is_awaited = self._config.task.is_commit_every_batch
-        if (
-            is_awaited
-            and threading.get_ident() != self._batch_thread
-            and self._turn.acquire(timeout=patience.remaining_s())
-        ):
-            self._turn.release()
+        if self._config.task.is_commit_every_batch:
+            self._await_batch(patience)
+
+    def _await_batch(self, patience: StopPatience) -> None:
+        """Wait for the end of the batch that runs, if one does, as long as ``patience`` lasts.
+
+        Not for the turn, which the end of the job keeps.
+        """
+        while self._batch_thread not in {None, threading.get_ident()}:
+            rest_s = patience.remaining_s()
+            if rest_s == 0 or self._ended.is_set():
+                return
+            if self._turn.acquire(timeout=min(_POLL_S, rest_s)):
+                self._turn.release()
+                return
 
     def find_successor(self) -> TaskFencedError | None:
         """Look whether another driver has taken over since `open`; None if it has not."""
@@ -308,6 +316,7 @@ class StatefulJob:
             logger.exception("the job did not end well")
             self.end_error = exc
         finally:
+            patience.begin()  # what hangs now is given up, however the query has ended
             patience.end()
             self._is_open = False
             self._note_end()

@@ -1,11 +1,13 @@
 """``statekeep spark-state``: jobs that begin with the state of Spark's own store, and the way back."""
 
 import asyncio
+import errno
 import struct
 from pathlib import Path
 
 import pytest
 from cli_kit import INPUT, CommandLine, job_settings
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # no types
 from spark_location_kit import COUNTS, make_location
 
 from statekeep.backends.hdfs.spark_files import read_spark_file, write_spark_file
@@ -97,6 +99,21 @@ def test_an_import_that_failed_may_be_repeated(statekeep: CommandLine, job: Path
     (job / "lost").rename(lost)
     assert statekeep(line).status == 0
     assert counts_of(asyncio.run(go_on(job, "Partition 1", {}))) == COUNTS
+
+
+def test_a_full_disk_is_not_taken_for_a_location_out_of_reach(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = make_location(job / "spark")
+
+    def fill(_files: object, _path: str, local: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", local)
+
+    monkeypatch.setattr(LocalFileSystem, "get_file", fill)
+    result = statekeep(f"spark-state import {location} --store counts {NEW}")
+    assert result.status != 0
+    assert "let TMPDIR name another place" in result.err
+    assert "let in there" not in result.err
 
 
 def test_a_job_that_is_there_is_not_overwritten(statekeep: CommandLine, job: Path) -> None:

@@ -210,6 +210,15 @@ async def test_a_call_that_lasts_can_be_told_from_one_that_follows_it(
     assert executor.in_flight == frozenset()
 
 
+@pytest.mark.asyncio
+async def test_a_call_that_raises_stop_iteration_has_an_end() -> None:
+    executor = BoundedExecutor(1, "empty-pool")
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
+        await executor.run(next, iter(()))
+    assert isinstance(caught.value.__cause__, StopIteration)
+    await executor.close()
+
+
 ENDS_WITH_A_HUNG_CALL = """
 import asyncio, threading
 from statekeep.commit.executor import BoundedExecutor

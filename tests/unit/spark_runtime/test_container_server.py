@@ -193,7 +193,7 @@ async def test_a_server_that_stops_finishes_its_uploads_and_refuses_new_requests
 async def test_a_server_that_stops_leaves_an_upload_behind_whose_call_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_CLOSE_S", 0.0)
+    monkeypatch.setattr(server_module, "_CLOSE_S", 0.1)
     work = HangingWork()
     rig = Rig(tmp_path, grace_ms=0, work=work)
     running = await rig.run()
@@ -206,6 +206,40 @@ async def test_a_server_that_stops_leaves_an_upload_behind_whose_call_hangs(
     assert work.is_closed
     assert not rig.place.socket.exists()
     work.is_back.set()
+
+
+@pytest.mark.asyncio
+async def test_a_server_ends_although_its_stores_do_not_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_CLOSE_S", 0.1)
+
+    class NeverClosing(HangingWork):
+        @override
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    rig = Rig(tmp_path, grace_ms=0, work=NeverClosing())
+    running = await rig.run()
+    assert await rig.ask(Stop(epoch=1)) == Done()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(running), 10)
+    assert running.done()
+
+
+@pytest.mark.asyncio
+async def test_a_newer_driver_stops_a_server_whose_blocking_calls_hang(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await rig.run()
+
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(rig.work.executor, "run", hang)
+    asking = asyncio.create_task(rig.ask(Stop(epoch=2)))
+    await asyncio.wait_for(running, 10)
+    asking.cancel()
 
 
 @pytest.mark.asyncio
