@@ -19,11 +19,20 @@ from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.kafka.topics import patient
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
-from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
+from statekeep.errors import (
+    BackendClosedError,
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    RetriableError,
+)
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change
 
 logger = logging.getLogger(__name__)
+
+
+class _UnknownChangelogError(RetriableError):
+    """Raised when the node that was asked does not know what a marker names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +136,24 @@ class KafkaRestoreManager(TaskRestoreManager):
         return ChangelogMarker.decode(marker)
 
     async def _find(self, cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
-        """Look for what a marker names until the cluster has answered."""
+        """Look for what a marker names until the cluster has answered.
+
+        One node that does not know of it is no answer: it may not have heard of the topic, of its
+        partitions, or that it is another one.
+
+        Raises:
+            BlobNotFoundError: Nobody knew of it until the time-out.
+        """
 
         async def find() -> _Stretch:
             return await run_to_end(self._context.executor, _find, cluster, marker)
 
-        return await patient(self._settings, self._context.clock).run(
-            find, operation="look for changelog", subject=marker.topic
-        )
+        try:
+            return await patient(self._settings, self._context.clock).run(
+                find, operation="look for changelog", subject=marker.topic
+            )
+        except _UnknownChangelogError as exc:
+            raise BlobNotFoundError(_name(marker)) from exc
 
     async def _restore_store(self, store: StoreName, stretch: _Stretch) -> None:
         run = self._context.executor
@@ -220,14 +239,18 @@ def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
     """Look for what a marker names, as the table in the documentation says.
 
     Raises:
-        BlobNotFoundError: The topic is gone, or another one of its name has taken its place.
+        _UnknownChangelogError: The node that was asked does not know the topic or the partition, or
+            knows another topic of the name.
         CheckpointCorruptError: The marker lies beyond the end, or before the beginning.
     """
     facts = cluster.describe([marker.topic]).get(marker.topic)
-    if facts is None or marker.partition >= facts.partitions:
-        raise BlobNotFoundError(f"{marker.topic}-{marker.partition}")
-    if marker.topic_id and marker.topic_id != facts.topic_id:
-        raise BlobNotFoundError(f"{marker.topic}-{marker.partition}#{marker.topic_id}")
+    if (
+        facts is None
+        or marker.partition >= facts.partitions
+        or (marker.topic_id and marker.topic_id != facts.topic_id)
+    ):
+        msg = f"a node does not know the changelog: topic={_name(marker)}"
+        raise _UnknownChangelogError(msg)
     place = ChangelogPartition(marker.topic, marker.partition)
     if marker.offset is None:
         return _Stretch(marker, 0, 0)
@@ -239,6 +262,12 @@ def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
         )
         raise CheckpointCorruptError(msg)
     return _Stretch(marker, start, marker.offset + 1)
+
+
+def _name(marker: ChangelogMarker) -> str:
+    """Return the partition that a marker names, and of which topic of the name, if it says so."""
+    name = f"{marker.topic}-{marker.partition}"
+    return f"{name}#{marker.topic_id}" if marker.topic_id else name
 
 
 def _summary(store: KeyValueStore) -> ContentSummary:

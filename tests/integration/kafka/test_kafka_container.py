@@ -77,6 +77,7 @@ async def test_with_the_changelog_gone_the_other_backend_restores_and_fills_it_a
         "stores__backup__factories": "kafka,files",
         "backends__files__factory": "blob",
         "backends__files__uri": (root / "files").as_uri(),
+        "kafka__timeout__ms": "5s",
     }
     async with Container(config(broker, root, **both)) as container:
         task = await container.start_task(TASK, ["s"])

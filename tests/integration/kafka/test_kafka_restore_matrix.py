@@ -102,8 +102,9 @@ async def test_a_partition_that_is_not_there_is_refused(
     marker = json.loads(commit.marker)
     marker["changelog-ssp"][field] = value
     forged = {KAFKA: {STORE: Marker(json.dumps(marker))}}
+    impatient = ChangelogJob(job.servers, job.versions.root, job.task.job_name, timeout_ms="1000")
     with pytest.raises(BlobNotFoundError):
-        await job.restore(CheckpointV2(commit.checkpoint.checkpoint_id, {}, forged))
+        await impatient.restore(CheckpointV2(commit.checkpoint.checkpoint_id, {}, forged))
 
 
 def config(broker: KafkaBroker, root: Path, **more: str) -> Config:

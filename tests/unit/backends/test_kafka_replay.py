@@ -1,7 +1,8 @@
 """What a replay makes of a changelog, and how it is proven, without a cluster."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, RetriableError
 from statekeep.stores.delta import Change
 from statekeep.stores.memory import MemoryStore
 from statekeep.testing.clock import FakeClock
@@ -69,10 +70,20 @@ class FakeReader:
 
 
 class FakeCluster:
-    """Has one topic of one partition, which holds what the reader gives."""
+    """Has one topic of one partition, which holds what the reader gives.
+
+    Attributes:
+        first: What the nodes say that are asked before one that knows the topic; None: nothing.
+    """
+
+    def __init__(self, first: Iterable[TopicFacts | RetriableError | None] = ()) -> None:
+        self.first = iter(first)
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicFacts]:
-        return dict.fromkeys(topics, TopicFacts("id", 1, 1))
+        facts = next(self.first, TopicFacts("id", 1, 1))
+        if isinstance(facts, RetriableError):
+            raise facts
+        return {} if facts is None else dict.fromkeys(topics, facts)
 
     def start_offsets(self, places: Sequence[ChangelogPartition]) -> dict[Any, int]:
         return dict.fromkeys(places, 0)
@@ -104,6 +115,8 @@ class Replay:
 
     store: ScannedStore
     monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster = field(default_factory=FakeCluster)
+    clock: FakeClock = field(default_factory=FakeClock)
 
     async def run(
         self, records: Sequence[tuple[bytes | None, bytes | None]], content: ContentSummary | None
@@ -121,11 +134,11 @@ class Replay:
                 lambda _: None,
                 lambda _: None,
                 SerialExecutor(),
-                FakeClock(),
+                self.clock,
             ),
             SETTINGS,
             KAFKA,
-            cast("SharedCluster", FakeCluster()),
+            cast("SharedCluster", self.cluster),
         )
         markers = {KAFKA: {STORE: marker.encode(KAFKA)}}
         await manager.init(CheckpointV2(CheckpointId(0, 1), {}, markers))
@@ -187,3 +200,33 @@ async def test_other_content_than_the_committed_one_is_found_out(
 @pytest.mark.asyncio
 async def test_a_changelog_that_nobody_has_added_up_is_restored_unproven(replay: Replay) -> None:
     assert await replay.run(list(CONTENT.items()), None) == CONTENT
+
+
+UNKNOWING: Sequence[TopicFacts | None] = (None, TopicFacts("id", 0, 1), TopicFacts("old", 1, 1))
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_has_not_heard_of_a_changelog_is_waited_for(replay: Replay) -> None:
+    replay.cluster.first = iter(UNKNOWING)
+    assert await replay.run([*CONTENT.items()], ContentSummary.of(CONTENT.items())) == CONTENT
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("facts", UNKNOWING, ids=["no topic", "no partition", "another topic"])
+async def test_a_changelog_that_no_node_knows_until_the_time_out_is_gone(
+    replay: Replay, facts: TopicFacts | None
+) -> None:
+    replay.cluster.first = repeat(facts)
+    with pytest.raises(BlobNotFoundError, match="topic-0#id"):
+        await replay.run([*CONTENT.items()], None)
+    waited_ms = replay.clock.monotonic_ns() / 1e6
+    assert SETTINGS.timeout_ms - 2_000 < waited_ms <= SETTINGS.timeout_ms
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_that_does_not_answer_in_the_end_has_not_said_that_a_changelog_is_gone(
+    replay: Replay,
+) -> None:
+    replay.cluster.first = chain([None], repeat(RetriableError("away")))
+    with pytest.raises(RetriableError, match="away"):
+        await replay.run([*CONTENT.items()], None)
