@@ -125,7 +125,7 @@ class ContentReader:
         if target.is_delta and target.file.size <= _SMALL_BYTES:
             data = await self._manager.get(blobs[0].blob_id)
             on_bytes(len(data))
-            return await run_to_end(self._executor, write_small_file, target.path, data)
+            return await run_to_end(self._executor, write_small_file, target.path, [data])
         if len(blobs) == 1 and blobs[0].offset == 0:
             return await self._manager.download(blobs[0].blob_id, target.path, on_bytes)
         await run_to_end(self._executor, target.path.touch, exist_ok=False)
@@ -198,10 +198,13 @@ class ContentReader:
             part = parts[target.path]
             data = stored[part.start - start : part.start - start + part.size]
             check_stored(data, part, f"blob_id={blob_id}")
-            if target.file.stored_form is not None:
+            if target.file.stored_form is None:
+                sha256 = write_small_file(target.path, [data])
+            else:
                 place = stream_place(blob_id, part.start)
-                data = self._codec.decode(data, place, where=f"blob_id={blob_id}")
-            sha256 = write_small_file(target.path, data)
+                decoder = self._codec.decoder(place, where=f"blob_id={blob_id}")
+                sha256 = write_small_file(target.path, decoder.frames(data))
+                decoder.finish()
             check_file(target.path, target.file, sha256)
 
 

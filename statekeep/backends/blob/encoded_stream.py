@@ -16,7 +16,7 @@ Reyhanitabar, Rogaway, Vizar 2015), with a header of our own.
 
 import struct
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -161,7 +161,13 @@ class StreamDecoder:
         self._cipher: _Cipher | None = None
 
     def decode(self, stored: bytes) -> bytes:
-        """Return what the next bytes of the stream stand for; they end where a frame ends.
+        """Return what the next bytes of the stream stand for, as `frames` gives it."""
+        return b"".join(self.frames(stored))
+
+    def frames(self, stored: bytes) -> Iterator[bytes]:
+        """Give what the next bytes of the stream stand for, which end where a frame ends.
+
+        A frame is decoded when it is asked for, so that one is in memory at a time.
 
         Raises:
             CheckpointCorruptError: They are not the next bytes of a stream for this place.
@@ -172,14 +178,12 @@ class StreamDecoder:
         view = memoryview(stored)
         if not self._is_begun:
             view = view[self._begin(view) :]
-        pieces: list[bytes] = []
         while view:
             if self._is_ended:
                 raise self._damaged("it goes on after its end")
             size = _FRAME.size + self._frame_bytes(view)
-            pieces.append(self._frame(view[:size]))
+            yield self._frame(view[:size])
             view = view[size:]
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def finish(self) -> None:
         """Check that the stream has come to its end.

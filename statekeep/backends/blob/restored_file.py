@@ -2,10 +2,11 @@
 
 import hashlib
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from statekeep.backends.blob.encoded_stream import StreamDecoder
-from statekeep.backends.blob.image import DigestRun, digest_bytes, digest_file
+from statekeep.backends.blob.image import DigestRun, digest_file
 from statekeep.backends.blob.index import BlobRange, FileIndex
 from statekeep.errors import CheckpointCorruptError
 
@@ -25,15 +26,18 @@ def append_part(part: Path, path: Path, offset: int) -> None:
     part.unlink()
 
 
-def write_small_file(path: Path, data: bytes) -> str:
-    """Write a new file that was fetched into memory; return its sha-256 in hex.
+def write_small_file(path: Path, pieces: Iterable[bytes]) -> str:
+    """Write a new file from what was fetched into memory; return its sha-256 in hex.
 
     What a damaged try has left there goes first: nothing is written through a link.
     """
     path.unlink(missing_ok=True)
+    digests = DigestRun()
     with path.open("xb") as file:
-        file.write(data)
-    return digest_bytes(data).sha256
+        for piece in pieces:
+            digests.update(piece)
+            file.write(piece)
+    return digests.digests.sha256
 
 
 def check_stored(stored: bytes, expected: BlobRange, where: str) -> None:
@@ -60,11 +64,12 @@ def write_piece(
         KeyUnavailableError: Its key is missing.
     """
     check_stored(stored, expected, f"path={path}")
-    raw = decoder.decode(stored)
-    digests.update(raw)
     with path.open("ab") as file:
-        file.write(raw)
-    return len(raw)
+        start = file.tell()
+        for frame in decoder.frames(stored):
+            digests.update(frame)
+            file.write(frame)
+        return file.tell() - start
 
 
 def check_file(path: Path, expected: FileIndex, sha256: str | None) -> None:

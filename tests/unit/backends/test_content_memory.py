@@ -1,7 +1,9 @@
 """Encoded and packed content is moved with bounded memory, in both directions."""
 
 import asyncio
-from collections.abc import Mapping
+import tracemalloc
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.pacing import ByteBudget
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.testing.backend_harness import STORE, BackendHarness
 from statekeep.testing.clock import FakeClock
@@ -103,5 +106,40 @@ async def test_what_compressed_content_becomes_counts_too(tmp_path: Path) -> Non
     CountingManager.most_requests = 0
     await task.restore(commit.checkpoint)
     assert 1 < CountingManager.most_requests < BUFFER_BYTES / MIB
+    await task.close()
+    forget_root(str(tmp_path))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [24 * MIB, 4 * MIB], ids=["pieces", "pack"])
+async def test_a_restore_takes_no_more_memory_than_it_holds_of_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    found: list[tuple[int, int]] = []
+    hold = ByteBudget.hold
+
+    @asynccontextmanager
+    async def measured(self: ByteBudget, claim: int) -> AsyncGenerator[None]:
+        tracemalloc.start()
+        try:
+            async with hold(self, claim):
+                yield
+            found.append((tracemalloc.get_traced_memory()[1], claim))
+        finally:
+            tracemalloc.stop()
+
+    settings = {"uri": str(tmp_path), "part.bytes": "32MiB", "pack.max.file.bytes": "4MiB"}
+    factory = BlobBackendFactory(
+        BackendName("blob"),
+        {**settings, "compression": "zstd"},
+        make_manager=lambda given, executor: MemoryBlobStoreManager(given["uri"], executor),
+    )
+    task = BackendHarness(factory, SerialExecutor(), FakeClock(), tmp_path)
+    await task.start()
+    commit = await task.commit(task.seal({"zeros.sst": bytes(size)}))
+    monkeypatch.setattr(ByteBudget, "hold", measured)
+    await task.restore(commit.checkpoint)
+    ((most, held),) = found
+    assert most <= held
     await task.close()
     forget_root(str(tmp_path))

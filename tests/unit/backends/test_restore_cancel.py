@@ -124,5 +124,5 @@ def test_a_small_file_is_not_written_through_a_link(tmp_path: Path) -> None:
     sealed, restored = tmp_path / "sealed", tmp_path / "restored"
     sealed.write_bytes(b"sealed")
     restored.hardlink_to(sealed)
-    write_small_file(restored, b"new")
+    write_small_file(restored, [b"new"])
     assert (sealed.read_bytes(), restored.read_bytes()) == (b"sealed", b"new")
