@@ -42,21 +42,22 @@ class KafkaAdmin(StateBackendAdmin):
         """Create the changelogs, or give them the partitions that they lack.
 
         Raises:
-            ConfigError: The cluster refuses them.
+            ConfigError: The cluster refuses them, or two stores have one changelog.
             RetriableError: It does not answer.
         """
         tasks = self._tasks
         if tasks is None or not tasks.count:
             return
-        await self._check_nodes()
         last = TaskIdentity(
             tasks.job_name, tasks.operator, TaskName(f"Partition {tasks.count - 1}")
         )
         topics = ChangelogTopics(self._settings, self._backend, last)
+        places = topics.places(tasks.stores)
+        await self._check_nodes()
         with self._reachable():
             await prepare_topics(
                 self._reach(),
-                {topics.place(store).topic: topics.form(store) for store in tasks.stores},
+                {place.topic: topics.form(store) for store, place in places.items()},
                 settings=self._settings,
                 executor=self._executor,
                 clock=self._clock,

@@ -59,14 +59,15 @@ class KafkaBackupManager(TaskBackupManager):
             new_uid: Draws names of work directories.
 
         Raises:
-            ConfigError: The task has no number, or a name is too long for a topic.
+            ConfigError: The task has no number, a name is too long for a topic, or two stores have one
+                changelog.
         """
         self._context = context
         self._settings = settings
         self._backend = backend
         self._new_uid = new_uid
         self._topics = ChangelogTopics(settings, backend, context.task)
-        self._places = {store: self._topics.place(store) for store in context.stores}
+        self._places = self._topics.places(context.stores)
         self._retrier = Retrier(settings.retry, context.clock)
         self._clusters = clusters
         self._cluster: Cluster | None = None

@@ -49,6 +49,7 @@ def from_v1(
 
     Raises:
         CheckpointCorruptError: The offset of a changelog is none.
+        ConfigError: Two stores name one changelog.
     """
     stores = settings.stores_by_changelog(backend)
     checkpoint_id = CheckpointId(written_ms, 0)

@@ -74,8 +74,7 @@ class KafkaSettings:
             settings: Its settings, without ``backends.<name>.`` or ``kafka.``.
 
         Raises:
-            ConfigError: A setting is unknown, missing, or of the wrong type; or two stores have one
-                changelog: each would delete what the other has written.
+            ConfigError: A setting is unknown, missing, or of the wrong type.
         """
         section = _Section(backend, settings)
         section.refuse_unknown()
@@ -86,7 +85,7 @@ class KafkaSettings:
                 key=f"backends.{backend}.bootstrap.servers",
                 hint=f"set {kafka_keys.BOOTSTRAP_SERVERS.name}, such as broker:9092",
             )
-        found = cls(
+        return cls(
             servers=servers,
             topic_prefix=section.read(kafka_keys.TOPIC_PREFIX) or backend,
             replication_factor=section.read(kafka_keys.REPLICATION_FACTOR),
@@ -98,8 +97,6 @@ class KafkaSettings:
             client=section.below(CLIENT_PREFIX),
             stores=section.below(_STORES),
         )
-        found._refuse_shared_changelogs(backend)
-        return found
 
     def changelog(self, backend: str, store: StoreName) -> str | None:
         """Return the topic that ``stores.<store>.changelog`` names, if it does.
@@ -110,8 +107,36 @@ class KafkaSettings:
         return None if topic is None else topic.removeprefix(f"{backend}.")
 
     def stores_by_changelog(self, backend: str) -> Mapping[str, StoreName]:
-        """Return ``{topic: store}`` of the changelogs that the settings name."""
-        return {topic: store for store, topic in self._changelogs(backend)}
+        """Return ``{topic: store}`` of the changelogs that the settings name.
+
+        Raises:
+            ConfigError: Two stores name one.
+        """
+        topics = dict(self._changelogs(backend))
+        self.refuse_shared_changelogs(backend, topics)
+        return {topic: store for store, topic in topics.items()}
+
+    def refuse_shared_changelogs(self, backend: str, topics: Mapping[StoreName, str]) -> None:
+        """Make sure that no two stores have one changelog: each would delete what the other wrote.
+
+        Args:
+            backend: Name of the backend.
+            topics: The changelogs of the stores that are backed up to it, named ones and others.
+
+        Raises:
+            ConfigError: Two have one.
+        """
+        stores: dict[str, StoreName] = {}
+        for store, topic in topics.items():
+            other = stores.setdefault(topic, store)
+            if other != store:
+                named = other if self.changelog(backend, store) is None else store
+                raise ConfigError(
+                    f"two stores have one changelog: backend={backend} topic={topic} "
+                    f"stores={other},{store}",
+                    key=f"{_STORES}{named}{_CHANGELOG}",
+                    hint="name a topic for each store, or none: each gets one of its own",
+                )
 
     def min_compaction_lag_ms(self, store: StoreName) -> int:
         """Return how long the cluster leaves records of a store uncompacted."""
@@ -127,17 +152,6 @@ class KafkaSettings:
             topic = self.changelog(backend, store)
             if store != name and topic is not None:
                 yield store, topic
-
-    def _refuse_shared_changelogs(self, backend: str) -> None:
-        stores: dict[str, StoreName] = {}
-        for store, topic in self._changelogs(backend):
-            other = stores.setdefault(topic, store)
-            if other != store:
-                raise ConfigError(
-                    f"two stores have one changelog: topic={topic} stores={other},{store}",
-                    key=f"{_STORES}{store}{_CHANGELOG}",
-                    hint="name a topic for each store, or none: each gets one of its own",
-                )
 
     def _of_store(self, key: Key[int], store: StoreName) -> int:
         for name in (store, "default"):

@@ -1,6 +1,6 @@
 """Which topics a task's changelogs are, what they must be like, and how they come to be."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -45,6 +45,18 @@ class ChangelogTopics:
         prefix = self._settings.topic_prefix
         topic = changelog_topic(prefix, self._task, store) if named is None else named
         return ChangelogPartition(topic, self._partition)
+
+    def places(self, stores: Iterable[StoreName]) -> Mapping[StoreName, ChangelogPartition]:
+        """Return where the changes of all stores go that are backed up here.
+
+        Raises:
+            ConfigError: Two of them have one topic, or a name is too long for one.
+        """
+        places = {store: self.place(store) for store in stores}
+        self._settings.refuse_shared_changelogs(
+            self._backend, {store: place.topic for store, place in places.items()}
+        )
+        return places
 
     def form(self, store: StoreName) -> TopicForm:
         """Return what a store's topic must be like."""

@@ -1,17 +1,28 @@
 """The settings of a Kafka backend, and where they come from."""
 
+from collections.abc import Mapping
+
 import pytest
 from confluent_kafka import Producer
 
+from statekeep.backends.base import BackupContext, CommitContext, JobTasks, TaskIdentity
+from statekeep.backends.kafka.admin import KafkaAdmin
+from statekeep.backends.kafka.backup import KafkaBackupManager
 from statekeep.backends.kafka.clients import build_admin, build_consumer, build_producer
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.registry import BackendRegistry
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.config.load import load_dict
 from statekeep.errors import ConfigError
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
 
 SERVERS = {"bootstrap.servers": "broker:9092"}
 S = StoreName("s")
+TASK = TaskIdentity("job", "main", TaskName("Partition 3"), "77aa")
+DEFAULT_OF_B = "kafka.job.main.b.changelog"
 
 
 def settings_of(**given: str) -> KafkaSettings:
@@ -42,11 +53,55 @@ def test_a_store_without_a_changelog_names_no_topic() -> None:
     assert settings_of().changelog("kafka", S) is None
 
 
-def test_two_stores_with_one_changelog_are_refused() -> None:
-    with pytest.raises(ConfigError, match="topic=views stores=a,b") as caught:
-        settings_of(stores__a__changelog="kafka.views", stores__b__changelog="views")
-    assert caught.value.key == "stores.b.changelog"
-    settings_of(stores__a__changelog="kafka.views", stores__b__changelog="kafka.views2")
+def build_manager(settings: KafkaSettings, *stores: str) -> None:
+    """Build the backup manager of a task whose stores are backed up to this backend."""
+    context = BackupContext(
+        TASK, tuple(map(StoreName, stores)), _no_commit, SerialExecutor(), FakeClock()
+    )
+    clusters = SharedCluster(settings)
+    KafkaBackupManager(context, settings, BackendName("kafka"), clusters, new_uid=str)
+
+
+def _no_commit(checkpoint_id: CheckpointId) -> CommitContext:
+    raise KeyError(checkpoint_id)
+
+
+@pytest.mark.parametrize(
+    ("changelogs", "topic", "key"),
+    [
+        ({"a": "kafka.views", "b": "views"}, "views", "stores.b.changelog"),
+        ({"a": f"kafka.{DEFAULT_OF_B}"}, DEFAULT_OF_B, "stores.a.changelog"),
+    ],
+    ids=["both named", "the default of another"],
+)
+def test_two_stores_with_one_changelog_are_refused(
+    changelogs: Mapping[str, str], topic: str, key: str
+) -> None:
+    settings = settings_of(**{f"stores__{s}__changelog": name for s, name in changelogs.items()})
+    with pytest.raises(ConfigError, match=f"backend=kafka topic={topic} stores=a,b") as caught:
+        build_manager(settings, "a", "b")
+    assert caught.value.key == key
+
+
+def test_stores_on_different_clusters_may_name_one_changelog() -> None:
+    settings = settings_of(stores__a__changelog="events", stores__b__changelog="events")
+    build_manager(settings, "a")
+    build_manager(settings, "b")
+
+
+@pytest.mark.asyncio
+async def test_two_stores_with_one_changelog_are_refused_before_a_cluster_is_reached() -> None:
+    settings = settings_of(stores__a__changelog=f"kafka.{DEFAULT_OF_B}")
+    tasks = JobTasks(TASK.job_name, TASK.operator, (StoreName("a"), StoreName("b")), 4)
+    admin = KafkaAdmin(BackendName("kafka"), settings, tasks, SerialExecutor(), FakeClock())
+    with pytest.raises(ConfigError, match="stores=a,b"):
+        await admin.create_resources()
+
+
+def test_a_checkpoint_of_samza_does_not_tell_apart_stores_of_one_changelog() -> None:
+    settings = settings_of(stores__a__changelog="events", stores__b__changelog="events")
+    with pytest.raises(ConfigError, match="topic=events stores=a,b"):
+        settings.stores_by_changelog("kafka")
 
 
 def test_the_settings_of_a_store_go_before_those_of_all() -> None:
