@@ -1,7 +1,8 @@
 """A compacted topic of one partition, followed and written: the newest record of a key counts."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,36 @@ class _Sender:
     user_count: int = 0
 
 
+class _Turns:
+    """One caller at a time. Who has waited while another one gave up shares its failure.
+
+    Else the time-outs of all who wait add up where the cluster is away.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._failure_count = 0
+        self._failure = ""
+
+    @asynccontextmanager
+    async def take(self) -> AsyncGenerator[None]:
+        """Wait for a turn, and hold it for the length of the block.
+
+        Raises:
+            RetriableError: Another caller's turn has ended so meanwhile.
+        """
+        seen_count = self._failure_count
+        async with self._lock:
+            if self._failure_count > seen_count:
+                raise RetriableError(self._failure)
+            try:
+                yield
+            except RetriableError as exc:
+                self._failure_count += 1
+                self._failure = str(exc)
+                raise
+
+
 class CompactedTopic:
     """Reads what is new and writes records durably; created at first use.
 
@@ -54,8 +85,8 @@ class CompactedTopic:
         self._executor = executor
         self._clock = clock
         self._cluster: Cluster | None = None
-        self._getting_ready = asyncio.Lock()
-        self._reading = asyncio.Lock()
+        self._getting_ready = _Turns()
+        self._reading = _Turns()
         self._sender: _Sender | None = None
         self._next_offset = 0
 
@@ -67,7 +98,7 @@ class CompactedTopic:
             RetriableError: It does not answer in time.
         """
         await self._reach()
-        async with self._reading:
+        async with self._reading.take():
             return await patient(self._settings, self._clock).run(
                 self._read_new, operation="read", subject=self.name
             )
@@ -171,7 +202,7 @@ class CompactedTopic:
 
     async def _reach(self) -> Cluster:
         """Return the cluster, with the topic in it."""
-        async with self._getting_ready:
+        async with self._getting_ready.take():
             if self._cluster is None:
                 self._cluster = await self._get_ready()
             return self._cluster

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError
 
 from statekeep.backends.kafka import compacted_topic
 from statekeep.backends.kafka.compacted_topic import CompactedTopic
+from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.errors import RetriableError
 from statekeep.testing.clock import FakeClock
@@ -47,6 +48,9 @@ class FakeProducer:
 
 class FakeCluster:
     closed = 0
+
+    def end_offsets(self, places: list[ChangelogPartition]) -> dict[ChangelogPartition, int]:
+        raise RetriableError("away")
 
     def close(self) -> None:
         type(self).closed += 1
@@ -121,3 +125,34 @@ async def test_one_client_for_topics_is_built_and_closed_for_all(
     await asyncio.gather(*(topic.send([(b"a", b"1")]) for _ in range(4)))
     await topic.close()
     assert (clients.cluster_count, FakeCluster.closed - before) == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_all_who_wait_for_a_cluster_that_is_away_share_one_time_out(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepare(*_: object, **__: Any) -> None:
+        await clock.sleep(SETTINGS.timeout_ms / 1000)
+        raise RetriableError("away")
+
+    clock = FakeClock()
+    topic = CompactedTopic(SETTINGS, "topic", executor=SerialExecutor(), clock=clock)
+    monkeypatch.setattr(compacted_topic, "prepare_topics", prepare)
+    ends = await asyncio.gather(
+        *(topic.send([(b"a", b"1")]) for _ in range(64)), return_exceptions=True
+    )
+    assert {(type(end), str(end)) for end in ends} == {(RetriableError, "away")}
+    assert len(clock.slept) == 1
+    with pytest.raises(RetriableError):
+        await topic.send([(b"a", b"1")])
+    assert len(clock.slept) == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("clients")
+async def test_all_who_read_from_a_cluster_that_went_away_share_one_time_out() -> None:
+    clock = FakeClock()
+    topic = CompactedTopic(SETTINGS, "topic", executor=SerialExecutor(), clock=clock)
+    ends = await asyncio.gather(*(topic.read_new() for _ in range(64)), return_exceptions=True)
+    assert {type(end) for end in ends} == {RetriableError}
+    assert sum(clock.slept) * 1000 <= SETTINGS.timeout_ms
