@@ -115,24 +115,24 @@ class BlobJobLog(JobLog):
         listed = [*(await self._listed("log", _RECORD)).items(), *floors.items()]
         stale = [blob_id for number, blob_id in listed if number < highest]
         await run_bounded([partial(self._blobs.delete, blob_id) for blob_id in stale])
-        await self._remove_unfinished(max([highest, *(number for number, _ in listed)]))
+        await self._remove_unfinished(highest)
 
     @override
     async def close(self) -> None:
         await self._blobs.close()
 
-    async def _remove_unfinished(self, taken: int) -> None:
-        """Remove what killed writers have left of records up to a position.
+    async def _remove_unfinished(self, floor: int) -> None:
+        """Remove what killed writers have left of records below a floor.
 
-        Those positions are taken or trimmed: whoever is still at work on one has lost it, and finds
-        that out when it tries again.
+        Not of those above it that are there: a writer that is still at work on one would find the
+        name taken and its own file gone, as after a rename that succeeded.
         """
 
-        def is_decided(name: str) -> bool:
+        def is_trimmed(name: str) -> bool:
             match = _RECORD.fullmatch(name.rpartition("/")[2])
-            return match is not None and int(match[1]) <= taken
+            return match is not None and int(match[1]) < floor
 
-        await self._blobs.remove_unfinished(f"{self._scope}/log/", is_decided)
+        await self._blobs.remove_unfinished(f"{self._scope}/log/", is_trimmed)
 
     async def _fetch(self, start: int) -> list[tuple[int, bytes]]:
         """Return the records from ``start`` on, in order; one that went meanwhile is left out."""

@@ -134,6 +134,50 @@ def test_a_put_whose_temporary_file_was_swept_may_be_repeated(
     place.put("a", b"x", if_absent=True)
 
 
+@pytest.mark.parametrize("is_silent", [False, True], ids=["raises", "says nothing"])
+@pytest.mark.parametrize("other", [b"theirs", b"longer than ours"], ids=["same size", "longer"])
+def test_a_name_that_another_took_while_the_temporary_file_was_swept_is_not_ours(
+    place: RenamingPlace,
+    fs: FakeHdfs,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    other: bytes,
+    *,
+    is_silent: bool,
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"ours! ")
+    rename = fs.mv
+
+    def rename_late(path1: str, path2: str) -> None:
+        monkeypatch.setattr(fs, "mv", rename)
+        place.put("a", other, if_absent=True)
+        place.remove_unfinished("", lambda name: True)
+        if not is_silent:
+            raise FileNotFoundError(path1)
+
+    for content in (b"ours! ", path):
+        monkeypatch.setattr(fs, "mv", rename_late)
+        with pytest.raises(FileExistsError):
+            place.put("a", content, if_absent=True)
+        assert place.read("a", 0, None) == other
+        place.delete("a")
+
+
+def test_a_name_that_goes_again_at_once_may_be_tried_for_again(
+    place: RenamingPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = place.read
+
+    def read_late(name: str, start: int, end: int | None) -> bytes:
+        place.delete(name)
+        return read(name, start, end)
+
+    monkeypatch.setattr(place, "read", read_late)
+    with pytest.raises(RetriableError, match="is gone"):
+        place.put("a", b"x", if_absent=True)
+
+
 def test_a_rename_of_which_nothing_is_known_is_no_success(
     place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

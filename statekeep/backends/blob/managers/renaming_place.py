@@ -66,6 +66,8 @@ class RenamingPlace(RemotePlace):
             try:
                 self._write(temporary, content)
                 self._rename(temporary, target)
+                if if_absent:
+                    self._check_won(name, content)
             except BaseException as exc:
                 with suppress(OSError, RuntimeError):
                     self._delete(temporary)
@@ -172,6 +174,20 @@ class RenamingPlace(RemotePlace):
             raise FileExistsError(target)
         if not self._is_there(target):
             raise RetriableError(f"the temporary file is gone: path={temporary}")
+
+    def _check_won(self, name: str, content: bytes | Path) -> None:
+        """Look whose blob has the name: a sweep takes a temporary file as a rename does.
+
+        Raises:
+            FileExistsError: Another's.
+        """
+        try:
+            found = self.read(name, 0, None)
+        except FileNotFoundError as exc:
+            raise RetriableError(f"the blob is gone: name={name}") from exc
+        # What is created is small: log records, not files of a store.
+        if found != (content if isinstance(content, bytes) else content.read_bytes()):
+            raise FileExistsError(name)
 
     def _is_there(self, path: str) -> bool:
         """Return whether there is a file; unlike ``exists`` not False where nobody answers."""
