@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+from fsspec.implementations.webhdfs import WebHDFS  # type: ignore[import-untyped]
+from requests import PreparedRequest, Response
+from requests.adapters import BaseAdapter
+from typing_extensions import override
 
 from statekeep.backends.blob.managers import renaming_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
@@ -19,6 +23,7 @@ from statekeep.testing.executor import SerialExecutor
 RENAME = "mv"
 QUOTA = 'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "The DiskSpace'
 DENIED = 'RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied'
+NOT_FOUND = b'{"RemoteException": {"exception": "FileNotFoundException", "message": "gone"}}'
 SAFE_MODE = 'RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot'
 
 
@@ -207,6 +212,59 @@ def test_what_comes_in_place_of_the_bytes_is_not_passed_on(
     monkeypatch.setattr(fs, "open", lambda path, mode: Answer(b"a page"))
     with pytest.raises(RetriableError, match="short read"):
         place.read("a", 0, None)
+
+
+class WebServers(BaseAdapter):
+    """A NameNode that knows one file, and a DataNode that it sends to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[str, tuple[int, bytes]] = {"GET": (200, b"content")}
+        self.missing: set[str] = set()
+
+    @override
+    def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
+        answer = Response()
+        answer.request = request
+        answer.url = url = request.url or ""
+        if url.startswith("http://datanode"):
+            answer.status_code, body = self.answers[request.method or ""]
+        elif any(f"op={op}" in url for op in self.missing):
+            answer.status_code, body = 404, NOT_FOUND
+        elif "op=GETFILESTATUS" in url:
+            answer.status_code, body = 200, b'{"FileStatus": {"type": "FILE", "length": 7}}'
+        else:
+            answer.status_code, body = 307, b""
+            answer.headers["Location"] = "http://datanode/file?delegation=secret"
+        answer.raw = io.BytesIO(body)
+        return answer
+
+    @override
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def servers() -> WebServers:
+    return WebServers()
+
+
+@pytest.fixture
+def web(servers: WebServers) -> RenamingPlace:
+    fs = WebHDFS("namenode", skip_instance_cache=True)
+    fs.session.mount("http://", servers)
+    return RenamingPlace(fs, "/place")
+
+
+@pytest.mark.parametrize("status", [403, 404, 500, 503])
+def test_an_error_page_is_not_taken_for_the_bytes_of_a_blob(
+    web: RenamingPlace, servers: WebServers, status: int
+) -> None:
+    assert web.read("a", 0, None) == b"content"
+    servers.answers["GET"] = (status, b"<html>a page that is longer than the blob</html>")
+    with pytest.raises(RetriableError, match=f"status={status}") as raised:
+        web.read("a", 0, None)
+    assert "secret" not in str(raised.value)
 
 
 def test_bytes_and_files_are_stored_whole(

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -50,6 +51,8 @@ class RenamingPlace(RemotePlace):
         session = getattr(self._fs, "session", None)
         if session is not None:
             session.request = partial(session.request, timeout=_ANSWER_S)
+            # With this one WebHDFS reads a DataNode's answer, without a look at its status.
+            session.get = partial(_get, session.request)
 
     @override
     def check(self) -> None:
@@ -196,6 +199,20 @@ class RenamingPlace(RemotePlace):
         except FileNotFoundError:
             return False
         return True
+
+
+def _get(request: Callable[..., Any], url: str, **kwargs: object) -> object:
+    """Return an answer that is no error.
+
+    Raises:
+        RetriableError: The server answers with an error, of whatever kind: what it means for the
+            file, the NameNode tells who asks again.
+    """
+    answer = request("GET", url, **kwargs)
+    if answer.status_code >= HTTPStatus.BAD_REQUEST:
+        # The URL may hold a token.
+        raise RetriableError(f"a DataNode did not answer: status={answer.status_code}")
+    return answer
 
 
 def _size(content: bytes | Path) -> int:
