@@ -352,6 +352,25 @@ async def test_a_put_whose_temporary_file_was_swept_may_be_repeated(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("step", ["write", "close"])
+async def test_a_put_whose_temporary_file_is_swept_before_the_rename_may_be_repeated(
+    hdfs: FakeHdfs, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    manager = await ready()
+    take_step = getattr(FakeWriter, step)
+
+    async def take_late(writer: FakeWriter, *args: bytes) -> None:
+        await take_step(writer, *args)
+        await manager.remove_unfinished("", lambda name: True)
+        if step == "write":
+            raise FileNotFoundError
+
+    monkeypatch.setattr(FakeWriter, step, take_late)
+    with pytest.raises(RetriableError, match="temporary file is gone"):
+        await manager.put("a", b"x", METADATA)
+
+
+@pytest.mark.asyncio
 async def test_a_trim_removes_what_killed_writers_left_of_positions_below_the_floor(
     hdfs: FakeHdfs,
 ) -> None:

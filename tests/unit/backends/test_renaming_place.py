@@ -3,6 +3,7 @@
 import errno
 import io
 import socket
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,20 @@ def test_a_put_whose_temporary_file_was_swept_may_be_repeated(
     place.put("a", b"x", if_absent=True)
 
 
+def test_a_put_whose_temporary_file_is_swept_before_the_rename_may_be_repeated(
+    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = fs.info
+
+    def look_late(path: str) -> Any:
+        place.remove_unfinished("", lambda name: True)
+        return look(path)
+
+    monkeypatch.setattr(fs, "info", look_late)
+    with pytest.raises(RetriableError, match="temporary file is gone"):
+        place.put("a", b"x", if_absent=False)
+
+
 @pytest.mark.parametrize("is_silent", [False, True], ids=["raises", "says nothing"])
 @pytest.mark.parametrize("other", [b"theirs", b"longer than ours"], ids=["same size", "longer"])
 def test_a_name_that_another_took_while_the_temporary_file_was_swept_is_not_ours(
@@ -265,6 +280,24 @@ def test_an_error_page_is_not_taken_for_the_bytes_of_a_blob(
     with pytest.raises(RetriableError, match=f"status={status}") as raised:
         web.read("a", 0, None)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("gone_at", ["append", "post"])
+def test_a_put_whose_temporary_file_is_swept_before_it_is_written_may_be_repeated(
+    web: RenamingPlace, servers: WebServers, gone_at: str
+) -> None:
+    servers.answers |= {"PUT": (201, b""), "POST": (404, b"<html>gone</html>")}
+    servers.missing = {"DELETE", "LISTSTATUS"} | ({"APPEND"} if gone_at == "append" else set())
+    with pytest.raises(RetriableError, match="temporary file is gone") as raised:
+        web.put("a", b"content", if_absent=False)
+    assert "secret" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_file_to_store_that_is_gone_is_not_taken_for_a_swept_one(
+    place: RenamingPlace, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        place.put("a", tmp_path / "none", if_absent=False)
 
 
 def test_bytes_and_files_are_stored_whole(

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Generator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Final
 
 from statekeep.errors import RetriableError
@@ -37,3 +38,22 @@ def told_java_errors(root: str) -> Generator[None]:
             if name in text:
                 raise OSError(number, name) from exc
         raise OSError(errno.EIO, "the filesystem did not answer") from exc
+
+
+@contextmanager
+def told_if_swept(path: str) -> Generator[None]:
+    """Tell a temporary file that is gone: a sweep may take one that is still being written.
+
+    Raises:
+        RetriableError: It is gone; the next try finds out what has become of the name.
+    """
+    msg = f"the temporary file is gone: path={path}"
+    try:
+        yield
+    except FileNotFoundError as exc:
+        raise RetriableError(msg) from exc
+    except OSError as exc:
+        response = getattr(exc, "response", None)  # of requests, whose text may hold a token
+        if getattr(response, "status_code", None) != HTTPStatus.NOT_FOUND:
+            raise
+        raise RetriableError(msg) from None

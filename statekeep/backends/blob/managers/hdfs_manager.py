@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
+from statekeep.backends.blob.managers.hadoop_errors import told_if_swept, told_java_errors
 from statekeep.backends.blob.managers.hdfs_client import HdfsClient, Tree
 from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.place import mapped_errors
@@ -174,7 +174,8 @@ class HdfsBlobStoreManager(BlobStoreManager):
             size = await self._copy(source, path)
         finally:
             await self._executor.run(source.close)
-        written = await self._client.size(path)
+        with told_if_swept(path):
+            written = await self._client.size(path)
         if written != size:
             msg = f"short write: path={path} expected_bytes={size} actual_bytes={written}"
             raise RetriableError(msg)
@@ -184,10 +185,11 @@ class HdfsBlobStoreManager(BlobStoreManager):
         size = 0
         writer = await self._client.create(path)
         try:
-            while chunk := await self._executor.run(source.read, _CHUNK_BYTES):
-                await writer.write(chunk)
-                size += len(chunk)
-            await writer.close()
+            with told_if_swept(path):
+                while chunk := await self._executor.run(source.read, _CHUNK_BYTES):
+                    await writer.write(chunk)
+                    size += len(chunk)
+                await writer.close()
         except BaseException:
             await writer.give_up()
             raise
@@ -200,12 +202,8 @@ class HdfsBlobStoreManager(BlobStoreManager):
         was lost.
         """
         try:
-            await self._client.rename(temporary, target)
-        except (
-            FileNotFoundError
-        ) as exc:  # swept: the next try finds out what has become of the name
-            msg = f"the temporary file is gone: path={temporary}"
-            raise RetriableError(msg) from exc
+            with told_if_swept(temporary):
+                await self._client.rename(temporary, target)
         except FileExistsError:
             if expected_bytes is None or await self._client.size(target) != expected_bytes:
                 raise

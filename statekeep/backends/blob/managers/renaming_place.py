@@ -1,5 +1,6 @@
 """Blobs on a filesystem that renames atomically and never onto a name that is taken: HDFS."""
 
+import io
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any, Final, cast
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # it ships no types
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
+from statekeep.backends.blob.managers.hadoop_errors import told_if_swept, told_java_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
 from statekeep.backends.blob.names import temporary_path, unfinished_name
 from statekeep.checkpoint.log_writer import random_nonce
@@ -150,21 +151,19 @@ class RenamingPlace(RemotePlace):
 
     def _write(self, path: str, content: bytes | Path) -> None:
         """Write a new file, and let the filesystem confirm its size."""
-        file = self._fs.open(path, "wb")
-        try:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                with content.open("rb") as source:
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
+            file = self._fs.open(path, "wb")
+            with told_if_swept(path):
+                try:
                     shutil.copyfileobj(source, file, _COPY_BYTES)
-            file.close()
-        except BaseException:
-            # After a DataNode was lost, the client's close may wait without end; and the garbage
-            # collector calls it too.
-            file.close = _do_nothing
-            raise
+                    file.close()
+                except BaseException:
+                    # After a DataNode was lost, the client's close may wait without end; and the
+                    # garbage collector calls it too.
+                    file.close = _do_nothing
+                    raise
+                written = int(self._fs.info(path)["size"])
         size = _size(content)
-        written = int(self._fs.info(path)["size"])
         if written != size:
             msg = f"short write: path={path} expected_bytes={size} actual_bytes={written}"
             raise RetriableError(msg)
