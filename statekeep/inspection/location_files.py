@@ -5,7 +5,8 @@
 # pyright: reportUnknownVariableType=false
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ import fsspec  # type: ignore[import-untyped] # ships no types
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped] # as above
 
 from statekeep.config.redact import redact
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, StateBackupError
 
 _NAMES_OF_HADOOP: Final[Mapping[str, str]] = {"s3a": "s3", "abfss": "abfs"}
 """Filesystems that fsspec knows by another name."""
@@ -32,6 +33,24 @@ class LocationFiles:
     """The path of the location in it, without a slash at its end."""
     shown: str
     """The location, for people: without secrets."""
+
+
+@contextmanager
+def errors_told(location: LocationFiles) -> Generator[None]:
+    """Tell the errors of a filesystem, which may be of any class, as one of ours.
+
+    Raises:
+        ConfigError: Whatever it was that is none of ours.
+    """
+    try:
+        yield
+    except StateBackupError:
+        raise
+    except Exception as exc:
+        raise ConfigError(
+            f"the checkpoint location cannot be reached: location={location.shown}",
+            hint=f"is its name right, and is this machine let in there? {exc!r}",
+        ) from exc
 
 
 def open_location(uri: str) -> LocationFiles:

@@ -6,16 +6,15 @@
 
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 
 from statekeep.checkpoint.records import CommitRecord, QueryState
-from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
-from statekeep.inspection.location_files import LocationFiles, open_location
+from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.inspection.location_files import LocationFiles, errors_told, open_location
 
 _BATCH_FILE: Final = re.compile(r"\.?([0-9]+)(?:\.crc)?")
 """What Spark names files of ``offsets`` and ``commits``, and Hadoop their checksums beside them."""
@@ -86,7 +85,7 @@ def _require_ready(
             hint="leave out --from-location and --to-location",
         )
     old, new = open_location(source), open_location(target)
-    with _errors_told(new):
+    with errors_told(new):
         is_used = new.files.exists(new.root) and bool(new.files.find(new.root))
     if is_used:
         exc = CheckpointLocationError(
@@ -94,23 +93,9 @@ def _require_ready(
         )
         exc.add_note("hint: name another one, or delete it if an earlier try has left it")
         raise exc
-    with _errors_told(old):
+    with errors_told(old):
         _check_query(old, query)
     return old, new, query
-
-
-@contextmanager
-def _errors_told(location: LocationFiles) -> Generator[None]:
-    """Tell the errors of a filesystem, which may be of any class, as one of ours."""
-    try:
-        yield
-    except StateBackupError:
-        raise
-    except Exception as exc:
-        raise ConfigError(
-            f"the checkpoint location cannot be reached: location={location.shown}",
-            hint=f"is its name right, and is this machine let in there? {exc!r}",
-        ) from exc
 
 
 def _own_files(commit: CommitRecord, query: QueryState) -> Mapping[str, str | None]:

@@ -16,10 +16,8 @@ from statekeep.backends.blob.managers.object_places import missing_package_told
 from statekeep.errors import (
     BlobNotFoundError,
     CheckpointLocationError,
-    ConfigError,
-    StateBackupError,
 )
-from statekeep.inspection.location_files import LocationFiles, open_location
+from statekeep.inspection.location_files import LocationFiles, errors_told, open_location
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.local_files import explained_errors
 
@@ -58,7 +56,7 @@ class SparkState:
             CheckpointLocationError: Nothing was committed, or the state is of another form.
         """
         location = open_location(uri)
-        with _errors_told(location):
+        with errors_told(location):
             batches = [int(name) for name in _names(location, "commits") if name.isdecimal()]
             if not batches:
                 raise CheckpointLocationError(
@@ -102,7 +100,7 @@ class SparkState:
         directory = f"state/{self.operator}/{partition}"
         if self.store != DEFAULT_STORE:
             directory = f"{directory}/{self.store}"
-        with _errors_told(self.location):
+        with errors_told(self.location):
             names = _names(self.location, directory)
         try:
             plan = plan_spark_load(self.version, names)
@@ -111,7 +109,7 @@ class SparkState:
         for name in plan:
             local = scratch / f"{partition}-{name}"
             try:
-                with _errors_told(self.location), _full_disk_told(scratch):
+                with errors_told(self.location), _full_disk_told(scratch):
                     path = f"{self.location.root}/{directory}/{name}"
                     self.location.files.get_file(path, str(local))
                 apply_spark_file(
@@ -176,17 +174,3 @@ def _full_disk_told(directory: Path) -> Generator[None]:
             raise
         with explained_errors(directory):
             raise
-
-
-@contextmanager
-def _errors_told(location: LocationFiles) -> Generator[None]:
-    """Tell the errors of a filesystem, which may be of any class, as one of ours."""
-    try:
-        yield
-    except StateBackupError:
-        raise
-    except Exception as exc:
-        raise ConfigError(
-            f"the checkpoint location cannot be read: location={location.shown}",
-            hint=f"is its name right, and is this machine let in there? {exc!r}",
-        ) from exc
