@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 import pytest
-import pytest_asyncio
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]  # as above
 from log_kit import InlineExecutor
@@ -20,7 +19,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from typing_extensions import override
 from yarl import URL
 
-from statekeep.backends.blob.managers import local_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.local_place import LocalPlace
 from statekeep.backends.blob_store import BlobMetadata
@@ -33,17 +31,6 @@ from statekeep.errors import (
 )
 
 google_errors: Any = importlib.import_module("google.auth.exceptions")  # its calls have no types
-
-
-@pytest_asyncio.fixture(params=["unnamed", "named"])
-async def local(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> FsspecBlobStoreManager:
-    if request.param == "named":
-        monkeypatch.setattr(local_place, "_open_unnamed", lambda _: None)
-    manager = FsspecBlobStoreManager(str(tmp_path / "root"), {}, InlineExecutor())
-    await manager.init()
-    return manager
 
 
 class FailingPlace(LocalPlace):

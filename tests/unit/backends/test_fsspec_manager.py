@@ -51,17 +51,6 @@ async def blobs(root_uri: str) -> FsspecBlobStoreManager:
     return manager
 
 
-@pytest_asyncio.fixture(params=["unnamed", "named"])
-async def local(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> FsspecBlobStoreManager:
-    if request.param == "named":
-        monkeypatch.setattr(local_place, "_open_unnamed", lambda _: None)
-    manager = FsspecBlobStoreManager(str(tmp_path / "root"), {}, InlineExecutor())
-    await manager.init()
-    return manager
-
-
 @pytest.mark.asyncio
 @pytest.mark.parametrize("is_path", [False, True], ids=["bytes", "file"])
 @pytest.mark.parametrize("if_absent", [False, True], ids=["put", "create"])
