@@ -3,23 +3,25 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import thread as pool_threads
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from threading import Thread
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar
 
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.commit.thread_pool import ThreadPool
 from statekeep.errors import BackendClosedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_CALL_S: Final = 5.0
+"""A blocking call of a few megabytes that lasts longer hangs, for one who has no time left."""
 
 
 class BoundedExecutor(BlockingExecutor):
@@ -44,7 +46,7 @@ class BoundedExecutor(BlockingExecutor):
             raise ValueError(msg)
         self.max_workers = max_workers
         self._ceiling = max_workers if ceiling is None else max(ceiling, max_workers)
-        self._pool = ThreadPoolExecutor(self._ceiling, thread_name_prefix=name)
+        self._pool = ThreadPool(self._ceiling, name)
         self._places = asyncio.Semaphore(max_workers)
         self._places_kept = 0
         self._in_flight: dict[Future[Any], tuple[Callable[..., Any], asyncio.Future[Any]]] = {}
@@ -60,7 +62,7 @@ class BoundedExecutor(BlockingExecutor):
         try:
             self._check_open()
             run_in_context: Callable[[Callable[[], T]], T] = contextvars.copy_context().run
-            future = self._pool.submit(run_in_context, partial(call, *args, **kwargs))
+            future = self._pool.submit(partial(run_in_context, partial(call, *args, **kwargs)))
         except BaseException:
             self._places.release()
             raise
@@ -95,15 +97,17 @@ class BoundedExecutor(BlockingExecutor):
             while self._places_kept < self.max_workers:
                 await self._places.acquire()
                 self._places_kept += 1
-            # Every thread is idle now, so joining them does not hold up the loop.
-            self._pool.shutdown(wait=not self._has_abandoned)
+            if self._has_abandoned:
+                self._pool.leave()
+            else:  # every thread is idle now, so joining them does not hold up the loop
+                self._pool.join()
 
     def abandon(self) -> None:
         """Refuse new calls, and wait no longer for those in flight: they may hang. On the loop.
 
         Whoever awaits one gets `BackendClosedError`, and each is an error in the log; it may take
-        effect all the same. `close` then returns without the threads of such calls, and so does
-        the interpreter at its end if the loop's thread is a daemon.
+        effect all the same. `close` then returns without the threads of such calls, and the
+        interpreter ends without them.
         """
         self._is_closed = True
         for future, (call, result) in list(self._in_flight.items()):
@@ -116,7 +120,21 @@ class BoundedExecutor(BlockingExecutor):
                 result.set_exception(BackendClosedError(msg))
             self._has_abandoned = True
         if self._has_abandoned:
-            _end_without(self._pool)
+            self._pool.leave()
+
+    async def abandon_hung_calls(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Wait until a call turns out to hang, and `abandon`; for one whose time is over.
+
+        Each is given a few seconds from now on. Returns only then: cancel it when all has ended.
+
+        Args:
+            sleep: Waits for so many seconds.
+        """
+        seen: frozenset[object] = frozenset()
+        while not seen & self.in_flight:
+            seen = self.in_flight
+            await sleep(_LONGEST_CALL_S)
+        self.abandon()
 
     def _tell(self, loop: asyncio.AbstractEventLoop, future: Future[Any]) -> None:
         """Pass the end of a call on to the loop; on the thread of the call."""
@@ -153,13 +171,3 @@ def _name_of(call: Callable[..., object]) -> str:
         call = call.func
     named = call if hasattr(call, "__qualname__") else type(call)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _end_without(pool: ThreadPoolExecutor) -> None:
-    """Take a pool's threads from those that the interpreter waits for at its end.
-
-    There is no public way, and a process that a dead file system keeps from ending helps nobody.
-    """
-    joined = pool_threads._threads_queues  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    for thread in pool._threads:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        cast("MutableMapping[Thread, object]", joined).pop(thread, None)

@@ -5,8 +5,9 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.optional_powers import KeepsCheckpoints
@@ -17,13 +18,16 @@ from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.clock import Clock, SystemClock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.config.model import Config
+from statekeep.config.model import Config, ContainerSettings
 from statekeep.container.task import Task
 from statekeep.container.task_start import TaskParts, start_task
 from statekeep.errors import BackendClosedError, ConfigError
 from statekeep.restore.progress import RestoreProgress, RestoreProgressBar
 
 logger = logging.getLogger(__name__)
+
+_MARGIN_S: Final = 5.0
+"""Beyond ``task.shutdown.ms``: to make the open attempts void, and to close stores and backends."""
 
 
 class Container:
@@ -39,7 +43,8 @@ class Container:
 
     Leaving it lets the commits in flight finish, within ``task.shutdown.ms``, also after an
     exception. What was written after a task's last commit is dropped, as in a crash: commit with
-    ``force`` before leaving. No thread, asyncio task or lock is left then.
+    ``force`` before leaving. No thread, asyncio task or lock is left then; but for a call that
+    hangs, such as into a dead file system, which is given up by name after that time and a margin.
     """
 
     def __init__(
@@ -75,29 +80,17 @@ class Container:
         self._log_backend = _find_log_backend(config, self._factories)
         self._limits = _limits(self._factories, self._log_backend)
         self._copy_backend = _find_copy_backend(config, self._factories)
-        self._executor: BoundedExecutor | None = None
-        self._restore_executor: BoundedExecutor | None = None
+        self._pools: _Pools | None = None
         self._tasks: dict[TaskName, Task | None] = {}
         self._away: set[BackendName] = set()
         """Optional backends that did not answer when the container was entered."""
 
     async def __aenter__(self) -> Self:
-        threads = self._config.container
-        self._executor = BoundedExecutor(
-            threads.commit_pool_threads(0),
-            "statekeep",
-            ceiling=threads.commit_pool_max_size,
-        )
-        self._restore_executor = BoundedExecutor(
-            threads.restore_pool_threads(0),
-            "statekeep-restore",
-            ceiling=threads.restore_pool_max_size,
-        )
+        pools = self._pools = _Pools.of(self._config.container)
         try:
-            await self._prepare_backends(self._executor)
+            await self._prepare_backends(pools.commit)
         except BaseException:
-            await self._executor.close()
-            await self._restore_executor.close()
+            await pools.close()
             raise
         for limit in self._limits:
             logger.warning("the job runs with a limit: %s", limit)
@@ -109,13 +102,24 @@ class Container:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._pools is None:
+            return
+        giving_up = asyncio.create_task(self._give_up_hung_calls(self._pools))
         try:
             await self._close_tasks()
         finally:
             self._bar.close()
-            for executor in (self._executor, self._restore_executor):
-                if executor is not None:
-                    await executor.close()
+            await self._pools.close()
+            giving_up.cancel()
+            await asyncio.wait({giving_up})
+
+    async def _give_up_hung_calls(self, pools: "_Pools") -> None:
+        """Once the commits in flight had their time, wait no longer for calls that hang.
+
+        In real time: threads know no other.
+        """
+        await asyncio.sleep(self._config.task.shutdown_ms / 1000 + _MARGIN_S)
+        await asyncio.gather(*(pool.abandon_hung_calls(asyncio.sleep) for pool in pools.all()))
 
     @property
     def tasks(self) -> Mapping[TaskName, Task]:
@@ -140,7 +144,8 @@ class Container:
             RetriableError: A service may answer later.
             ValueError: The task runs in this container already.
         """
-        if self._executor is None or self._restore_executor is None:
+        pools = self._pools
+        if pools is None:
             msg = "the container is not entered"
             raise BackendClosedError(msg)
         task_name = TaskName(name)
@@ -148,11 +153,9 @@ class Container:
             msg = f"the task runs in this container already: task={name}"
             raise ValueError(msg)
         self._tasks[task_name] = None
-        threads = self._config.container
-        self._executor.raise_cap(threads.commit_pool_threads(len(self._tasks)))
-        self._restore_executor.raise_cap(threads.restore_pool_threads(len(self._tasks)))
+        pools.raise_caps(self._config.container, len(self._tasks))
         try:
-            parts = self._parts(self._executor, self._restore_executor, task_name, stores)
+            parts = self._parts(pools, task_name, stores)
             await self._prepare_required(parts)
             task = await start_task(parts)
         except BaseException:
@@ -161,13 +164,7 @@ class Container:
         self._tasks[task_name] = task
         return task
 
-    def _parts(
-        self,
-        executor: BoundedExecutor,
-        restore_executor: BoundedExecutor,
-        name: TaskName,
-        stores: Iterable[str],
-    ) -> TaskParts:
+    def _parts(self, pools: "_Pools", name: TaskName, stores: Iterable[str]) -> TaskParts:
         def on_failure(error: Exception) -> None:
             if self._on_commit_failure is not None:
                 self._on_commit_failure(name, error)
@@ -179,8 +176,9 @@ class Container:
             factories=self._factories,
             log_backend=self._log_backend,
             copy_backend=self._copy_backend,
-            executor=executor,
-            restore_executor=restore_executor,
+            executor=pools.commit,
+            restore_executor=pools.restore,
+            local_executor=pools.local,
             clock=self._clock,
             new_uid=self._new_uid,
             owner=f"{socket.gethostname()}:{os.getpid()}",
@@ -218,6 +216,43 @@ class Container:
         if errors:
             msg = "closing the container's tasks failed"
             raise ExceptionGroup(msg, errors)
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """The threads of a container, by what waits there for what."""
+
+    commit: BoundedExecutor
+    """Uploads, clean-up, the log."""
+    restore: BoundedExecutor
+    local: BoundedExecutor
+    """The stores on the local disk, which wait for no service."""
+
+    @classmethod
+    def of(cls, threads: ContainerSettings) -> Self:
+        """Make pools without threads; on the event loop that is to use them."""
+        commits, restores = threads.commit_pool_max_size, threads.restore_pool_max_size
+        least = threads.commit_pool_threads(0)
+        return cls(
+            commit=BoundedExecutor(least, "statekeep", ceiling=commits),
+            restore=BoundedExecutor(
+                threads.restore_pool_threads(0), "statekeep-restore", ceiling=restores
+            ),
+            local=BoundedExecutor(least, "statekeep-local", ceiling=commits),
+        )
+
+    def all(self) -> tuple[BoundedExecutor, ...]:
+        return (self.commit, self.restore, self.local)
+
+    def raise_caps(self, threads: ContainerSettings, task_count: int) -> None:
+        """Let each task have a thread of each pool, within the bounds of the settings."""
+        self.commit.raise_cap(threads.commit_pool_threads(task_count))
+        self.restore.raise_cap(threads.restore_pool_threads(task_count))
+        self.local.raise_cap(threads.commit_pool_threads(task_count))
+
+    async def close(self) -> None:
+        for pool in self.all():
+            await pool.close()
 
 
 def _build_factories(config: Config) -> Mapping[BackendName, StateBackendFactory]:

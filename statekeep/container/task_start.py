@@ -45,6 +45,8 @@ class TaskParts:
     executor: BlockingExecutor
     restore_executor: BlockingExecutor
     """A restore is not kept waiting by the uploads of other tasks."""
+    local_executor: BlockingExecutor
+    """Nor are the stores on the local disk: a seal takes milliseconds."""
     clock: Clock
     new_uid: Callable[[], str]
     owner: str
@@ -79,7 +81,7 @@ async def start_task(parts: TaskParts) -> Task:
         parts = replace(parts, task=replace(parts.task, job_uid=log.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
         # Before the restore, which may need the room that restores before it have left full.
-        await parts.executor.run(directory.sweep)
+        await parts.local_executor.run(directory.sweep)
         restored = await _restore(parts, log, directory)
         _note_restore(restored, events)
 
@@ -95,7 +97,7 @@ async def start_task(parts: TaskParts) -> Task:
             restored.version,
             captured=_captured(parts),
             first_batch=_next_batch(log),
-            executor=parts.executor,
+            executor=parts.local_executor,
             new_uid=parts.new_uid,
         )
         undo.pop_all()
@@ -232,7 +234,7 @@ def _assemble(
 
     async def drop_versions() -> None:
         keep, settled_batch = _needed_versions(log, stores, checkpoint.local_retain_versions)
-        await parts.executor.run(directory.retain, keep, settled_batch)
+        await parts.local_executor.run(directory.retain, keep, settled_batch)
 
     def on_fenced(error: TaskFencedError) -> None:
         runner.fence(error)

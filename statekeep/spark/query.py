@@ -57,6 +57,7 @@ class StatefulStreamingQuery:
             events=events,
             clock=clock,
             is_session_alive=lambda: context._jsc is not None,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - None once it is stopped
+            patience_s=plan.config.task.shutdown_ms / 1000,
         )
         return cls(run, events, supervisor)
 

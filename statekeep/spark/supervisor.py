@@ -38,6 +38,7 @@ class Supervisor:
         events: EventList,
         clock: Clock,
         is_session_alive: Callable[[], bool],
+        patience_s: float,
     ) -> None:
         """Follow a query from now on.
 
@@ -48,6 +49,7 @@ class Supervisor:
             events: Gets an event of each restart.
             clock: For delays.
             is_session_alive: Whether a query could be started at all.
+            patience_s: How long `stop` waits for a restart that has begun.
         """
         self.run = first
         self.error: BaseException | None = None
@@ -61,6 +63,7 @@ class Supervisor:
         self._events = events
         self._clock = clock
         self._is_session_alive = is_session_alive
+        self._patience_s = patience_s
         self._changing = threading.Condition()
         self._is_stopping = False
         self._has_ended = False
@@ -89,12 +92,24 @@ class Supervisor:
             return self.run is not run
 
     def stop(self) -> None:
-        """Stop the query, or the wait for its next run; returns when it has ended."""
+        """Stop the query, or the wait for its next run; returns when it has ended.
+
+        A restart that does not get on, such as one that waits for a dead store, is waited for
+        no longer after some time. Should it get going later, it is stopped at once.
+        """
         with self._changing:
             self._is_stopping = True
             run = self.run
         run.stop()
-        self.wait_ended(None)
+        if self.wait_ended(self._patience_s):
+            return
+        logger.error(
+            "the query is stopped while it starts again, which is waited for no longer:"
+            " restart=%d waited_s=%.0f",
+            self._policy.restarts,
+            self._patience_s,
+        )
+        self._end(None)
 
     def _supervise(self) -> None:
         error: BaseException | None = None
@@ -103,10 +118,13 @@ class Supervisor:
             while error is not None and self._is_granted(error):
                 error = self._begin_anew()
         finally:
-            with self._changing:
-                self.error = None if self._is_stopping else error
-                self._has_ended = True
-                self._changing.notify_all()
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._changing:
+            self.error = None if self._is_stopping else error
+            self._has_ended = True
+            self._changing.notify_all()
 
     def _follow(self) -> BaseException | None:
         """Wait for the end of the present run; return what it failed with."""

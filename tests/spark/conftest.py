@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,6 +179,16 @@ class Stream:
         query = self.start(settings={k.replace("__", "."): v for k, v in settings.items()})
         query.awaitTermination()
         return query
+
+
+@pytest.fixture(autouse=True)
+def _threads_end() -> Iterator[None]:
+    """After every test: no thread of a query is left, as a job that starts often would collect."""
+    yield
+    ours = [t for t in threading.enumerate() if t.name.startswith("statekeep")]
+    for thread in ours:
+        thread.join(10)
+    assert not [thread for thread in ours if thread.is_alive()]
 
 
 @pytest.fixture

@@ -51,8 +51,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.25
-_LONGEST_CALL_S: Final = 5.0
-"""What takes longer once a query has run out of time hangs."""
 _LOOKS: Final = 8
 """At a checkpoint location beside a log that grows: a few batches are between two of them."""
 
@@ -86,6 +84,7 @@ class Reign:
         self._cleaning: set[asyncio.Task[None]] = set()
         """At most two: one that runs and one that waits for it."""
         self._background: list[Future[None]] = []
+        self._is_closed = False
 
     @property
     def view(self) -> LogView:
@@ -264,12 +263,16 @@ class Reign:
 
     def close(self) -> None:
         """End the commit thread and all that runs on it. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for work in self._background:
             work.cancel()
-        if self._writer is not None:
+        try:
             self._thread.run(self._close())
+        finally:
             self._writer = None
-        self._thread.close()
+            self._thread.close()
 
     async def _open(self, partitions: int) -> None:
         name, scope = self.log_backend, escape_name(self._config.job.name)
@@ -404,7 +407,7 @@ class Reign:
         self._events.pass_to(None)
         if self._recorder is not None:
             await self._recorder.finish()
-        for held in (self._checkpoints, self._log):
+        for held in (self._checkpoints, self._writer):
             try:
                 if held is not None:
                     await held.close()
@@ -415,9 +418,4 @@ class Reign:
     async def _give_up_calls_once(self, is_over: Callable[[], bool]) -> None:
         while not is_over():
             await self._clock.sleep(_POLL_S)
-        seen = self._executor.in_flight
-        await self._clock.sleep(_LONGEST_CALL_S)
-        while not seen & self._executor.in_flight:
-            seen = self._executor.in_flight
-            await self._clock.sleep(_LONGEST_CALL_S)
-        self._executor.abandon()
+        await self._executor.abandon_hung_calls(self._clock.sleep)

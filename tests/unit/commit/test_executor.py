@@ -183,6 +183,29 @@ async def test_a_call_that_hangs_can_be_abandoned_and_is_named(
 
 
 @pytest.mark.asyncio
+async def test_only_a_call_that_outlasts_the_patience_is_taken_for_hung() -> None:
+    executor = BoundedExecutor(2, "patient-pool")
+    gauge = Gauge()
+    sleeps = 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal sleeps
+        sleeps += 1
+        await executor.run(int, "1")  # ends within one wait
+
+    watch = asyncio.create_task(executor.abandon_hung_calls(sleep))
+    while sleeps < 3:
+        await asyncio.sleep(0)
+    assert not watch.done()
+    hung = asyncio.create_task(executor.run(gauge.call))
+    with pytest.raises(BackendClosedError, match="hangs"):
+        await hung
+    await watch
+    gauge.may_end.set()
+    await executor.close()
+
+
+@pytest.mark.asyncio
 async def test_an_idle_executor_that_is_abandoned_still_ends_its_threads() -> None:
     executor = BoundedExecutor(2, "idle-pool")
     await executor.run(int, "1")
@@ -231,9 +254,7 @@ async def hang():
     await asyncio.gather(hung, return_exceptions=True)
     await executor.close()
 
-loop = threading.Thread(target=asyncio.run, args=[hang()], daemon=True)
-loop.start()
-loop.join()
+asyncio.run(hang())
 """
 
 

@@ -1,23 +1,18 @@
 """A query ends within its time though a call to the store of its log never returns."""
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, TypeVar, cast
+from typing import Any, cast
 
 import pytest
+from file_server_kit import FileServer, config_of_job_on, file_server
 from log_kit import batch_record, commit_record
 from pyspark.sql.streaming.query import StreamingQuery
-from typing_extensions import override
 
-from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.clock import Clock, SystemClock
-from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.errors import BackendClosedError
 from statekeep.spark.driver.events import EventList
@@ -27,69 +22,16 @@ from statekeep.spark.driver.reign import Reign
 from statekeep.spark.query_run import QueryRun
 from statekeep.testing.clock import FakeClock
 
-T = TypeVar("T")
-
-
-class FileServer:
-    """What every call goes through; once it is dead, a call occupies its thread until the end."""
-
-    def __init__(self) -> None:
-        self.is_dead = False
-        self.hung_calls = threading.Semaphore(0)
-        self.is_back = threading.Event()
-
-    def answer(self) -> None:
-        if self.is_dead:
-            self.hung_calls.release()
-            assert self.is_back.wait(20)
-
-
-_servers: Final[dict[str, FileServer]] = {}
-
-
-class RemoteManager(WrappedBlobStoreManager):
-    """A blob client on files of a server."""
-
-    def __init__(
-        self, inner: BlobStoreManager, server: FileServer, executor: BlockingExecutor
-    ) -> None:
-        super().__init__(inner)
-        self._server = server
-        self._executor = executor
-
-    @override
-    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
-        await self._executor.run(self._server.answer)
-        return await call()
-
-
-def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
-    uri = settings["uri"]
-    return RemoteManager(FsspecBlobStoreManager(uri, {}, executor), _servers[uri], executor)
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FileServer]:
-    server = _servers[f"file://{tmp_path}"] = FileServer()
-    yield server
-    server.is_back.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("statekeep-driver"):
-            thread.join(10)
+    with file_server(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture
 def config(tmp_path: Path, server: FileServer) -> Config:
-    return load_dict(
-        {
-            "job.name": "j",
-            "stores.backup.factories": "remote",
-            "backends.remote.factory": "blob",
-            "backends.remote.uri": f"file://{tmp_path}",
-            "backends.remote.manager.factory": "test_hung_stores:make_manager",
-            "task.shutdown.ms": "30000",
-        }
-    )
+    return config_of_job_on(tmp_path, task__shutdown__ms="30000")
 
 
 class FakeLocation:
@@ -176,7 +118,7 @@ def test_a_stop_ends_though_a_call_hangs(
     run.stop()
     assert job.has_ended
     assert (
-        "a blocking call hangs and is waited for no longer: call=test_hung_stores.FileServer.answer"
+        "a blocking call hangs and is waited for no longer: call=file_server_kit.FileServer.answer"
     ) in [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     with pytest.raises(BackendClosedError, match="hangs"):
         run.await_termination(None)

@@ -1,5 +1,6 @@
 """Drivers that start while others live: what they check, and who they take the job to be."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -11,7 +12,7 @@ from outage_kit import cut_off
 
 from statekeep.checkpoint.records import JobIdentity
 from statekeep.config.load import load_dict
-from statekeep.errors import CheckpointLocationError, RetriableError, TaskFencedError
+from statekeep.errors import CheckpointLocationError, ConfigError, RetriableError, TaskFencedError
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.reign import Reign
@@ -103,6 +104,19 @@ def test_an_older_driver_that_goes_on_meanwhile_keeps_nobody_from_a_start(
     drivers.location.on_look = end_two_batches
     starting.check_location()
     assert drivers.location.newest_commit == 6
+
+
+def test_a_driver_that_its_backend_refuses_leaves_no_thread(
+    drivers: Drivers, tmp_path: Path
+) -> None:
+    occupied = tmp_path / "a-file"
+    occupied.touch()
+    drivers.settings["blob.store.uri"] = f"file://{occupied}"
+    before = set(threading.enumerate())
+    with pytest.raises((ConfigError, RetriableError)):
+        drivers.open()
+    drivers.reigns[0].close()
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_first_driver_that_begins_meanwhile_keeps_nobody_from_a_start(drivers: Drivers) -> None:

@@ -54,7 +54,9 @@ class Rig:
         }
         self.policy = RestartPolicy(load_dict(settings).restart, self.clock)
 
-    def supervise(self, before_next: Callable[[], None] = lambda: None) -> Supervisor:
+    def supervise(
+        self, before_next: Callable[[], None] = lambda: None, *, patience_s: float = 10
+    ) -> Supervisor:
         def start() -> QueryRun:
             before_next()
             return self._next()
@@ -66,6 +68,7 @@ class Rig:
             events=self.events,
             clock=self.clock,
             is_session_alive=lambda: self.is_alive,
+            patience_s=patience_s,
         )
 
     def restarts(self) -> list[dict[str, Any]]:
@@ -200,6 +203,33 @@ def test_a_run_that_starts_while_the_query_is_stopped_is_stopped_too() -> None:
     stopper.join(10)
     assert second.is_stopped
     assert supervisor.has_ended
+
+
+def test_a_stop_does_not_wait_for_ever_for_a_restart_that_hangs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    second = FakeRun(is_endless=True)
+    rig = Rig(FakeRun(RetriableError("gone")), second)
+    starting, store_answers = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        starting.set()
+        store_answers.wait(30)
+
+    supervisor = rig.supervise(hang, patience_s=0)
+    assert starting.wait(10)
+    stopper = threading.Thread(target=supervisor.stop, daemon=True)
+    stopper.start()
+    stopper.join(10)
+    assert not stopper.is_alive()
+    assert supervisor.has_ended
+    assert supervisor.error is None
+    (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "waited for no longer" in error.getMessage()
+    assert not second.is_stopped
+    store_answers.set()  # so late that nobody expects the run any more
+    second.wait_ended()
+    assert second.is_stopped
 
 
 def test_whoever_waits_for_the_next_run_gets_it_or_learns_that_there_is_none() -> None:
