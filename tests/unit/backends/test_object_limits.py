@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -12,10 +13,11 @@ from lagging_kit import TURNS
 from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.object_client import ObjectRange, ObjectStamps
+from statekeep.backends.blob.managers.object_client import ObjectStamps
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
+from statekeep.backends.blob.managers.part_buffers import PartBuffers
 from statekeep.backends.blob.managers.parts import Part
-from statekeep.backends.pacing import TokenBucket
+from statekeep.backends.pacing import ByteBudget, TokenBucket
 from statekeep.errors import (
     RetriableError,
     ThrottledError,
@@ -46,8 +48,7 @@ class OverlappingCalls(SerialExecutor):
 
     Attributes:
         most_calls: Under way at once.
-        most_bytes: Of parts in memory at once: an uploaded one from its call's begin to its end, a
-            restored one from the begin of its request until it is written.
+        most_bytes: Of uploaded parts in memory at once: from their calls' begins to their ends.
     """
 
     def __init__(self) -> None:
@@ -59,25 +60,30 @@ class OverlappingCalls(SerialExecutor):
         given = [*args, *getattr(call, "args", ())]
         part_bytes = sum(each.size for each in given if isinstance(each, Part))
         self._count(1, part_bytes)
-        kept_bytes = 0
         try:
             for _ in range(TURNS):
                 await asyncio.sleep(0)
-            result = await super().run(call, *args, **kwargs)
-            if isinstance(result, ObjectRange):
-                kept_bytes = len(result.data)
-            elif isinstance(result, bytes):
-                kept_bytes = len(result)
-            return result
+            return await super().run(call, *args, **kwargs)
         finally:
-            written_bytes = sum(len(each) for each in given if isinstance(each, bytes))
-            self._count(-1, kept_bytes - part_bytes - written_bytes)
+            self._count(-1, -part_bytes)
 
     def _count(self, calls: int, size: int) -> None:
         self._calls += calls
         self._bytes += size
         self.most_calls = max(self.most_calls, self._calls)
         self.most_bytes = max(self.most_bytes, self._bytes)
+
+
+class CountingBuffers(PartBuffers):
+    """Takes note of how many buffers there were at once, those in use and those that wait."""
+
+    most = 0
+
+    @override
+    def take(self) -> bytearray:
+        buffer = super().take()
+        self.most = max(self.most, self._taken_count + len(self._idle))
+        return buffer
 
 
 @pytest_asyncio.fixture
@@ -87,6 +93,8 @@ async def crowd(
     """Managers of three tasks with the bounds of one container."""
     executor = OverlappingCalls()
     rig = ObjectStoreRig(client, executor, buffer_bytes=25)
+    buffers = CountingBuffers(ByteBudget(rig.buffer_bytes), rig.part_bytes)
+    rig.shared = replace(rig.shared, buffers=buffers)
     managers = [rig.manager() for _ in range(3)]
     for manager in managers:
         await manager.init()
@@ -101,7 +109,9 @@ async def test_restored_parts_in_memory_never_exceed_the_buffer(
     crowd: tuple[OverlappingCalls, list[ObjectBlobStoreManager]],
     tmp_path: Path,
 ) -> None:
-    executor, managers = crowd
+    _, managers = crowd
+    buffers = managers[0]._requests.shared.buffers
+    assert isinstance(buffers, CountingBuffers)
     contents = {f"a/{number}": bytes([number]) * 95 for number in range(6)}
     client.objects.update(contents)
     # The first ranges fail now and then: whoever holds a buffer then must not stop the others.
@@ -112,7 +122,8 @@ async def test_restored_parts_in_memory_never_exceed_the_buffer(
     ]
     digests = await asyncio.wait_for(asyncio.gather(*downloads), 20)
     assert digests == [hashlib.sha256(content).hexdigest() for content in contents.values()]
-    assert 20 <= executor.most_bytes <= 25
+    assert buffers.most == 2
+    assert (buffers._taken_count, buffers._idle) == (0, [])
 
 
 @pytest.mark.asyncio

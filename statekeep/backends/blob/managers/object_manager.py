@@ -1,13 +1,11 @@
 """Blobs in an object store: large ones in parts, several at once, with bounded memory."""
 
 import asyncio
-import hashlib
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from typing_extensions import override
 
@@ -15,9 +13,18 @@ from statekeep.backends.blob.managers.object_client import (
     ObjectClient,
     ObjectRange,
     ObjectStamps,
+    PartBytes,
     object_metadata,
 )
 from statekeep.backends.blob.managers.object_requests import Requests
+from statekeep.backends.blob.managers.ordered_file import OrderedFile
+from statekeep.backends.blob.managers.part_transfers import (
+    fetch_part,
+    file_size,
+    put_file,
+    put_part,
+    read_part,
+)
 from statekeep.backends.blob.managers.parts import Part, cut, fitting_part_bytes
 from statekeep.backends.blob.managers.shared_client import SharedClient
 from statekeep.backends.blob.names import check_blob_name
@@ -30,7 +37,6 @@ from statekeep.errors import (
     ConfigError,
     RetriableError,
     StateBackupError,
-    VersionDamagedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -40,10 +46,6 @@ _BLIND: Final = (
     "parts that killed uploads have left cannot be listed, and stay: root=%s error=%s"
     " (on S3 allow s3:ListBucketMultipartUploads, or let the bucket drop unfinished uploads)"
 )
-
-
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
 
 
 class ObjectBlobStoreManager(BlobStoreManager):
@@ -105,7 +107,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
         if isinstance(content, bytes):
             size = len(content)
         else:
-            size = await self._requests.local(_file_size, content)
+            size = await self._requests.local(file_size, content)
         try:
             # A try that was given up and lands late must not tag a blob again that may stay.
             is_new = if_absent or bool(tags)
@@ -130,33 +132,20 @@ class ObjectBlobStoreManager(BlobStoreManager):
         check_blob_name(blob_id)
         client = self._open_client()
         found = await self._requests.run("get", blob_id, size, client.read, blob_id, start, size)
-        return found.data
+        return bytes(found.data)
 
     @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
         check_blob_name(blob_id)
         client = self._open_client()
-        digest = hashlib.sha256()
-        async with self._requests.shared.buffers.hold(self._part_bytes):
-            first = await self._first(client, blob_id)
-            await self._requests.local(_write, target, "xb", first.data, digest)
-            rest = cut(first.object_bytes, self._part_bytes, start=len(first.data))
-            on_bytes(len(first.data))
-            del first
-        turns = [asyncio.Event() for _ in range(len(rest) + 1)]
-        turns[0].set()
-
-        async def fetch(part: Part) -> None:
-            # Parts are given buffers in order, so the one that is next to be written has one.
-            async with self._requests.shared.buffers.hold(part.size):
-                data = await self._read(client, blob_id, part)
-                await turns[part.number].wait()
-                await self._requests.local(_write, target, "ab", data, digest)
-            turns[part.number + 1].set()
-            on_bytes(part.size)
-
-        await run_all([fetch(part) for part in rest])
-        return digest.hexdigest()
+        file = OrderedFile(target)
+        try:
+            await self._fetch_all(client, blob_id, file, on_bytes)
+        finally:
+            # After a cancel, requests under way bring their parts to nobody.
+            if not file.close():
+                await self._requests.local(file.wait_closed)
+        return file.sha256
 
     @override
     async def delete(self, blob_id: str) -> None:
@@ -209,6 +198,32 @@ class ObjectBlobStoreManager(BlobStoreManager):
             raise RuntimeError(msg)
         return self._client
 
+    async def _fetch_all(
+        self, client: ObjectClient, name: str, file: OrderedFile, on_bytes: Callable[[int], None]
+    ) -> None:
+        """Fetch the parts of a blob side by side; return once all of them are written."""
+        buffers, run = self._requests.shared.buffers, self._requests.run
+        async with buffers.hold(self._part_bytes):
+            part = Part(0, 0, self._part_bytes)
+            fetch_first = partial(fetch_part, client, name, part, file, buffers)
+            first = await run("get", name, 0, fetch_first)
+            await self._requests.pay(first.size)  # how much it is was not known before
+        on_bytes(first.size)
+        rest = cut(first.object_bytes, self._part_bytes, start=first.size, number=1)
+        written = [asyncio.Event() for _ in range(len(rest) + 1)]
+
+        async def fetch(part: Part) -> None:
+            # Parts are given buffers in order, so the one that is next to be written has one.
+            async with buffers.hold(part.size):
+                fetch_it = partial(fetch_part, client, name, part, file, buffers)
+                found = await run("get", name, part.size, fetch_it)
+                for event in written[: found.parts_written]:
+                    event.set()
+                await written[part.number].wait()
+            on_bytes(part.size)
+
+        await run_all([fetch(part) for part in rest])
+
     async def _first(self, client: ObjectClient, name: str) -> ObjectRange:
         """Fetch the beginning of a blob, which tells its size too: small ones need no more."""
         size = self._part_bytes
@@ -217,8 +232,8 @@ class ObjectBlobStoreManager(BlobStoreManager):
         await self._requests.pay(len(first.data))
         return first
 
-    async def _read(self, client: ObjectClient, name: str, part: Part) -> bytes:
-        return await self._requests.run("get", name, part.size, _read_part, client, name, part)
+    async def _read(self, client: ObjectClient, name: str, part: Part) -> PartBytes:
+        return await self._requests.run("get", name, part.size, read_part, client, name, part)
 
     async def _put(
         self,
@@ -241,7 +256,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
             await self._put_parts(client, name, content, parts, stamps, if_absent=if_absent)
             return
         async with self._requests.shared.buffers.hold(size):
-            put = partial(_put_file, client, name, content, parts[0], stamps, if_absent=if_absent)
+            put = partial(put_file, client, name, content, parts[0], stamps, if_absent=if_absent)
             await self._requests.run("put", name, size, put)
 
     async def _put_parts(
@@ -255,7 +270,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
         if_absent: bool,
     ) -> None:
         # What lands after the abort may stay in the store: a cancel waits for requests under way.
-        run = self._requests.run_to_end
+        run, buffers = self._requests.run_to_end, self._requests.shared.buffers
         begun: list[str] = []
 
         def begin() -> None:
@@ -263,10 +278,9 @@ class ObjectBlobStoreManager(BlobStoreManager):
             begun.append(client.begin_parts(name, stamps))
 
         async def send(part: Part) -> str:
-            async with self._requests.shared.buffers.hold(part.size):
-                return await run(
-                    "put", name, part.size, _put_part, client, name, begun[0], path, part
-                )
+            async with buffers.hold(part.size):
+                put = partial(put_part, client, name, begun[0], path, part)
+                return await run("put", name, part.size, put)
 
         is_complete = False
         try:
@@ -299,62 +313,3 @@ class ObjectBlobStoreManager(BlobStoreManager):
             await self._requests.local(client.abort_parts, name, upload)
         except StateBackupError as exc:
             logger.warning("parts of a failed upload stay: blob=%s error=%s", name, exc)
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as exc:
-        raise VersionDamagedError(f"the file to store is gone: path={path}") from exc
-
-
-def _read_slice(path: Path, part: Part) -> bytes:
-    try:
-        with path.open("rb", buffering=0) as file:
-            data = os.pread(file.fileno(), part.size, part.start)
-    except OSError as exc:
-        raise VersionDamagedError(f"the file to store cannot be read: path={path}") from exc
-    if len(data) != part.size:
-        raise VersionDamagedError(
-            f"the file to store has changed: path={path} "
-            f"expected_bytes={part.start + part.size} actual_bytes={part.start + len(data)}"
-        )
-    return data
-
-
-def _put_file(
-    client: ObjectClient,
-    name: str,
-    path: Path,
-    part: Part,
-    stamps: ObjectStamps,
-    *,
-    if_absent: bool,
-) -> None:
-    client.put(name, _read_slice(path, part), stamps, if_absent=if_absent)
-
-
-def _put_part(client: ObjectClient, name: str, upload: str, path: Path, part: Part) -> str:
-    return client.put_part(name, upload, part.number, _read_slice(path, part))
-
-
-def _read_part(client: ObjectClient, name: str, part: Part) -> bytes:
-    data = client.read(name, part.start, part.size).data
-    if len(data) != part.size:
-        raise RetriableError(
-            f"short read: name={name} expected_bytes={part.size} actual_bytes={len(data)}"
-        )
-    return data
-
-
-def _write(target: Path, mode: str, data: bytes, digest: _Digest) -> None:
-    """Write the next bytes of a file and hash them, while they are in the processor's caches."""
-    try:
-        with target.open(mode, buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-    except OSError as exc:
-        msg = f"a blob cannot be written to this machine: path={target} reason={exc.strerror}"
-        raise ConfigError(msg) from exc
-    digest.update(data)

@@ -6,7 +6,8 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
+from statekeep.backends.blob.managers.part_buffers import PartBuffers
+from statekeep.backends.pacing import Throttle, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.wrappers import InFlightLimit
@@ -22,8 +23,8 @@ class SharedLimits:
 
     calls: InFlightLimit
     """Requests under way at once."""
-    buffers: ByteBudget
-    """Bytes of parts in memory."""
+    buffers: PartBuffers
+    """Memory of parts."""
     throttle: Throttle
     bandwidth: TokenBucket | None
     """Both directions together; None: as fast as it goes."""

@@ -18,11 +18,14 @@ class Part:
     size: int
 
 
-def cut(size: int, part_bytes: int, *, start: int = 0) -> list[Part]:
-    """Return the parts of a blob of ``size`` bytes from ``start`` on; all but the last are equal."""
-    starts = range(start, size, part_bytes)
+def cut(size: int, part_bytes: int, *, start: int = 0, number: int = 0) -> list[Part]:
+    """Return the parts of a blob of ``size`` bytes from ``start`` on; all but the last are equal.
+
+    They are numbered from ``number`` on.
+    """
     return [
-        Part(number, begin, min(part_bytes, size - begin)) for number, begin in enumerate(starts)
+        Part(each, begin, min(part_bytes, size - begin))
+        for each, begin in enumerate(range(start, size, part_bytes), number)
     ]
 
 

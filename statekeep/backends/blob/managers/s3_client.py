@@ -16,6 +16,7 @@ from statekeep.backends.blob.managers.object_client import (
     ObjectClient,
     ObjectRange,
     ObjectStamps,
+    PartBytes,
     PartLimits,
     UnfinishedUpload,
 )
@@ -32,6 +33,8 @@ _MIB: Final = 1 << 20
 _CONNECT_S: Final = 10
 _READ_S: Final = 60
 """Without a byte; a request that hangs longer is given up and made again."""
+_CHUNK_BYTES: Final = 256 << 10
+"""Of an answer, so that a copy of it is still in the processor's caches."""
 _RANGE: Final = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
 _THROTTLED: Final = {
     "SlowDown",
@@ -44,6 +47,7 @@ _THROTTLED: Final = {
     "503",
     "429",
 }
+_ASKS_FOR_LESS: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _RETRIABLE: Final = {
     "BadDigest",  # damaged on its way
     "ConditionalRequestConflict",  # another create of the name is under way and may yet fail
@@ -171,7 +175,9 @@ class S3Client(ObjectClient):
             ]
 
     @override
-    def read(self, name: str, start: int, length: int) -> ObjectRange:
+    def read(
+        self, name: str, start: int, length: int, into: memoryview | None = None
+    ) -> ObjectRange:
         with self._mapped(name):
             try:
                 answer = self._s3.get_object(
@@ -181,9 +187,10 @@ class S3Client(ObjectClient):
                 if _status(exc) != _RANGE:
                     raise
                 return ObjectRange(b"", self._size(name))
-            data = cast("bytes", answer["Body"].read())
-        if "ContentRange" not in answer:  # a server may answer with the whole object
-            return ObjectRange(data[start : start + length], len(data))
+            if "ContentRange" not in answer:  # a server may answer with the whole object
+                whole = cast("bytes", answer["Body"].read())
+                return ObjectRange(whole[start : start + length], len(whole))
+            data = _read_body(answer["Body"], into)
         return ObjectRange(data, int(str(answer["ContentRange"]).rpartition("/")[2]))
 
     @override
@@ -255,6 +262,21 @@ class S3Client(ObjectClient):
             raise ConfigError(msg, hint=str(exc)) from exc
 
 
+def _read_body(body: Any, into: memoryview | None) -> PartBytes:  # noqa: ANN401 - made at run time
+    """Read an answer to its end, so that its connection is used again."""
+    if into is None:
+        return cast("bytes", body.read())
+    size = 0
+    while size < len(into):
+        count: int = body.readinto(into[size : size + _CHUNK_BYTES])
+        if not count:
+            return into[:size]
+        size += count
+    if body.readinto(bytearray(1)):
+        body.close()  # it is longer than what was asked for
+    return into
+
+
 def _sdk_config(settings: S3Settings, connections: int) -> Config:
     styles = {None: "auto", True: "path", False: "virtual"}
     checksums = "when_supported" if settings.checksum == "crc32" else "when_required"
@@ -298,7 +320,7 @@ def _told(error: boto_errors.ClientError, name: str, where: str) -> Exception:
     code = str(cast("Any", error).response.get("Error", {}).get("Code", ""))
     status = _status(error)
     what = f"{where} code={code} status={status}"
-    if code in _THROTTLED or status == HTTPStatus.TOO_MANY_REQUESTS:
+    if code in _THROTTLED or status in _ASKS_FOR_LESS:
         return ThrottledError(f"the object store asks for fewer requests: {what}")
     if code in _RETRIABLE or (
         status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED

@@ -1,0 +1,110 @@
+"""The blocking calls that move one part of a blob, each on one executor thread."""
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from statekeep.backends.blob.managers.object_client import (
+    ObjectClient,
+    ObjectStamps,
+    PartBytes,
+)
+from statekeep.backends.blob.managers.ordered_file import OrderedFile
+from statekeep.backends.blob.managers.part_buffers import PartBuffers
+from statekeep.backends.blob.managers.parts import Part
+from statekeep.errors import RetriableError, VersionDamagedError
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a file that is to be stored."""
+    try:
+        return path.stat().st_size
+    except OSError as exc:
+        raise VersionDamagedError(f"the file to store is gone: path={path}") from exc
+
+
+def _read_slice(path: Path, part: Part) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            data = os.pread(file.fileno(), part.size, part.start)
+    except OSError as exc:
+        raise VersionDamagedError(f"the file to store cannot be read: path={path}") from exc
+    if len(data) != part.size:
+        raise VersionDamagedError(
+            f"the file to store has changed: path={path} "
+            f"expected_bytes={part.start + part.size} actual_bytes={part.start + len(data)}"
+        )
+    return data
+
+
+def put_file(
+    client: ObjectClient,
+    name: str,
+    path: Path,
+    part: Part,
+    stamps: ObjectStamps,
+    *,
+    if_absent: bool,
+) -> None:
+    """Store a file whole."""
+    client.put(name, _read_slice(path, part), stamps, if_absent=if_absent)
+
+
+def put_part(client: ObjectClient, name: str, upload: str, path: Path, part: Part) -> str:
+    """Store a part of a file; return what `ObjectClient.complete_parts` calls it by."""
+    return client.put_part(name, upload, part.number, _read_slice(path, part))
+
+
+def read_part(client: ObjectClient, name: str, part: Part) -> PartBytes:
+    """Return a part of a blob that is known to be as large."""
+    data = client.read(name, part.start, part.size).data
+    _check_size(name, part.size, len(data))
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What became of a part that was fetched for a file."""
+
+    size: int
+    object_bytes: int
+    parts_written: int
+    """Of the file, from its start: not always this one, which another thread may have to write."""
+
+
+def fetch_part(
+    client: ObjectClient, name: str, part: Part, file: OrderedFile, buffers: PartBuffers
+) -> Fetched:
+    """Fetch a part, up to the blob's end, and bring it to its file: still in the caches.
+
+    Raises:
+        BlobNotFoundError: The blob is not there.
+        ConfigError: The disk is full or not writable.
+        RetriableError: It came short; nothing was brought.
+    """
+    with ExitStack() as undo:
+        into, release = None, _keep
+        if client.fills_buffers:
+            buffer = buffers.take()
+            release = partial(buffers.give_back, buffer)
+            undo.callback(release)
+            into = memoryview(buffer)[: part.size]
+        found = client.read(name, part.start, part.size, into)
+        size = len(found.data)
+        # Only with the first part is the size of the blob not known before.
+        _check_size(name, part.size if part.number else min(part.size, found.object_bytes), size)
+        undo.pop_all()
+    parts_written = file.bring(part.number, found.data, release)
+    return Fetched(size, found.object_bytes, parts_written)
+
+
+def _keep() -> None:
+    """Release nothing: the data is nobody's buffer."""
+
+
+def _check_size(name: str, expected: int, actual: int) -> None:
+    if actual != expected:
+        msg = f"short read: name={name} expected_bytes={expected} actual_bytes={actual}"
+        raise RetriableError(msg)
