@@ -26,9 +26,13 @@ class Ledger:
         return gone
 
     def check(self, gone: Mapping[str, Attempt], story: LogStory) -> Sequence[str]:
-        """Hold deletions against the log, as it is after they were seen (15)."""
+        """Hold deletions against the log, as it is after they were seen (15).
+
+        What an upload made may also go once its marker has turned out to be bad.
+        """
+        bad = {marker.rpartition("/")[0] for marker in story.bad_markers}
         return [
             f"15: {self._name}: {name} is gone, but its attempt is neither released nor closed"
             for name, attempt in sorted(gone.items())
-            if not story.is_closed(attempt)
+            if not story.is_closed(attempt) and name.rpartition("/")[0] not in bad
         ]

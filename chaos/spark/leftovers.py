@@ -18,17 +18,28 @@ def leftovers(places: Places, *, has_killed: bool) -> list[Path]:
             application begins. Its lock tells that it did not end by itself.
     """
     found = [*places.local.rglob("work-*"), *places.root.glob("checkpoint-statekeep-shadow-*")]
-    for container in places.local.glob("*/container-*"):
+    containers = list(places.local.glob("*/container-*"))
+    newest = max(map(_application_of, containers), default="")
+    for container in containers:
         if not (has_killed and (container / "lock").exists()):
-            found += _left_by(container)
+            found += _left_by(container, is_newest=_application_of(container) == newest)
     return sorted(found)
 
 
-def _left_by(container: Path) -> Iterator[Path]:
-    yield from (path for path in container.iterdir() if not path.name.startswith("container.log"))
+def _left_by(container: Path, *, is_newest: bool) -> Iterator[Path]:
+    """Tell what may not stay; a hand-over that failed may, until another application begins."""
+    for path in container.iterdir():
+        is_kept = is_newest and path.name == "outbox" and any(path.iterdir())
+        if not (is_kept or path.name.startswith("container.log")):
+            yield path
     socket = socket_of(container)
     if socket.exists():
         yield socket
+
+
+def _application_of(container: Path) -> str:
+    """Return its application's id, which begins with the time of its start."""
+    return container.name.removeprefix("container-").rpartition("-")[0]
 
 
 def socket_of(container: Path) -> Path:

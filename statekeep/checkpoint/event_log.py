@@ -3,7 +3,8 @@
 What decides is the job log; these events may be lost, and a job goes on without them. They lie in
 segments beside the task checkpoints, ``events-<epoch>/<number>`` in the checkpoint store: immutable,
 numbered from 0 within an epoch, each a frame (`statekeep.checkpoint.framing`) of one JSON document a
-line.
+line. A long reign goes on in ``events-<epoch>.a`` and ``events-<epoch>.b``, each of which is deleted
+and begun anew when the other is full: its beginning is kept, and its newest events.
 
 Source: Flink 1.20 ``JobEventStore`` (FLIP-383): a buffer, a flush interval, a new file for each
 reign, a truncated tail that is skipped. Different on purpose: checksums and sequence numbers; a
@@ -32,6 +33,9 @@ KEPT_REIGNS: Final = 10
 _KIND: Final = "events"
 _SEGMENT_BYTES: Final = 512 * 1024
 """Above it a segment is cut: a broker of Kafka takes no more than 1 MB at once."""
+
+_VOLUME_SEGMENTS: Final = 2_000
+"""Of each place: five hours of a job that has something to tell in each flush interval."""
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -139,9 +143,12 @@ class EventWriter:
         count = max(1, sum(1 for _ in takewhile(lambda end: end <= _SEGMENT_BYTES, ends)))
         lines = list(islice(self._lines, count))
         data = frame(_KIND, b"\n".join(lines))
-        name = TaskName(f"{self._segment:06d}")
+        volume, number = divmod(self._segment, _VOLUME_SEGMENTS)
+        place = _place_of(self._epoch, volume)
         try:
-            await self._store.write(_place(self._epoch), name, data)
+            if volume and not number:
+                await self._store.delete(place)
+            await self._store.write(place, TaskName(f"{self._segment:06d}"), data)
         except (StateBackupError, OSError) as exc:
             self._waiting_since_ns = self._clock.monotonic_ns()
             self._drop_oldest()
@@ -177,8 +184,10 @@ async def read_events(store: CheckpointStore, epochs: Iterable[int]) -> Sequence
     """
     events: list[Event] = []
     for epoch in sorted(epochs):
-        segments = await store.read(_place(epoch))
-        for name in sorted(segments):
+        segments: dict[TaskName, bytes] = {}
+        for place in _places(epoch):
+            segments |= await store.read(place)
+        for name in sorted(segments, key=lambda name: (len(name), name)):
             try:
                 events += decode_segment(segments[name], where=f"epoch={epoch} segment={name}")
             except CheckpointCorruptError as exc:
@@ -188,7 +197,8 @@ async def read_events(store: CheckpointStore, epochs: Iterable[int]) -> Sequence
 
 async def delete_events(store: CheckpointStore, epoch: int) -> None:
     """Delete the events of a reign. Idempotent."""
-    await store.delete(_place(epoch))
+    for place in _places(epoch):
+        await store.delete(place)
 
 
 def decode_segment(data: bytes, *, where: str) -> Sequence[Event]:
@@ -206,5 +216,12 @@ def decode_segment(data: bytes, *, where: str) -> Sequence[Event]:
         raise CheckpointCorruptError(f"segment of events cannot be read: {where}") from exc
 
 
-def _place(epoch: int) -> str:
-    return f"events-{epoch}"
+def _places(epoch: int) -> Sequence[str]:
+    """Return where the events of a reign may lie."""
+    first = f"events-{epoch}"
+    return (first, f"{first}.a", f"{first}.b")
+
+
+def _place_of(epoch: int, volume: int) -> str:
+    first, *others = _places(epoch)
+    return others[(volume - 1) % len(others)] if volume else first

@@ -103,17 +103,21 @@ class PlaceOnHdfs(LocalFiles):
         ("tally/checkpoints/1-2/Partition_0/000000", True),
         ("tally/checkpoints/1-3/Partition_0/000000", False),
         ("tally/log-probe/ab", False),
+        ("tally/checkpoints/events-11/000000/000000", True),
+        ("tally/checkpoints/events-12/000000/000000", False),
     ],
     ids=[
         *("of a closed attempt", "of a retained commit", "of a delta that is needed"),
         *("of a trimmed position", "of the end of the log"),
         *("a checkpoint of a closed attempt", "a checkpoint of a retained commit", "a probe"),
+        *("events of an old reign", "events of a reign that is kept"),
     ],
 )
 def test_parts_that_nothing_explains_are_told(tmp_path: Path, name: str, *, is_left: bool) -> None:
     for path in (
         f"{PLACE}/6_0000000100000001{'ab' * 8}.delta",
         f"tally/log-floor/{5:020d}",
+        "tally/checkpoints/events-21/000000/000000",
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -178,8 +182,10 @@ def test_a_record_that_was_trimmed_unseen_is_told(tmp_path: Path) -> None:
         (1, [record("release", "r", positions=[1])], set()),
         (3, [record("void", "v", **{"attempt-epoch": 1, "attempt": 3})], set()),
         (3, [record("base", "w", epoch=2, head=2)], set()),
+        (2, [record("bad-marker", "b", marker=f"{PLACE}/1-2/0c1f-snapshot-index-1.json")], set()),
+        (2, [record("bad-marker", "b", marker=f"{PLACE}/1-3/0c1f-snapshot-index-1.json")], {"15"}),
     ],
-    ids=["open", "newest", "retained", "released", "void", "overtaken"],
+    ids=["open", "newest", "retained", "released", "void", "overtaken", "bad", "other bad"],
 )
 def test_a_blob_may_go_once_its_attempt_is_closed(
     tmp_path: Path, number: int, more: list[Mapping[str, object]], expected: set[str]

@@ -122,17 +122,17 @@ def sweep_dead_places(own: ContainerPlace, app_id: str, now_ns: int) -> int:
 
 
 def _sweep(place: ContainerPlace, now_ns: int) -> bool:
-    """Sweep one place; return whether a container had died there."""
-    if place.lock.exists():
+    """Sweep one place; return whether a container had died there, or left hand-overs to nobody."""
+    is_left = place.lock.exists() or place.outbox.exists()
+    if is_left:
         lock = _try_lock(place)
         if lock is None:
             return False
         remove_tree(place.outbox)
         lock.leave()
-        return True
     if _is_log_old(place, now_ns):
         remove_tree(place.directory)
-    return False
+    return is_left
 
 
 def _is_log_old(place: ContainerPlace, now_ns: int) -> bool:

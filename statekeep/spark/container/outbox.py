@@ -30,11 +30,15 @@ class Outbox:
         """
         path = self._path(request)
         temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.write(encode(request))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(encode(request))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         self._drop_below(path.name[:_ATTEMPT_LENGTH])
 
     def remove(self, request: HandOver) -> None:

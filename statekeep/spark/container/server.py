@@ -60,6 +60,8 @@ class ContainerServer:
         self._uploads: dict[tuple[int, int, int], asyncio.Task[None]] = {}
         self._settled: set[tuple[int, int, int]] = set()
         """Hand-overs of the newest attempt that have their entry."""
+        self._untaken: dict[tuple[int, int, int], HandOver] = {}
+        """Those that failed before they were acknowledged, and may stand on disk."""
         self._restores = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -92,7 +94,20 @@ class ContainerServer:
             self._place.socket.unlink(missing_ok=True)
             if watch is not None:
                 os.close(watch)
+            self._forget_untaken()
             await self._end_work()
+
+    def _forget_untaken(self) -> None:
+        """Leave no hand-over behind that nobody believes to be here: its driver was told of a failure.
+
+        On the loop, which has nothing else to do any more.
+        """
+        for key, request in self._untaken.items():
+            if not self._is_known(key):
+                try:
+                    self._outbox.remove(request)
+                except OSError as exc:  # the next application's sweep takes it
+                    logger.warning("hand-over is left: attempt=%s error=%s", key, exc)
 
     async def _end_work(self) -> None:
         """Close within `_CLOSE_S`; then give up the blocking calls that keep it from ending.
@@ -213,8 +228,10 @@ class ContainerServer:
             self._settled.clear()
             for upload in self._uploads.values():
                 upload.cancel()
-        if self._is_known((*key, request.partition)):
+        own_key = (*key, request.partition)
+        if self._is_known(own_key):
             return Done()
+        self._untaken[own_key] = request
         fault_point("outbox.before_write")
         await self._work.executor.run(self._outbox.replace, request)
         fault_point("outbox.after_write")
@@ -223,6 +240,7 @@ class ContainerServer:
         except StateBackupError:
             await self._work.executor.run(self._outbox.remove, request)
             raise
+        self._untaken.pop(own_key, None)
         self._start_upload(request)
         return Done()
 

@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
-from statekeep.checkpoint.note import Note, no_note
+from statekeep.checkpoint.note import Note, no_note, reasons_of
 from statekeep.checkpoint.records import ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
 from statekeep.commit.metrics import CommitMetrics
@@ -73,7 +73,7 @@ class CleanUp:
             except TaskFencedError as exc:
                 logger.warning("clean-up stopped, another driver has taken over: error=%s", exc)
             except Exception as exc:  # noqa: BLE001 - whatever a plug-in raises: the next one repeats it
-                for reason in _reasons(exc):
+                for reason in reasons_of(exc):
                     logger.warning("clean-up failed and will be repeated: error=%s", reason)
 
     async def _run(self) -> None:
@@ -149,15 +149,6 @@ class CleanUp:
                 await pipeline.clean_up(retained, closed)
             finally:
                 await pipeline.close()
-
-
-def _reasons(error: BaseException) -> Iterator[str]:
-    """Yield what each error says that is not a group of others, with its notes."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _reasons(each)
-    else:
-        yield "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def _retained(view: LogView, partition: int) -> Sequence[CheckpointV2]:

@@ -9,6 +9,7 @@ from log_kit import LosingBlobs, RefusingBlobs, new_blobs
 
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.checkpoint import event_log
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.event_log import (
     EventWriter,
@@ -39,6 +40,26 @@ def writer_on(blobs: BlobStoreManager, clock: FakeClock, epoch: int = 1) -> Even
 
 async def numbers_in(blobs: BlobStoreManager, *epochs: int) -> list[int]:
     return [event.details["number"] for event in await read_events(store_on(blobs), epochs)]
+
+
+@pytest.mark.asyncio
+async def test_a_long_reign_keeps_its_beginning_and_its_newest_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_log, "_VOLUME_SEGMENTS", 3)
+    blobs = new_blobs()
+    writer = writer_on(blobs, FakeClock())
+    kept: list[list[int]] = []
+    for number in range(14):
+        writer.add("batch", number=number)
+        await writer.flush()
+        kept.append(await numbers_in(blobs, 1))
+    assert kept[8] == list(range(9))
+    assert kept[9] == [0, 1, 2, 6, 7, 8, 9]
+    assert kept[13] == [0, 1, 2, 9, 10, 11, 12, 13]
+    assert len(await blobs.list("")) == 8
+    await delete_events(store_on(blobs), 1)
+    assert await blobs.list("") == []
 
 
 @pytest.mark.asyncio

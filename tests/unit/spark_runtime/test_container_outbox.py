@@ -1,7 +1,10 @@
 """What a container that died left behind."""
 
+import errno
+import os
 from pathlib import Path
 
+import pytest
 from container_process_kit import hand_over
 
 from statekeep.spark.container.outbox import Outbox
@@ -21,3 +24,15 @@ def test_leftovers_of_lower_attempts_are_dropped(tmp_path: Path) -> None:
     outbox.replace(hand_over(attempt=1, partition=0))
     assert outbox.pending() == [hand_over(attempt=2, partition=1)]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_hand_over_for_which_there_is_no_room_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space left"):
+        Outbox(tmp_path).replace(hand_over())
+    assert list(tmp_path.iterdir()) == []

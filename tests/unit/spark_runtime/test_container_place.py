@@ -83,6 +83,20 @@ def test_the_place_of_a_killed_container_is_swept_and_that_of_a_living_one_is_no
     assert leftovers(other) == {"container.log"}
 
 
+def test_a_hand_over_that_an_earlier_application_left_in_good_order_is_swept(
+    tmp_path: Path,
+) -> None:
+    own = place_of(tmp_path, "container-new-1")
+    other = place_of(tmp_path, "container-old-1")
+    lock = take_lock(other)
+    assert lock is not None
+    Outbox(other.outbox).replace(hand_over())
+    lock.leave()
+    assert "outbox" in leftovers(other)
+    assert sweep_dead_places(own, "new", NOW_NS) == 1
+    assert leftovers(other) == {"container.log"}
+
+
 def test_a_hand_over_is_held_while_its_container_lives_and_is_not_done(tmp_path: Path) -> None:
     place = place_of(tmp_path, "container-old-1")
     place_of(tmp_path, "container-new-1")

@@ -1,6 +1,7 @@
 """The container's server: repeated and superseded hand-overs, stopping, stale settings."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing_extensions import override
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.model import ContainerSettings
+from statekeep.fault_points import fault_handler
 from statekeep.spark.container import server as server_module
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.protocol import (
@@ -161,6 +163,31 @@ async def test_a_hand_over_that_waited_for_the_disk_while_a_newer_one_came_is_re
     rig.work.may_end.set()
     await until(lambda: not rig.server._uploads)
     assert Outbox(rig.place.outbox).pending() == []
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_ends_leaves_no_hand_over_whose_driver_was_told_of_a_failure(
+    rig: Rig,
+) -> None:
+    running = await rig.run()
+
+    def fail(point: str) -> None:
+        if point == "outbox.after_write":
+            raise OSError(errno.ENOSPC, "no space left")
+
+    with fault_handler(fail):
+        assert isinstance(await rig.ask(hand_over(partition=1)), Refused)
+        assert isinstance(await rig.ask(hand_over(partition=2)), Refused)
+    assert await rig.ask(hand_over(partition=2)) == Done()  # repeated: this one counts
+    assert [each.partition for each in Outbox(rig.place.outbox).pending()] == [1, 2]
+    await until(lambda: rig.work.began == [1])
+    rig.work.error = OSError("the checkpoint store is down")
+    assert await rig.ask(hand_over(partition=3)) == Done()
+    await until(lambda: rig.work.ended == [1])
+    rig.work.may_end.set()
+    await rig.ask(Stop(epoch=1))
+    await running
+    assert [each.partition for each in Outbox(rig.place.outbox).pending()] == [3]
 
 
 @pytest.mark.asyncio
