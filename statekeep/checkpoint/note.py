@@ -1,6 +1,7 @@
 """How the parts of a job tell what happens to them, without knowing who listens."""
 
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Any, Final, Protocol, cast
 
 from statekeep.checkpoint.records import AttemptRecord
 from statekeep.config.redact import redact
@@ -38,3 +39,12 @@ def summary_of(error: BaseException) -> str:
     """Return the first line of an error with its type, for an event: no stack, no URI's secrets."""
     first, *_ = [*str(error).strip().splitlines(), ""]
     return redact(f"{type(error).__name__}: {first}"[:_LONGEST_SUMMARY], is_secret=False)
+
+
+def reasons_of(error: BaseException) -> Iterator[str]:
+    """Yield what each error says that is not a group of others, with its notes."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from reasons_of(each)
+    else:
+        yield "; ".join([str(error), *getattr(error, "__notes__", ())])

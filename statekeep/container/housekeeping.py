@@ -5,13 +5,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from statekeep.checkpoint.note import Note, no_note
+from statekeep.checkpoint.note import Note, no_note, reasons_of
 from statekeep.clock import Clock
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
 from statekeep.config.model import CheckpointSettings
 from statekeep.container.task_log import TaskLog
-from statekeep.errors import TaskFencedError
+from statekeep.errors import StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,13 @@ class Housekeeper:
                 self._note("clean-up", attempts=len(closed), released=released)
         except TaskFencedError as exc:
             self._on_fenced(exc)
+        except (StateBackupError, OSError, ExceptionGroup) as exc:
+            for reason in reasons_of(exc):
+                logger.warning(
+                    "clean-up is put off until after the next commit: task=%s error=%s",
+                    self._task_name,
+                    reason,
+                )
         except Exception:  # whatever a plug-in raises: the next commit begins another round
             logger.exception(
                 "clean-up is put off until after the next commit: task=%s", self._task_name

@@ -322,7 +322,7 @@ class DeltaReader:
         try:
             records, deletes = read_records(self._codec.decompress(stored, raw_bytes))
         except (struct.error, IndexError, ValueError) as exc:
-            raise self._corrupt("records of a block do not add up") from exc
+            raise self._corrupt(f"records of a block do not add up ({exc})") from exc
         self._deletes += deletes
         self._puts += len(records) - deletes
         return records

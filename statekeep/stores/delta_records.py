@@ -42,6 +42,7 @@ def read_records(raw: bytes) -> tuple[Records, int]:
 
     Raises:
         IndexError: A length leads beyond the end (or struct.error: there is no room for one).
+        ValueError: A value has a size below -1: says of the how many-th key.
     """
     return (raw and _equal_records(raw)) or _any_records(raw)
 
@@ -86,5 +87,5 @@ def _any_records(raw: bytes) -> tuple[Records, int]:
             deletes += 1
             values.append(None)
         else:
-            raise IndexError(offset)
+            raise ValueError(f"value size below -1: key={len(keys) - 1} size={value_bytes}")
     return Records(keys, values), deletes

@@ -20,9 +20,12 @@ from servers.process import (
 
 _VERSION: Final = "3.4.2"
 _ARTEFACTS: Final = (
-    "hadoop-client-minicluster",
-    "hadoop-client-api",
-    "hadoop-client-runtime",
+    ("org.apache.hadoop", "hadoop-client-minicluster", _VERSION),
+    ("org.apache.hadoop", "hadoop-client-api", _VERSION),
+    ("org.apache.hadoop", "hadoop-client-runtime", _VERSION),
+    # What WebHDFS needs and Java has no longer.
+    ("javax.xml.bind", "jaxb-api", "2.3.1"),
+    ("javax.activation", "javax.activation-api", "1.2.0"),
 )
 _ANSWER_S: Final = 60
 _PROGRAM: Final = """\
@@ -184,22 +187,22 @@ def hdfs_cluster(datanodes: int = 3) -> Generator[HdfsCluster]:
 def _libraries() -> Path:
     """Return the directory of the jars, fetched at first use."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "statekeep-test"
-    libraries = cache / f"hdfs-{_VERSION}"
+    libraries = cache / f"hdfs-{_VERSION}-web"
     if libraries.is_dir():
         return libraries
     cache.mkdir(parents=True, exist_ok=True)
     with temporary_directory("ivy") as scratch:
-        for name in _ARTEFACTS:
+        for artefact in _ARTEFACTS:
             _run(
                 [
                     *("java", "-cp", str(_ivy_jar()), "org.apache.ivy.Main"),
                     *("-cache", str(scratch / "cache")),
-                    *("-dependency", "org.apache.hadoop", name, _VERSION),
+                    *("-dependency", *artefact),
                     *("-confs", "runtime,master,default"),
                     *("-retrieve", f"{scratch}/lib/[artifact]-[revision].[ext]"),
                 ]
             )
-        staged = cache / f"hdfs-{_VERSION}-{uuid.uuid4().hex}"
+        staged = cache / f"hdfs-{_VERSION}-web-{uuid.uuid4().hex}"
         shutil.copytree(scratch / "lib", staged)
         try:
             staged.rename(libraries)

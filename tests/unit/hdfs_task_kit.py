@@ -36,10 +36,13 @@ class Task(KeyValueHarness):
     async def commit_next(self, **changes: bytes) -> Commit:
         self.content = {**getattr(self, "content", {}), **changes}
         commit = await self.commit(self.seal(self.content))
+        await self.finish_snapshots()
+        return commit
+
+    async def finish_snapshots(self) -> None:
         manager = self.manager
         assert isinstance(manager, HdfsBackupManager)
         await manager.finish_snapshots()
-        return commit
 
     def files(self, pattern: str = "*") -> list[Path]:
         found = [path for path in self.place.rglob(pattern) if path.is_file()]

@@ -19,6 +19,7 @@ from statekeep.backends.hdfs.lineage import LoadPlan
 from statekeep.backends.hdfs.local_work import path_of, work_directory, write_delta, write_snapshot
 from statekeep.backends.hdfs.names import FileKind, FileName, marker_of, new_file_id, parse_marker
 from statekeep.backends.hdfs.settings import HdfsSettings
+from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import (
     DELTA_BYTES_ATTRIBUTE,
     ID_ATTRIBUTE,
@@ -235,7 +236,7 @@ class HdfsBackupManager(TaskBackupManager):
             return None
         marker = commit.base.markers_of(self._prefix.backend).get(store)
         changes = commit.version.changes_since(store, commit.base_version)
-        if marker is None or changes is None:
+        if marker is None or changes is None or SparkStart.parse(marker) is not None:
             return None
         files = self._files_of(store)
         try:

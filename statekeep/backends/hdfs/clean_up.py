@@ -21,6 +21,7 @@ from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import most_telling, run_all
 from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, parse_marker
+from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import StoreFiles
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.escaping import unescape_name
@@ -130,6 +131,8 @@ class _StoreCleaner:
         """Return the files that a restore from one of the markers reads."""
         found: set[FileName] = set()
         for marker in markers:
+            if SparkStart.parse(marker) is not None:  # whose files are Spark's
+                continue
             prefix, upload = parse_marker(marker)
             if prefix != self._files.prefix:  # of another job, whose files are not deleted here
                 continue

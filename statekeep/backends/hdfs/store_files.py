@@ -13,7 +13,7 @@ from statekeep.backends.hdfs.names import FileKind, FileName
 from statekeep.backends.hdfs.streaming import FilesAhead, read_next
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
 from statekeep.stores.delta import Change, DeltaHeader, DeltaReader, header_end
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,12 @@ class StoreFiles:
             wanted: The upload.
             without: Files that are taken as not there.
         """
-        return await plan_load(wanted, (await self.names()) - without, self._lineage)
+        try:
+            return await plan_load(wanted, (await self.names()) - without, self._lineage)
+        except BlobNotFoundError as exc:
+            error = BlobNotFoundError(f"{self.prefix}{exc.blob_id}")
+            error.add_note(f"a file that upload={wanted} needs: store={self.store}")
+            raise error from exc
 
     async def put(self, name: FileName, content: Path) -> None:
         """Upload a file under a name that was never used."""

@@ -1,7 +1,10 @@
-"""State on a real HDFS: the conformance kit, and a DataNode that dies during a restore."""
+"""State on a real HDFS: the conformance kit, servers that die, and what HDFS refuses."""
 
+import asyncio
 import struct
 import uuid
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock
+from statekeep.errors import ConfigError, RetriableError, StateBackupError
 from statekeep.testing.backend_harness import STORE
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.key_value_harness import KeyValueHarness
@@ -89,9 +93,11 @@ class _Interrupted(SerialExecutor):
 class _Task(KeyValueHarness):
     """A task whose stores are small beside what is uploaded for them: nothing is compressed."""
 
-    def __init__(self, cluster: HdfsCluster, executor: SerialExecutor, local: Path) -> None:
+    def __init__(
+        self, cluster: HdfsCluster, executor: SerialExecutor, local: Path, **settings: str
+    ) -> None:
         self.place = f"/{uuid.uuid4().hex}"
-        settings = {"uri": f"{cluster.uri}{self.place}", "compression": "none", **QUICK}
+        settings |= {"uri": f"{cluster.uri}{self.place}", "compression": "none", **QUICK}
         factory = HdfsBackendFactory(BackendName("hdfs"), settings)
         super().__init__(factory, executor, SystemClock(), local)
 
@@ -142,3 +148,94 @@ async def test_a_datanode_that_dies_during_an_upload_costs_repetitions(
     assert [path.rpartition("/")[2] for path in files] == [
         f"{commit.markers[STORE].rpartition('/')[2]}.snapshot"
     ]
+
+
+@contextmanager
+def safe_mode(cluster: HdfsCluster, _administrator: Any, _place: str) -> Generator[None]:
+    cluster.enter_safe_mode()
+    try:
+        yield
+    finally:
+        cluster.leave_safe_mode()
+
+
+@contextmanager
+def quota(cluster: HdfsCluster, _administrator: Any, place: str) -> Generator[None]:
+    cluster.limit_space(place, 1 << 20)
+    try:
+        yield
+    finally:
+        cluster.limit_space(place, 1 << 40)
+
+
+@contextmanager
+def access_denied(_cluster: HdfsCluster, administrator: Any, place: str) -> Generator[None]:
+    paths = [s.path for s in administrator.list_status(place, recursive=True) if s.isdir]
+    for path in paths:
+        administrator.set_permission(path, 0o555)
+    try:
+        yield
+    finally:
+        for path in paths:
+            administrator.set_permission(path, 0o777)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("trouble", "error", "text"),
+    [
+        (safe_mode, RetriableError, "safe mode"),
+        (quota, ConfigError, "quota"),
+        (access_denied, ConfigError, "access denied"),
+    ],
+    ids=["safe mode", "quota", "access denied"],
+)
+async def test_a_commit_that_hdfs_refuses_says_why_and_costs_nothing_else(  # noqa: PLR0917 - fixtures
+    cluster: HdfsCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: Callable[[HdfsCluster, Any, str], AbstractContextManager[None]],
+    error: type[StateBackupError],
+    text: str,
+) -> None:
+    settings = {"retry.policy.max.retries": "1", "storage.options.user": "engineer"}
+    task = _Task(cluster, SerialExecutor(), tmp_path, **settings)
+    administrator: Any = hdfs_native.Client(cluster.uri)
+    administrator.mkdirs(task.place, create_parent=True)
+    administrator.set_permission(task.place, 0o777)
+    # Nothing is denied to the owner of the NameNode's process; who is connected stays who it is.
+    monkeypatch.setenv("HADOOP_USER_NAME", "engineer")
+    await task.start()
+    content = entries(20, 1)
+    before = await task.commit(task.seal(content))
+    with trouble(cluster, administrator, task.place):
+        failed = task.open_attempt(task.seal(content | entries(4_000, 2)))
+        with pytest.raises(error, match=text):
+            await task.upload(failed)
+        task.void(failed)
+        assert (await task.restore(before.checkpoint)).content == {STORE: content}
+    changed = content | entries(10, 3)
+    after = await task.commit(task.seal(changed))
+    await task.clean_up()
+    assert (await task.restore(after.checkpoint)).content == {STORE: changed}
+    files = {s.path for s in administrator.list_status(task.place, recursive=True) if not s.isdir}
+    uploads = {commit.markers[STORE].rpartition("/")[2] for commit in (before, after)}
+    assert {path.rpartition("/")[2].partition(".")[0] for path in files} == uploads
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_a_commit_and_a_restore_outlast_a_restart_of_the_namenode(
+    cluster: HdfsCluster, tmp_path: Path
+) -> None:
+    task = _Task(cluster, SerialExecutor(), tmp_path)
+    await task.start()
+    first, changed = entries(20_000, 1), entries(20_000, 1) | entries(100, 2)
+    for content in (first, changed):
+        version = task.seal(content)
+        restart = asyncio.create_task(asyncio.to_thread(cluster.restart_namenode))
+        commit = await task.commit(version)
+        assert (await task.restore(commit.checkpoint)).content == {STORE: content}
+        await restart
+        assert (await task.restore(commit.checkpoint)).content == {STORE: content}
+    await task.close()

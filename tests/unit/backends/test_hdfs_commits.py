@@ -118,8 +118,11 @@ async def test_a_lost_snapshot_is_traced_further_back(task: Task) -> None:
 async def test_a_lost_delta_is_named(task: Task) -> None:
     commits = [await task.commit_next(a=bytes([n])) for n in range(3)]
     task.file(commits[1], "delta").unlink()
-    with pytest.raises(BlobNotFoundError, match=f"{upload_of(commits[1])}.delta"):
+    with pytest.raises(BlobNotFoundError, match=f"/{STORE}/{upload_of(commits[1])}.delta") as lost:
         await task.restore(commits[2].checkpoint)
+    assert lost.value.__notes__ == [
+        f"a file that upload={upload_of(commits[2])} needs: store={STORE}"
+    ]
 
 
 @pytest.mark.asyncio
@@ -166,18 +169,24 @@ def make_size_too_low(path: Path) -> None:
         writer.finish()
 
 
-DAMAGES = [damage, put_in_place_of_another, make_delete, make_size_too_low]
+DAMAGES = {
+    damage: "damaged",
+    put_in_place_of_another: "another",
+    make_delete: "a snapshot has a value size below 0",
+    make_size_too_low: "value size below -1: key=0 size=-2",
+}
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("spoil", DAMAGES)
+@pytest.mark.parametrize(("spoil", "error"), DAMAGES.items())
 async def test_whatever_is_wrong_with_a_snapshot_an_older_one_is_restored(
-    task: Task, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+    task: Task, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], error: str
 ) -> None:
     commits = [await task.commit_next(a=bytes([n])) for n in range(5)]
     spoil(task.file(commits[3], "snapshot"))
     assert (await task.restore(commits[4].checkpoint)).content == {STORE: task.content}
-    assert "snapshot is damaged, an older one is used" in caplog.text
+    (told,) = [r for r in caplog.messages if "snapshot is damaged, an older one is used" in r]
+    assert error in told.partition("error=")[2]
 
 
 @pytest.mark.asyncio
@@ -192,6 +201,29 @@ async def test_clean_up_keeps_what_lies_behind_a_damaged_snapshot(
     await task.clean_up()
     assert "nothing behind it is deleted" in caplog.text
     assert (await task.restore(commits[5].checkpoint)).content == {STORE: task.content}
+
+
+@pytest.mark.asyncio
+async def test_snapshots_of_two_open_attempts_stay_until_it_is_known_which_is_committed(
+    task: Task,
+) -> None:
+    for number in range(3):
+        await task.commit_next(a=bytes([number]))
+    task.content = {"a": b"3"}
+    version = task.seal(task.content)
+    first, second = task.open_attempt(version), task.open_attempt(version)
+    markers = [await task.upload(attempt) for attempt in (first, second)]
+    await task.finish_snapshots()
+    made = {path.name for path in task.files("*.snapshot")}
+    await task.clean_up()
+    assert {path.name for path in task.files("*.snapshot")} == made
+    assert len(made) == 3
+    task.void(first)
+    commit = task.record(second, markers[1])
+    await task.clean_up()
+    assert {path.name for path in task.files("*.snapshot")} < made
+    assert task.file(commit, "snapshot").exists()
+    assert (await task.restore(commit.checkpoint)).content == {STORE: {"a": b"3"}}
 
 
 @pytest.mark.asyncio

@@ -170,7 +170,7 @@ def test_records_of_spark_survive_our_writing() -> None:
 
 @pytest.mark.asyncio
 async def test_a_directory_of_sparks_is_a_start_and_the_first_commit_is_a_full_snapshot(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "place"
     directory = place / "state" / "0" / "3"
@@ -184,9 +184,15 @@ async def test_a_directory_of_sparks_is_a_start_and_the_first_commit_is_a_full_s
     start = task.open_attempt(task.seal(content))
     commit = task.record(start, {STORE: Marker("state/0/3/2")})
     assert (await task.restore(commit.checkpoint)).content == {STORE: content}
+    void = task.open_attempt(task.seal({**content, "x": b"void"}))
+    await task.upload(void)
+    task.void(void)
+    await task.clean_up()  # while the start is retained
+    assert list(place.rglob(f"{STORE}/*")) == []
     next_commit = await task.commit(task.seal({**content, "d": b"3"}))
     (only,) = place.rglob(f"{STORE}/*")
     assert only.suffix == ".snapshot"
+    assert [record.getMessage() for record in caplog.records if record.levelno > 20] == []
     assert (await task.restore(next_commit.checkpoint)).content == {STORE: {**content, "d": b"3"}}
     gone = CheckpointV2(
         CheckpointId(1, 1), {}, {BackendName("hdfs"): {STORE: Marker("state/0/3/-1")}}

@@ -177,6 +177,29 @@ async def test_a_release_that_fails_by_a_foreign_error_is_told_and_made_up_for(
 
 
 @pytest.mark.asyncio
+async def test_a_clean_up_that_fails_is_a_warning_with_all_that_its_backends_say(
+    tmp_path: Path, held: Controls, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = RetriableError("the place is away")
+    lost.add_note("backend=held store=s")
+    async with Container(config(tmp_path)) as container:
+        task = await container.start_task(TASK, ["s"])
+        held.log_error = lambda r: (
+            ExceptionGroup("two", [lost, RetriableError("so is this")])
+            if isinstance(r, ReleaseRecord)
+            else None
+        )
+        for number in range(3):
+            await commit(task, number)
+            await task.wait()
+    told = [(r.levelname, r.getMessage()) for r in caplog.records if "clean-up" in r.getMessage()]
+    assert told[:2] == [
+        ("WARNING", f"clean-up is put off until after the next commit: task={TASK} error={error}")
+        for error in ("the place is away; backend=held store=s", "so is this")
+    ]
+
+
+@pytest.mark.asyncio
 async def test_a_commit_that_somebody_else_cancelled_is_made_void_and_the_next_one_goes_on(
     tmp_path: Path, held: Controls
 ) -> None:

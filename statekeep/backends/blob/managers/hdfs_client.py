@@ -3,11 +3,14 @@
 Some calls of hdfs-native (seen in 0.14.7) never return once a DataNode has died at the wrong moment,
 and others wait on a DataNode that is alive and silent, without a deadline of their own. Its blocking
 client would keep a pool thread each time. Its asynchronous client can be given up: what waits is
-dropped.
+dropped. That one in turn panics where it would pause before it asks the NameNodes again, since its
+coroutines do not run in the runtime whose timers they use: it is told not to, and a panic is an error
+like any other.
 """
 
 import asyncio
 import ctypes
+import errno
 import threading
 from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import suppress
@@ -27,6 +30,9 @@ _SOCKET_TIMEOUT_MS: Final = 60_000
 """Hadoop's default."""
 _STEPS_OF_TIMEOUT: Final = 2
 """hdfs-native goes on without a silent DataNode after one time-out; that is to have its turn."""
+_TRIES_OPTION: Final = "dfs.client.failover.max.attempts"
+_PANIC: Final = "PanicException"
+"""What Rust's panics are in Python; the class cannot be imported, and is no `Exception`."""
 _GIVE_UP_S: Final = 5.0
 """How long a write that is given up may take to end in an orderly way."""
 
@@ -49,6 +55,20 @@ def _connected_client(url: str, options: Mapping[str, str]) -> AsyncClient:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
             _clients[key] = client
         return _clients[key]
+
+
+async def _without_panic(call: Awaitable[T]) -> T:
+    """Await a call of hdfs-native.
+
+    Raises:
+        OSError: As it says, or it has panicked.
+    """
+    try:
+        return await call
+    except BaseException as exc:
+        if type(exc).__name__ != _PANIC:
+            raise
+        raise OSError(errno.EIO, f"hdfs-native has panicked: {exc}") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +100,8 @@ class HdfsClient:
         parts = urlsplit(uri)
         self._url = f"{parts.scheme}://{parts.netloc}"
         self._options = dict(options)
+        if parts.port is not None:  # one NameNode, not a service of several
+            self._options.setdefault(_TRIES_OPTION, "0")
         socket_timeout_ms = int(options.get(SOCKET_TIMEOUT_OPTION, _SOCKET_TIMEOUT_MS))
         self._step_s = _STEPS_OF_TIMEOUT * socket_timeout_ms / 1000
         self._client: AsyncClient | None = None
@@ -159,14 +181,14 @@ class HdfsClient:
     async def step(self, call: Awaitable[T]) -> T:
         """Await a step that may be dropped at any time."""
         async with asyncio.timeout(self._step_s):
-            return await call
+            return await _without_panic(call)
 
     async def to_end(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a step that a cancel does not cut off, unless it takes long.
 
         A write that is dropped half way leaves its connection to a DataNode open.
         """
-        task = asyncio.create_task(call)
+        task = asyncio.create_task(_without_panic(call))
         try:
             async with asyncio.timeout(self._step_s):
                 return await asyncio.shield(task)
@@ -223,7 +245,7 @@ class HdfsWriter:
         """Let go of the DataNodes after an error or a cancel; raises no error of theirs."""
         with suppress(OSError, RuntimeError):
             async with asyncio.timeout(_GIVE_UP_S):
-                await self._writer.close()
+                await _without_panic(self._writer.close())
 
 
 class HdfsReader:
