@@ -1,5 +1,6 @@
 """The places that a schedule may back its state up to, by the names of the command line."""
 
+import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from chaos.evidence.remote import (
 )
 from chaos.evidence.snapshots import read_snapshot
 from chaos.servers import NO_SERVER, Server
-from statekeep.fault_points import KAFKA_FAULT_POINTS
+from statekeep.fault_points import HDFS_FAULT_POINTS, KAFKA_FAULT_POINTS
 
 Form = Literal["blob", "hdfs", "kafka"]
 
@@ -64,6 +65,11 @@ class Place:
     def is_local(self) -> bool:
         """Whether all of it is files below `directory`."""
         return not KINDS[self.kind].server
+
+    @property
+    def is_damageable(self) -> bool:
+        """Whether a fault may damage its state: files at hand that no other writer mends."""
+        return self.is_local and self.form != "kafka"
 
     @property
     def has_blobs(self) -> bool:
@@ -170,7 +176,20 @@ def fault_points_of(kinds: Sequence[str]) -> Sequence[str]:
     Raises:
         KeyError: There is no such kind.
     """
-    return KAFKA_FAULT_POINTS if any(KINDS[kind].form == "kafka" for kind in kinds) else ()
+    forms = {KINDS[kind].form for kind in kinds}
+    return (
+        *(KAFKA_FAULT_POINTS if "kafka" in forms else ()),
+        *(HDFS_FAULT_POINTS if "hdfs" in forms else ()),
+    )
+
+
+def draw_late_snapshots(seed: int) -> Mapping[str, str]:
+    """Return after how many deltas HDFS backends make a snapshot.
+
+    By a generator of its own: the rest of a seed's schedule stays as it was before.
+    """
+    draw = random.Random(f"late-snapshots-{seed}")  # noqa: S311 - replayable, not secret
+    return {"hdfs.store.min.deltas.for.snapshot": draw.choice(("1", "2", "3", "10"))}
 
 
 def places(

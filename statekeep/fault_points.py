@@ -55,6 +55,15 @@ KAFKA_FAULT_POINTS: Final = (
 """Names in use besides where a changelog is written, in the order in which an upload reaches them;
 the first one where something stands behind the base's marker."""
 
+HDFS_FAULT_POINTS: Final = (
+    "upload.before_file",
+    "late_snapshot.before",
+    "late_snapshot.after",
+    "clean_up.before_uploads",
+)
+"""Names in use besides where deltas and snapshots are written, in the order in which a commit
+reaches them; those in the middle where a lineage has become long."""
+
 SPARK_FAULT_POINTS: Final = (
     "epoch_record.before",
     "epoch_record.after",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from chaos.backends import Place, fault_points_of
+from chaos.backends import Place, draw_late_snapshots, fault_points_of
 from chaos.plain.weather import WEATHER
 from chaos.servers import NO_SERVER
 from chaos.weather import Weather
@@ -91,7 +91,7 @@ def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedu
     """Draw a schedule; equal arguments give equal schedules."""
     draw = random.Random(seed)  # noqa: S311 - the same schedule each time
     is_eager = _happens(draw, 0.15)
-    damageable = [place for place in places if place.kind == "blob"]
+    damageable = [place for place in places if place.is_damageable]
     victim = draw.choice(damageable).name if damageable else ""
     records = draw.randrange(40, 80) if is_eager else draw.randrange(12, 40)
     count = draw.randrange(1, 5)
@@ -107,7 +107,7 @@ def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedu
         },
         records=records,
         is_eager=is_eager,
-        settings=_draw_settings(draw),
+        settings={**_draw_settings(draw), **draw_late_snapshots(seed)},
         optional=draw.choice(places[1:]).name if places[1:] and _happens(draw, 0.15) else "",
         victim=victim,
     )

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 
+from chaos.backends import draw_late_snapshots
 from chaos.spark.plan import BadDay, Consequence, Damage, Drift, Loss, PlannedFault, Schedule
 from chaos.weather import Weather
 from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind
@@ -87,6 +88,7 @@ _RARE = (
     "void",
     "clean_up",
     "upload.after_tail",
+    "late_snapshot",
 )
 """Points that a process reaches once or twice."""
 _AFTER_COMMITS = ("release", "clean_up", "log_trim", "trim", "retain")
@@ -107,7 +109,7 @@ def every_point(more: Sequence[str] = ()) -> Sequence[tuple[ProcessKind, str]]:
     return (
         *((kind, point) for kind, points in POINTS.items() for point in points),
         *((ProcessKind.DRIVER, point) for point in RECOVERY_POINTS),
-        *((ProcessKind.CONTAINER, point) for point in more),
+        *((_process_at(point), point) for point in more),
     )
 
 
@@ -139,7 +141,7 @@ def draw_schedule(seed: int, more: Sequence[str] = ()) -> Schedule:
         partitions=draw.choice([3, 4]),
         batches=draw.choice([5, 6, 7, 8]),
         rows=draw.choice([4, 20, 40]),
-        settings=_draw_settings(draw, faults, is_every_batch=is_every_batch),
+        settings=_draw_settings(draw, faults, seed, is_every_batch=is_every_batch),
         is_every_batch=is_every_batch,
         clock_offset_s=draw.choice([0, 0, 0, 86_400, -86_400]),
         faults=faults,
@@ -180,14 +182,23 @@ def _draw_damage(seed: int) -> Damage | None:
     )
 
 
+def _process_at(point: str) -> ProcessKind:
+    """Return which process reaches a point that only some backends have."""
+    return ProcessKind.DRIVER if point.startswith("clean_up") else ProcessKind.CONTAINER
+
+
 def _draw_settings(
-    draw: random.Random, faults: Sequence[PlannedFault], *, is_every_batch: bool
+    draw: random.Random, faults: Sequence[PlannedFault], seed: int, *, is_every_batch: bool
 ) -> dict[str, str]:
     is_failing = any(planned.fault.action is Action.FAIL for planned in faults)
     commit_ms = draw.choice(["1", "300", "300", "1500", "600000"])
     if any(_is_in(planned, *_AFTER_COMMITS, "void") for planned in faults):
         commit_ms = "1"
+    late_snapshots = draw_late_snapshots(seed)
+    if any(_is_in(planned, "late_snapshot") for planned in faults):
+        late_snapshots = dict.fromkeys(late_snapshots, "1")
     return {
+        **late_snapshots,
         "task.commit.ms": commit_ms,
         "task.commit.every.batch": str(is_every_batch).lower(),
         "task.commit.max.delay.ms": draw.choice(["500", "2000"]),
@@ -220,7 +231,7 @@ def _draw_first(draw: random.Random, kind: ProcessKind, point: str) -> list[Plan
 
 def _draw_fault(draw: random.Random, name: str, more: Sequence[str]) -> PlannedFault:
     kind = draw.choice([*POINTS])
-    points = (*POINTS[kind], *more) if kind is ProcessKind.CONTAINER else POINTS[kind]
+    points = (*POINTS[kind], *(point for point in more if _process_at(point) is kind))
     return _draw_fault_at(draw, name, kind, draw.choice(points))
 
 

@@ -322,6 +322,7 @@ RETAIN_COMMITS = Key(
     2,
     "Newest commits that stay restorable in every backend.",
     "The one before the newest is the way out when a blob of the newest is damaged.",
+    aliases=("spark.sql.streaming.minBatchesToRetain",),
 )
 RETAIN_MS = Key(
     "checkpoint.retain.ms",

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 _LENGTH: Final = struct.Struct("<I")
 _VALUE_LENGTH: Final = struct.Struct("<i")
+_LONGEST: Final = (1 << 31) - 1
 
 
 class Records(Collection[tuple[bytes, bytes | None]]):
@@ -42,7 +43,7 @@ def read_records(raw: bytes) -> tuple[Records, int]:
 
     Raises:
         IndexError: A length leads beyond the end (or struct.error: there is no room for one).
-        ValueError: A value has a size below -1: says of the how many-th key.
+        ValueError: A key has a size below 0, or a value one below -1: says the how many-th.
     """
     return (raw and _equal_records(raw)) or _any_records(raw)
 
@@ -70,22 +71,29 @@ def _any_records(raw: bytes) -> tuple[Records, int]:
     unpack_length, unpack_value_length = _LENGTH.unpack_from, _VALUE_LENGTH.unpack_from
     keys: list[bytes] = []
     values: list[bytes | None] = []
-    offset, size, deletes = 0, len(raw), 0
-    while offset < size:
-        start = offset + 4
-        offset = start + unpack_length(raw, offset)[0]
-        (value_bytes,) = unpack_value_length(raw, offset)
-        keys.append(raw[start:offset])
-        start = offset + 4
-        if value_bytes >= 0:
-            offset = start + value_bytes
-            if offset > size:
-                raise IndexError(offset)
-            values.append(raw[start:offset])
-        elif value_bytes == -1:
-            offset = start
-            deletes += 1
-            values.append(None)
-        else:
-            raise ValueError(f"value size below -1: key={len(keys) - 1} size={value_bytes}")
+    offset, start, size, deletes = 0, 0, len(raw), 0
+    try:
+        while offset < size:
+            start = offset + 4
+            offset = start + unpack_length(raw, offset)[0]
+            (value_bytes,) = unpack_value_length(raw, offset)
+            keys.append(raw[start:offset])
+            start = offset + 4
+            if value_bytes >= 0:
+                offset = start + value_bytes
+                if offset > size:
+                    raise IndexError(offset)
+                values.append(raw[start:offset])
+            elif value_bytes == -1:
+                offset = start
+                deletes += 1
+                values.append(None)
+            else:
+                raise ValueError(f"value size below -1: key={len(keys) - 1} size={value_bytes}")
+    except struct.error:
+        key_bytes = offset - start
+        if key_bytes <= _LONGEST:
+            raise
+        key_bytes -= 1 << 32
+        raise ValueError(f"key size below 0: key={len(keys)} size={key_bytes}") from None
     return Records(keys, values), deletes

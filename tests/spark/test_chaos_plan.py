@@ -4,7 +4,12 @@ from chaos.backends import fault_points_of
 from chaos.spark.draw import POINTS, RECOVERY_POINTS, draw_schedule
 from chaos.spark.plan import Consequence, Drift, Loss
 from chaos.weather import Weather
-from statekeep.fault_points import FAULT_POINTS, KAFKA_FAULT_POINTS, SPARK_FAULT_POINTS
+from statekeep.fault_points import (
+    FAULT_POINTS,
+    HDFS_FAULT_POINTS,
+    KAFKA_FAULT_POINTS,
+    SPARK_FAULT_POINTS,
+)
 from statekeep.testing.faults.process_plan import Action
 
 
@@ -61,8 +66,17 @@ def test_points_of_a_changelog_are_drawn_only_where_there_is_one() -> None:
         for kinds in ("blob,hdfs", "kafka", "blob,kafka")
     }
     assert drawn["blob,hdfs"].isdisjoint(KAFKA_FAULT_POINTS)
+    assert drawn["blob,hdfs"] >= {*HDFS_FAULT_POINTS}
     assert drawn["kafka"] >= {*KAFKA_FAULT_POINTS}
     assert drawn["blob,kafka"] >= {*KAFKA_FAULT_POINTS}
+
+
+def test_what_strikes_late_snapshots_finds_one() -> None:
+    for seed in range(300):
+        schedule = draw_schedule(seed, HDFS_FAULT_POINTS)
+        points = [planned.fault.point for planned in schedule.faults]
+        if "late_snapshot.before" in points:
+            assert schedule.settings["hdfs.store.min.deltas.for.snapshot"] == "1"
 
 
 def test_what_strikes_behind_a_tail_has_something_that_leaves_one() -> None:

@@ -19,10 +19,12 @@ from statekeep.testing.key_value_harness import KeyValueHarness
 class Task(KeyValueHarness):
     """One task, whose snapshots are waited for."""
 
-    def __init__(self, place: Path, local: Path, **settings: str) -> None:
+    def __init__(
+        self, place: Path, local: Path, clock: FakeClock | None = None, /, **settings: str
+    ) -> None:
         settings = {"uri": f"file://{place}", "min.deltas.for.snapshot": "3", **settings}
         factory = HdfsBackendFactory(BackendName("hdfs"), settings)
-        super().__init__(factory, SerialExecutor(), FakeClock(), local)
+        super().__init__(factory, SerialExecutor(), clock or FakeClock(), local)
         self.place = place
         self.counted: list[int] = []
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from typing_extensions import override
@@ -35,12 +36,31 @@ from statekeep.errors import (
     BackendClosedError,
     BlobNotFoundError,
     CheckpointCorruptError,
-    StateBackupError,
 )
+from statekeep.fault_points import fault_point
 from statekeep.stores.block_codec import codec_named
 from statekeep.stores.delta import DeltaHeader
 
 logger = logging.getLogger(__name__)
+
+
+_LONGEST_WAIT_S: Final = 60.0
+"""Nor does a commit wait longer for the snapshot of a lineage that has become very long."""
+
+
+class SharedUpkeep:
+    """What the tasks of one backend share beside their commits.
+
+    Attributes:
+        checked: Paths of snapshots that were read, and whether they are whole.
+        turn: Of the one task that makes a snapshot, so that commits find free threads, and the disk
+            holds one more copy of a store and no more.
+    """
+
+    def __init__(self) -> None:
+        """Make it; used on one event loop."""
+        self.checked: dict[str, bool] = {}
+        self.turn = asyncio.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +109,10 @@ class HdfsBackupManager(TaskBackupManager):
     """Uploads a delta per commit, and the whole content where there is no base to lead on from.
 
     When a lineage has become long, a snapshot of the version just uploaded is made beside the
-    processing, after the commit's own upload has returned; one at a time per store. It has the id
-    of its upload: should that never be committed, nothing leads to it, and clean-up deletes both.
+    processing, after the commit's own upload has returned; one at a time in a process. It has the
+    id of its upload: should that never be committed, nothing leads to it, and clean-up deletes both.
     A snapshot that fails is a warning, and due again at the next commit. Where a lineage has become
-    many times as long, the upload waits for the snapshot that it begins, well or not.
+    many times as long, the upload waits for the snapshot that it begins, well or not, up to a minute.
     """
 
     def __init__(
@@ -102,6 +122,7 @@ class HdfsBackupManager(TaskBackupManager):
         prefix: TaskPrefix,
         settings: HdfsSettings,
         *,
+        upkeep: SharedUpkeep,
         new_uid: Callable[[], str],
     ) -> None:
         """Take what the backup needs; no I/O.
@@ -111,6 +132,7 @@ class HdfsBackupManager(TaskBackupManager):
             manager: Closed by `close`.
             prefix: Where the task's files lie.
             settings: When snapshots are due.
+            upkeep: Of the backend.
             new_uid: Draws at least 16 digits of lower-case hex, never drawn again.
         """
         self._context = context
@@ -120,7 +142,7 @@ class HdfsBackupManager(TaskBackupManager):
         self._new_uid = new_uid
         self._files: dict[StoreName, StoreFiles] = {}
         self._snapshots: dict[StoreName, asyncio.Task[None]] = {}
-        self._verified: set[str] = set()
+        self._upkeep = upkeep
         self._is_closed = False
 
     @override
@@ -156,7 +178,7 @@ class HdfsBackupManager(TaskBackupManager):
             closed_attempts,
             files_of=self._files_of,
             executor=self._context.executor,
-            verified=self._verified,
+            checked=self._upkeep.checked,
         )
 
     async def unreached(
@@ -175,7 +197,7 @@ class HdfsBackupManager(TaskBackupManager):
             closed_attempts,
             files_of=lambda store: StoreFiles(kept, self._prefix.store(store), task, store),
             executor=self._context.executor,
-            verified=self._verified,
+            checked=self._upkeep.checked,
         )
         return sorted(kept.condemned)
 
@@ -244,6 +266,7 @@ class HdfsBackupManager(TaskBackupManager):
             if prefix != files.prefix:  # what lies elsewhere may be deleted by somebody else
                 return None
             plan = await files.plan(base)
+            self._check_not_damaged(files.path(plan.files[0]))
             snapshot, newest = [await files.header(plan.files[n]) for n in (0, -1)]
         except (BlobNotFoundError, CheckpointCorruptError) as exc:
             logger.warning(
@@ -262,6 +285,10 @@ class HdfsBackupManager(TaskBackupManager):
         sizes = await self._context.executor.run(_sizes, changes)
         changed_bytes = changed_bytes_of(newest) + sizes
         return _Increment(plan, changes, changed_bytes, changed_bytes - changed_bytes_of(snapshot))
+
+    def _check_not_damaged(self, path: str) -> None:
+        if self._upkeep.checked.get(path) is False:
+            raise CheckpointCorruptError(f"clean-up has found the snapshot damaged: {path}")
 
     async def _upload_delta(self, upload: _StoreUpload, increment: _Increment) -> int:
         context, version = self._context, upload.commit.version
@@ -309,15 +336,25 @@ class HdfsBackupManager(TaskBackupManager):
             name=f"snapshot {upload.store} {upload.file_id}",
         )
         if deltas % self._settings.deltas_before_wait == 0:
-            await asyncio.wait({snapshot})
+            await self._wait_for(snapshot)
+
+    async def _wait_for(self, snapshot: asyncio.Task[None]) -> None:
+        timer = asyncio.ensure_future(self._context.clock.sleep(_LONGEST_WAIT_S))
+        try:
+            await asyncio.wait({snapshot, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
 
     async def _make_snapshot(self, upload: _StoreUpload, changed_bytes: int) -> None:
         try:
-            await self._upload_snapshot(upload, changed_bytes)
-        except (StateBackupError, OSError) as exc:
+            async with self._upkeep.turn:
+                fault_point("late_snapshot.before")
+                await self._upload_snapshot(upload, changed_bytes)
+                fault_point("late_snapshot.after")
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the commits go on
             logger.warning(
                 "snapshot failed, the next commit tries again: task=%s backend=%s store=%s "
-                "upload=%s error=%s",
+                "upload=%s error=%r",
                 self._context.task.task_name,
                 self._prefix.backend,
                 upload.store,

@@ -8,24 +8,27 @@ the view, whose load is spared.
 
 What is particular here: a load ends at the newest snapshot of the lineage, and snapshots are made
 later than their deltas. So nothing is deleted before the snapshots at which the retained loads end
-were read to their ends and found whole. A snapshot that shows up later only makes loads shorter. One
-that is still being written, by whatever process, has a temporary name; it is spared as long as the
-delta of its upload is.
+were read to their ends and found whole; where one is not, what a load without it reads is spared
+too. A snapshot that shows up later only makes loads shorter. One that is still being written, by
+whatever process, has a temporary name; it is spared as long as the delta of its upload is.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import most_telling, run_all
+from statekeep.backends.hdfs.lineage import LoadPlan
 from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, parse_marker
 from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import StoreFiles
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.escaping import unescape_name
-from statekeep.errors import CheckpointCorruptError, StateBackupError
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, StateBackupError
+from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ async def delete_unreached(
     *,
     files_of: Callable[[StoreName], StoreFiles],
     executor: BlockingExecutor,
-    verified: set[str],
+    checked: dict[str, bool],
 ) -> None:
     """Delete the files of closed and of older attempts that no retained commit reads. Idempotent.
 
@@ -52,7 +55,7 @@ async def delete_unreached(
         closed_attempts: (epoch, attempt) that never complete or are never restored.
         files_of: Gives the files of a store, also of one that is no longer configured.
         executor: For reading snapshots.
-        verified: Paths of snapshots that were found whole; more are added.
+        checked: Paths of snapshots that were read, and whether they are whole; kept up to date.
 
     Raises:
         BlobNotFoundError: A file of a retained commit is gone: nothing of its store was deleted, and
@@ -65,14 +68,20 @@ async def delete_unreached(
     newest_closed = max(closed_attempts)
     spared: set[str] = set()
     failed: dict[str, Exception] = {}
-    for store, names in (await _names_by_store(manager, prefix)).items():
+    by_store = await _names_by_store(manager, prefix)
+    _forget_deleted(
+        checked,
+        str(prefix),
+        {files_of(store).path(name) for store, names in by_store.items() for name in names},
+    )
+    for store, names in by_store.items():
         candidates = {name for name in names if _is_closed(name, newest_closed)}
         if not candidates:
             continue
         markers = {markers[store] for markers in retained if store in markers}
         files = files_of(store)
         try:
-            cleaner = _StoreCleaner(files, executor, verified)
+            cleaner = _StoreCleaner(files, executor, checked)
             reached = await cleaner.delete_unreached(candidates, markers)
         except (StateBackupError, OSError) as exc:  # the other stores are still to do; raised below
             exc.add_note(f"task={prefix.task.task_name} backend={prefix.backend} store={store}")
@@ -106,58 +115,76 @@ async def _names_by_store(
 class _StoreCleaner:
     """One clean-up of one store."""
 
-    def __init__(self, files: StoreFiles, executor: BlockingExecutor, verified: set[str]) -> None:
+    def __init__(
+        self, files: StoreFiles, executor: BlockingExecutor, checked: dict[str, bool]
+    ) -> None:
         self._files = files
         self._executor = executor
-        self._verified = verified
-        self._ends: set[FileName] = set()
+        self._checked = checked
 
     async def delete_unreached(
         self, candidates: set[FileName], markers: set[Marker]
     ) -> set[FileName]:
         """Delete those files that a restore from none of the markers reads; return all it reads."""
-        reached = await self._reached(markers)
-        unreached = candidates - reached
-        if unreached and await self._are_ends_whole():
-            # The oldest last: what is left by a crash is still a chain.
-            ordered = sorted(unreached, key=lambda name: name.id, reverse=True)
-            await run_all(self._files.delete(name) for name in ordered)
-            logger.debug(
-                "unreached files deleted: prefix=%s files=%d", self._files.prefix, len(unreached)
-            )
+        uploads = list(self._own_uploads(markers))
+        plans = {upload: await self._files.plan(upload) for upload in uploads}
+        reached = {name for plan in plans.values() for name in plan.files}
+        if candidates <= reached:
+            return reached
+        for upload, plan in plans.items():
+            reached |= await self._beyond_damage(upload, plan)
+        # The oldest last: what is left by a crash is still a chain.
+        unreached = sorted(candidates - reached, key=lambda name: name.id, reverse=True)
+        fault_point("clean_up.before_uploads")
+        await run_all(self._files.delete(name) for name in unreached)
+        logger.debug(
+            "unreached files deleted: prefix=%s files=%d", self._files.prefix, len(unreached)
+        )
         return reached
 
-    async def _reached(self, markers: set[Marker]) -> set[FileName]:
-        """Return the files that a restore from one of the markers reads."""
-        found: set[FileName] = set()
+    def _own_uploads(self, markers: set[Marker]) -> Iterator[VersionId]:
+        """Yield the uploads that have files here: not Spark's, nor those of another job."""
         for marker in markers:
-            if SparkStart.parse(marker) is not None:  # whose files are Spark's
-                continue
-            prefix, upload = parse_marker(marker)
-            if prefix != self._files.prefix:  # of another job, whose files are not deleted here
-                continue
-            plan = await self._files.plan(upload)
-            self._ends.add(FileName(plan.snapshot, FileKind.SNAPSHOT))
+            if SparkStart.parse(marker) is None:
+                prefix, upload = parse_marker(marker)
+                if prefix == self._files.prefix:
+                    yield upload
+
+    async def _beyond_damage(self, upload: VersionId, plan: LoadPlan) -> set[FileName]:
+        """Return what a restore reads that finds the snapshot of a plan damaged, and so on."""
+        found: set[FileName] = set()
+        damaged: set[FileName] = set()
+        while not await self._is_whole(end := FileName(plan.snapshot, FileKind.SNAPSHOT)):
+            damaged.add(end)
+            try:
+                plan = await self._files.plan(upload, without=frozenset(damaged))
+            except BlobNotFoundError:
+                logger.warning("no whole snapshot is left of a retained commit: upload=%s", upload)
+                break
             found.update(plan.files)
         return found
 
-    async def _are_ends_whole(self) -> bool:
-        """Return whether every snapshot at which a load ends can be read; False with a warning."""
-        for name in sorted(self._ends, key=str):
-            path = self._files.path(name)
-            if path in self._verified:
-                continue
+    async def _is_whole(self, name: FileName) -> bool:
+        """Return whether a snapshot can be read to its end; False with a warning."""
+        path = self._files.path(name)
+        if path not in self._checked:
             try:
                 await self._read(name)
             except CheckpointCorruptError as exc:
-                logger.warning("snapshot is damaged, nothing behind it is deleted: error=%s", exc)
-                return False
-            self._verified.add(path)
-        return True
+                logger.warning("snapshot is damaged, what lies behind it is kept: error=%s", exc)
+                self._checked[path] = False
+            else:
+                self._checked[path] = True
+        return self._checked[path]
 
     async def _read(self, name: FileName) -> None:
         async with self._files.ahead([name]) as ahead:
             await self._files.read(name, ahead, self._executor, take=_pass, on_bytes=_pass)
+
+
+def _forget_deleted(checked: dict[str, bool], prefix: str, existing: Collection[str]) -> None:
+    for path in [path for path in checked if path.startswith(prefix) and path not in existing]:
+        del checked[path]
 
 
 def _pass(_: object) -> None:

@@ -19,7 +19,7 @@ from statekeep.backends.base import (
 )
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.names import TaskPrefix
-from statekeep.backends.hdfs.backup import HdfsBackupManager
+from statekeep.backends.hdfs.backup import HdfsBackupManager, SharedUpkeep
 from statekeep.backends.hdfs.names import parse_marker
 from statekeep.backends.hdfs.restore import HdfsRestoreManager
 from statekeep.backends.hdfs.settings import DEFAULTS_PREFIX, HdfsSettings
@@ -61,6 +61,7 @@ class HdfsBackendFactory(StateBackendFactory):
         self._hdfs_settings = HdfsSettings.parse(name, settings)
         self._blobs = BlobBackendFactory(name, self._hdfs_settings.place, new_uid=new_uid)
         self._new_uid = new_uid
+        self._upkeep = SharedUpkeep()
         codec_named(self._hdfs_settings.compression)
 
     @override
@@ -70,6 +71,7 @@ class HdfsBackendFactory(StateBackendFactory):
             self._blobs.blob_store_manager(context.executor, context.clock),
             TaskPrefix(self.name, context.task),
             self._hdfs_settings,
+            upkeep=self._upkeep,
             new_uid=self._new_uid,
         )
 

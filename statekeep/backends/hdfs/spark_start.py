@@ -46,7 +46,8 @@ class SparkStart:
         from statekeep.backends.hdfs.spark_files import plan_spark_load  # noqa: PLC0415
 
         ids = await manager.list(self._directory)
-        names = {blob_id.rpartition("/")[2] for blob_id in ids}
+        # What lies deeper is another store's.
+        names = {blob_id.removeprefix(self._directory) for blob_id in ids}
         try:
             plan = plan_spark_load(self._version, names)
         except ValueError as exc:

@@ -14,6 +14,7 @@ from statekeep.backends.hdfs.streaming import FilesAhead, read_next
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
+from statekeep.fault_points import fault_point
 from statekeep.stores.delta import Change, DeltaHeader, DeltaReader, header_end
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class StoreFiles:
 
     async def put(self, name: FileName, content: Path) -> None:
         """Upload a file under a name that was never used."""
+        fault_point("upload.before_file")
         metadata = BlobMetadata(self._task, self.store, str(name))
         await self._manager.put(self.path(name), content, metadata)
 

@@ -30,6 +30,7 @@ from statekeep.testing.executor import SerialExecutor
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 METADATA = BlobMetadata(None, None, "test")
+NOBODY = "127.0.0.1:9"
 
 
 class TestHdfsManager(BlobStoreManagerTests):
@@ -144,6 +145,31 @@ async def test_a_place_that_may_not_be_written_is_an_error_to_be_mended(
     await manager.init()
     with pytest.raises(ConfigError, match="access denied"):
         await manager.put("a", b"x", METADATA)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("dead", ["a", "b"])
+async def test_a_name_service_is_reached_though_one_of_its_namenodes_is_away(
+    cluster: HdfsCluster, dead: str
+) -> None:
+    addresses = {name: cluster.uri.removeprefix("hdfs://") for name in "ab"} | {dead: NOBODY}
+    options = {
+        "dfs.nameservices": "both",
+        "dfs.ha.namenodes.both": "a,b",
+        **{f"dfs.namenode.rpc-address.both.{name}": at for name, at in addresses.items()},
+    }
+    settings = {f"storage.options.{name}": value for name, value in options.items()}
+    factory = BlobBackendFactory(
+        BackendName("blob"), {"uri": f"hdfs://both/service-{dead}", **settings}
+    )
+    manager = factory.blob_store_manager(SerialExecutor(), SystemClock())
+    await manager.init()
+    await manager.put("a", b"content", METADATA, if_absent=True)
+    with pytest.raises(BlobExistsError):
+        await manager.put("a", b"other", METADATA, if_absent=True)
+    assert await manager.get("a") == b"content"
+    assert await manager.list("") == ["a"]
+    await manager.close()
 
 
 @pytest.mark.asyncio

@@ -160,12 +160,20 @@ def make_delete(path: Path) -> None:
         writer.finish()
 
 
+def make_key_size_too_low(path: Path) -> None:
+    put_record(path, struct.pack("<i1si", -1, b"a", 1))
+
+
 def make_size_too_low(path: Path) -> None:
+    put_record(path, struct.pack("<I1si", 1, b"a", -2))
+
+
+def put_record(path: Path, record: bytes) -> None:
     with path.open("rb") as file:
         header = DeltaReader(file, where="").header
     with path.open("wb") as file:
         writer = DeltaWriter(file, header)
-        writer._parts.append(struct.pack("<I1si", 1, b"a", -2))
+        writer._parts.append(record)
         writer.finish()
 
 
@@ -174,6 +182,7 @@ DAMAGES = {
     put_in_place_of_another: "another",
     make_delete: "a snapshot has a value size below 0",
     make_size_too_low: "value size below -1: key=0 size=-2",
+    make_key_size_too_low: "key size below 0: key=0 size=-1",
 }
 
 
@@ -199,8 +208,44 @@ async def test_clean_up_keeps_what_lies_behind_a_damaged_snapshot(
     for commit in commits[:5]:
         task.release(commit)
     await task.clean_up()
-    assert "nothing behind it is deleted" in caplog.text
+    assert "what lies behind it is kept" in caplog.text
     assert (await task.restore(commits[5].checkpoint)).content == {STORE: task.content}
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_snapshot_of_a_kept_commit_keeps_no_other_file_from_clean_up(
+    task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = [await task.commit_next(a=bytes([n])) for n in range(5)][-1]
+    await task.clean_up()
+    content = dict(task.content)
+    damage(task.file(task.commits[3], "snapshot"))
+    counts: list[int] = []
+    for number in range(5, 35):
+        commit = await task.commit_next(a=bytes([number]))
+        for older in task.commits[task.commits.index(kept) + 1 : task.commits.index(commit)]:
+            task.release(older)
+        await task.clean_up()
+        counts.append(len(task.files()))
+    assert max(counts[6:]) <= max(counts[:6]) + 1
+    assert (await task.restore(kept.checkpoint)).content == {STORE: content}
+    assert caplog.text.count("snapshot is damaged, what lies behind it is kept") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_base_that_clean_up_has_found_damaged_is_none_any_more(
+    task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(2)]
+    damage(task.file(commits[0], "snapshot"))
+    void = task.open_attempt(task.seal({"a": b"void"}))
+    await task.upload(void)
+    task.void(void)
+    await task.clean_up()
+    assert "no whole snapshot is left of a retained commit" in caplog.text
+    commit = await task.commit_next(a=b"2")
+    assert task.file(commit, "snapshot").exists()
+    assert (await task.restore(commit.checkpoint)).content == {STORE: {"a": b"2"}}
 
 
 @pytest.mark.asyncio

@@ -177,6 +177,8 @@ async def test_a_directory_of_sparks_is_a_start_and_the_first_commit_is_a_full_s
     directory.mkdir(parents=True)
     directory.joinpath("1.delta").write_bytes(written([(b"a", b"1"), (b"b", b"1")]))
     directory.joinpath("2.delta").write_bytes(written([(b"a", None), (b"c", b"2")]))
+    (directory / "another-store").mkdir()
+    (directory / "another-store" / "2.snapshot").write_bytes(written([(b"z", b"9")]))
     factory = HdfsBackendFactory(BackendName("hdfs"), {"uri": f"file://{place}"})
     task = KeyValueHarness(factory, SerialExecutor(), FakeClock(), tmp_path / "local")
     await task.start()

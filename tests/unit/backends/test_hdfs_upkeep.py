@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hdfs_kit import header_of
 from hdfs_task_kit import Task, upload_of
+from outage_kit import WaitingClock
 
 from statekeep.backends.hdfs import store_files
 from statekeep.backends.hdfs.backup import HdfsBackupManager
@@ -39,7 +40,7 @@ async def test_a_header_that_is_longer_than_what_is_fetched_first_is_read(
 async def test_a_program_that_ends_after_each_commit_gets_a_snapshot_in_the_end(
     tmp_path: Path,
 ) -> None:
-    task = Task(tmp_path / "p", tmp_path / "l")
+    task = Task(tmp_path / "p", tmp_path / "l", WaitingClock())
     for number in range(66):
         await task.start()
         await task.commit(task.seal({"a": bytes([number])}))
@@ -51,21 +52,91 @@ async def test_a_program_that_ends_after_each_commit_gets_a_snapshot_in_the_end(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("error", [ConfigError("the disk quota is used up"), ValueError("a bug")])
 async def test_a_snapshot_that_fails_fails_no_commit_however_long_the_lineage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
     task = Task(tmp_path / "p", tmp_path / "l")
     await task.start()
     await task.commit_next(a=b"first")
 
     async def fail(*_: object) -> None:
-        raise ConfigError("the disk quota is used up")
+        raise error
 
     monkeypatch.setattr(HdfsBackupManager, "_upload_snapshot", fail)
     for number in range(66):
         await task.commit_next(a=bytes([number]))
     assert caplog.text.count("snapshot failed") == 64
     assert (await task.restore(task.commits[-1].checkpoint)).content == {STORE: {"a": bytes([65])}}
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_that_hangs_holds_a_commit_up_for_a_minute_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = WaitingClock()
+    task = Task(tmp_path / "p", tmp_path / "l", clock)
+    await task.start()
+    await task.commit_next(a=b"first")
+
+    async def hang(*_: object) -> None:
+        if len(task.commits) < 64:
+            raise ConfigError("the disk quota is used up")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(HdfsBackupManager, "_upload_snapshot", hang)
+    for number in range(63):
+        await task.commit_next(a=bytes([number]))
+    begun = asyncio.create_task(task.commit(task.seal({"a": b"last"})))
+    while not clock.sleeper_count:
+        await asyncio.sleep(0)
+    clock.pass_time(59)
+    await asyncio.sleep(0)
+    assert not begun.done()
+    clock.pass_time(1)
+    await begun
+    await task.close()
+
+
+@pytest.mark.asyncio
+async def test_snapshots_of_many_stores_are_made_one_after_the_other_while_commits_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"uri": f"file://{tmp_path}/place", "min.deltas.for.snapshot": "2"}
+    factory = HdfsBackendFactory(BackendName("hdfs"), settings)
+    stores = [StoreName(name) for name in "abc"]
+    task = KeyValueHarness(factory, SerialExecutor(), FakeClock(), tmp_path, stores=stores)
+    await task.start()
+    await task.commit(task.seal({name: {"k": b"0"} for name in stores}))
+    upload_snapshot, go_on = HdfsBackupManager._upload_snapshot, asyncio.Event()
+    under_way, most_under_way, made = 0, 0, 0
+
+    async def wait(self: HdfsBackupManager, upload: Any, *changed_bytes: int) -> int:
+        nonlocal under_way, most_under_way, made
+        under_way += 1
+        most_under_way = max(most_under_way, under_way)
+        await go_on.wait()
+        size = await upload_snapshot(self, upload, *changed_bytes)
+        under_way, made = under_way - 1, made + 1
+        return size
+
+    monkeypatch.setattr(HdfsBackupManager, "_upload_snapshot", wait)
+    commits = [
+        await task.commit(task.seal({name: {"k": bytes([number])} for name in stores}))
+        for number in range(1, 6)
+    ]
+    assert (under_way, made) == (1, 0)
+    go_on.set()
+    assert isinstance(task.manager, HdfsBackupManager)
+    await task.manager.finish_snapshots()
+    assert (most_under_way, made) == (1, 3)
+    assert (await task.restore(commits[-1].checkpoint)).content == {
+        name: {"k": bytes([5])} for name in stores
+    }
     await task.close()
 
 
