@@ -77,6 +77,24 @@ class WritesInPlace(Protocol):
 
 
 @runtime_checkable
+class FindsState(Protocol):
+    """A `StateBackendFactory` that can tell whether a task has backups, without its log."""
+
+    async def find_state(
+        self, task: TaskIdentity, executor: BlockingExecutor, clock: Clock
+    ) -> str | None:
+        """Return where backups of a task are, under whichever ``job_uid``; None: there are none.
+
+        For people: a name. Asked once, before the first record of the task's log is written.
+
+        Raises:
+            ConfigError: The place refuses us.
+            RetriableError: The service may answer later.
+        """
+        ...
+
+
+@runtime_checkable
 class KeepsCheckpoints(Protocol):
     """A `StateBackendFactory` that ``task.checkpoint.factory`` may name."""
 

@@ -56,6 +56,15 @@ class JobLog(ABC):
             RetriableError: The service may answer later.
         """
 
+    async def is_there(self) -> bool:
+        """Return whether there is any record, for whoever did not `probe` the place; change nothing.
+
+        Raises:
+            CheckpointCorruptError: A position in the middle is missing.
+            RetriableError: The service may answer later.
+        """
+        return bool(await self.read(0))
+
     @abstractmethod
     async def read_floor(self) -> int:
         """Return the lowest position that is still kept; 0 for a log never trimmed."""

@@ -56,6 +56,17 @@ class CheckpointCopies:
             found.checkpoint_id,
         )
 
+    async def has_any(self) -> bool:
+        """Return whether `adopt` will find a checkpoint.
+
+        Raises:
+            CheckpointCorruptError: What the place holds cannot be read.
+            RetriableError: The place may answer later.
+        """
+        if self._manager is None:
+            return False
+        return await self._manager.read_last(self._task.task_name) is not None
+
     async def write(self, checkpoint: CheckpointV2) -> None:
         """Copy a checkpoint whose commit record stands in the log.
 

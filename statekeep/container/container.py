@@ -184,6 +184,7 @@ class Container:
             owner=f"{socket.gethostname()}:{os.getpid()}",
             on_failure=on_failure,
             on_progress=self._on_progress,
+            away=self._away,
             limits=self._limits,
         )
 

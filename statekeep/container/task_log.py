@@ -1,6 +1,6 @@
 """The job log of one task: the reign over it, and the attempts and commits that it records."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -25,6 +25,10 @@ from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import ConfigError
 from statekeep.fault_points import fault_point
+
+
+async def no_check() -> None:
+    """Let every log begin."""
 
 
 class TaskLog:
@@ -71,12 +75,18 @@ class TaskLog:
         """The epoch of this owner's reign."""
         return self._writer.epoch
 
-    async def take_over(self, owner: str, checkpoint_id: CheckpointId) -> None:
+    async def take_over(
+        self,
+        owner: str,
+        checkpoint_id: CheckpointId,
+        check_new: Callable[[], Awaitable[None]] = no_check,
+    ) -> None:
         """Read the log, begin a new epoch, and close what older owners left open.
 
         Args:
             owner: Host and process, for people.
             checkpoint_id: Id of the empty commit, if the log has no commit yet.
+            check_new: Awaited before the first record of a log is written; raises if none may be.
 
         Raises:
             ConfigError: The place cannot hold a log, or holds another job's, or one whose making
@@ -85,6 +95,7 @@ class TaskLog:
             TaskFencedError: Yet another owner came in between.
         """
         await self._writer.open()
+        await self._check_new(check_new)
         current = self.view.last_commit
         if current is not None:
             self._check_identity(current.identity)
@@ -280,6 +291,15 @@ class TaskLog:
                 "`rescale` or `spark-state import`; or `statekeep reset` this job, to start it with "
                 "empty state",
             )
+
+    async def _check_new(self, check_new: Callable[[], Awaitable[None]]) -> None:
+        """Have a log checked that is empty; what speaks against it may be of an owner who began it now."""
+        if self.view.next_position == 0:
+            try:
+                await check_new()
+            except ConfigError:
+                if (await self._writer.look()).next_position == 0:
+                    raise
 
     def _check_identity(self, found: JobIdentity) -> None:
         if (found.job_name, found.partitions) != (self._task.job_name, 1):

@@ -1,6 +1,6 @@
 """The start of a task: take over its log, restore, open, and get its commits ready."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -20,6 +20,7 @@ from statekeep.config.model import Config, StoreSettings
 from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
+from statekeep.container.new_log import answering, require_no_other_log, require_no_state
 from statekeep.container.task import Task
 from statekeep.container.task_events import TaskEvents
 from statekeep.container.task_log import TaskLog
@@ -53,6 +54,8 @@ class TaskParts:
     """Host and process, for people who read the log."""
     on_failure: Callable[[Exception], None]
     on_progress: Callable[[RestoreProgress], None]
+    away: Collection[BackendName] = ()
+    """Optional backends that do not answer."""
     limits: tuple[str, ...] = ()
     """What the job does without because of what its backends are, for people."""
 
@@ -71,12 +74,16 @@ async def start_task(parts: TaskParts) -> Task:
         log = TaskLog(job_log, parts.task, parts.stores, events.note)
         undo.push_async_callback(log.close)
         undo.push_async_exit(_end_by_error(events))
-        await log.take_over(parts.owner, CheckpointId.at(parts.clock.time_ns()))
+        copies = _copies(parts)
+        undo.push_async_callback(copies.close)
+        await log.take_over(
+            parts.owner,
+            CheckpointId.at(parts.clock.time_ns()),
+            lambda: _check_new(parts, scope, copies),
+        )
         events.begin(log.epoch)
         _note_start(parts, log, events)
 
-        copies = _copies(parts)
-        undo.push_async_callback(copies.close)
         await copies.adopt(log, parts.new_uid)
         parts = replace(parts, task=replace(parts.task, job_uid=log.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
@@ -112,6 +119,20 @@ async def start_task(parts: TaskParts) -> Task:
         restored=restored,
         events=events,
     )
+
+
+async def _check_new(parts: TaskParts, scope: str, copies: CheckpointCopies) -> None:
+    """Make sure that a task whose log is empty is a new one, before the first record is written."""
+    log_backend = parts.log_backend
+    factories = answering(
+        parts.factories.values(),
+        parts.away,
+        is_log_named=parts.config.job.log_backend is not None,
+    )
+    await require_no_other_log(factories, scope, log_backend.name, parts.executor, parts.clock)
+    # A log that ends with the process is empty at each start of it, which then says so.
+    if log_backend.properties.is_durable and not await copies.has_any():
+        await require_no_state(factories, parts.task, log_backend.name, parts.executor, parts.clock)
 
 
 def _pipeline(parts: TaskParts, metrics: CommitMetrics) -> TaskCommitPipeline:

@@ -28,6 +28,7 @@ from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_writer import WriterLimits
 from statekeep.backends.blob.encoded_stream import SALT_BYTES
 from statekeep.backends.blob.encryption_keys import KeyProvider, load_key_provider
+from statekeep.backends.blob.found_state import find_state
 from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.index_tree import describe_index
 from statekeep.backends.blob.job_log import BlobJobLog
@@ -193,6 +194,16 @@ class BlobBackendFactory(StateBackendFactory):
             await manager.init()
             indexes = IndexBlobs(manager, self._codec, executor)
             return describe_index(marker, await indexes.load(marker))
+        finally:
+            await manager.close()
+
+    async def find_state(
+        self, task: TaskIdentity, executor: BlockingExecutor, clock: Clock
+    ) -> str | None:
+        """Return the folder of a task's blobs: see `FindsState`."""
+        manager = self.blob_store_manager(executor, clock)
+        try:
+            return await find_state(manager, task)
         finally:
             await manager.close()
 

@@ -75,6 +75,11 @@ def unfinished_name(path: str) -> str | None:
     return f"{directory}{slash}{name.removeprefix(TEMPORARY_PREFIX).partition('-')[2]}"
 
 
+def job_prefix(job_name: str) -> str:
+    """Return how the names of all blobs begin that jobs of one name have, whatever their logs' uids."""
+    return f"{escape_name(job_name)}/state-"
+
+
 def backend_prefix(job_name: str, job_uid: str, backend: BackendName) -> str:
     """Return the prefix of all blobs that one job, by the uid of its log, has in one backend."""
     state = f"state-{job_uid}" if job_uid else "state"

@@ -99,6 +99,12 @@ class HdfsBackendFactory(StateBackendFactory):
     ) -> CheckpointStore:
         return self._blobs.checkpoint_store(scope, executor, clock)
 
+    async def find_state(
+        self, task: TaskIdentity, executor: BlockingExecutor, clock: Clock
+    ) -> str | None:
+        """Return the folder of a task's files: see `FindsState`."""
+        return await self._blobs.find_state(task, executor, clock)
+
     async def describe(
         self,
         task: TaskIdentity,

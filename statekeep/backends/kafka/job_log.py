@@ -106,6 +106,16 @@ class KafkaJobLog(JobLog):
         return found
 
     @override
+    async def is_there(self) -> bool:
+        topic = self._place.topic
+        found = await patient(self._settings, self._clock).run(
+            lambda: run_to_end(self._executor, self._reach().describe, [topic]),
+            operation="look for the job log",
+            subject=topic,
+        )
+        return topic in found and bool(await self.read(0))
+
+    @override
     async def read_floor(self) -> int:
         await self._catch_up()
         return self._floor

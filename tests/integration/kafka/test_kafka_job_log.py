@@ -151,3 +151,16 @@ async def test_a_checkpoint_is_replaced_and_left_out_where_known(
     assert await store.read("1-1") == {}
     await store.close()
     await other.close()
+
+
+@pytest.mark.asyncio
+async def test_a_look_for_a_log_makes_none(
+    new_log: Callable[[], JobLog], factory: StateBackendFactory, broker: KafkaBroker
+) -> None:
+    assert not await new_log().is_there()
+    assert not await new_log().is_there()
+    log = new_log()
+    await log.probe()
+    assert not await new_log().is_there()
+    await log.append(0, b"first")
+    assert await new_log().is_there()

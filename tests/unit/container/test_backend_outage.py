@@ -150,7 +150,8 @@ async def test_a_backend_that_came_back_restores_the_state_by_itself(tmp_path: P
 async def test_a_job_starts_while_an_optional_backend_is_away_and_takes_it_in_when_it_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, config, far = FakeClock(), blob_job(tmp_path), str(tmp_path / "far")
+    clock, far = FakeClock(), str(tmp_path / "far")
+    config = blob_job(tmp_path, job__log__backend="near")
     cut_off(far)
     began_ns = clock.monotonic_ns()
     async with Container(config, clock=clock) as container:
@@ -200,7 +201,8 @@ async def test_an_optional_backend_that_refuses_the_job_ends_the_start(tmp_path:
 async def test_a_task_that_requires_what_is_optional_for_others_does_not_start_without_it(
     tmp_path: Path,
 ) -> None:
-    config, far = blob_job(tmp_path, stores__ledger__backup__optional=""), str(tmp_path / "far")
+    far = str(tmp_path / "far")
+    config = blob_job(tmp_path, stores__ledger__backup__optional="", job__log__backend="near")
     cut_off(far)
     async with Container(config, clock=FakeClock()) as container:
         await container.start_task("Partition 1", ["counts"])

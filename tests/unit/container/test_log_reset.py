@@ -37,7 +37,7 @@ async def place_of_a_first_commit(directory: Path) -> str:
 @pytest.mark.asyncio
 async def test_the_same_attempt_of_a_new_log_writes_to_another_place(tmp_path: Path) -> None:
     old = await place_of_a_first_commit(tmp_path)
-    shutil.rmtree(tmp_path / "place" / "job" / "main")
+    shutil.rmtree(tmp_path / "place")
     shutil.rmtree(tmp_path / "local")
     new = await place_of_a_first_commit(tmp_path)
     assert old.endswith("/blob/main/Partition_0/s/1-1")

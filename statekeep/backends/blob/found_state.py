@@ -1,0 +1,26 @@
+"""Blobs of a task whose log nobody knows: found by their names."""
+
+import re
+
+from statekeep.backends.base import TaskIdentity
+from statekeep.backends.blob.names import job_prefix
+from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.checkpoint.escaping import escape_name
+
+
+async def find_state(manager: BlobStoreManager, task: TaskIdentity) -> str | None:
+    """Return the prefix of blobs that a task has under any uid and backend's name; None: it has none.
+
+    Raises:
+        ConfigError: The place refuses us.
+        RetriableError: The service may answer later.
+    """
+    await manager.init()
+    prefix = job_prefix(task.job_name)
+    below = "/".join(map(escape_name, (task.operator, task.task_name)))
+    form = re.compile(rf"{re.escape(prefix)}[^/]+/[^/]+/{re.escape(below)}/")
+    for blob_id in await manager.list(prefix):
+        match = form.search(blob_id)
+        if match is not None:
+            return match[0]
+    return None

@@ -1,0 +1,127 @@
+"""A log that is still empty: is the task new, or do the settings look for its log in the wrong place?"""
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+
+from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
+from statekeep.backends.optional_powers import FindsState
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.log_reset import read_remains
+from statekeep.clock import Clock
+from statekeep.errors import ConfigError, RetriableError
+
+logger = logging.getLogger(__name__)
+
+
+def answering(
+    factories: Iterable[StateBackendFactory],
+    away: Collection[BackendName],
+    *,
+    is_log_named: bool,
+) -> Sequence[StateBackendFactory]:
+    """Return the backends that can be asked what they hold.
+
+    Args:
+        factories: All of them.
+        away: Optional ones that do not answer.
+        is_log_named: Whether the settings name the backend that holds the log.
+
+    Raises:
+        RetriableError: They do not, and the log may be in one that does not answer.
+    """
+    for factory in factories:
+        if factory.name not in away or not factory.properties.can_hold_job_log:
+            continue
+        if not is_log_named:
+            error = RetriableError(
+                "the task is new unless its log is in a backend that does not answer: "
+                f"backend={factory.name}"
+            )
+            error.add_note("hint: name the backend that holds the log as job.log.backend")
+            raise error
+        logger.warning(
+            "backend does not answer, it is not asked for an older log of the task: backend=%s",
+            factory.name,
+        )
+    return [factory for factory in factories if factory.name not in away]
+
+
+async def require_no_other_log(
+    factories: Iterable[StateBackendFactory],
+    scope: str,
+    log_backend: BackendName,
+    executor: BlockingExecutor,
+    clock: Clock,
+) -> None:
+    """Make sure that a log which is empty in one backend is in no other; writes nothing.
+
+    Args:
+        factories: Those that can be asked.
+        scope: Of the log.
+        log_backend: Where it is empty.
+        executor: For blocking calls.
+        clock: For retries.
+
+    Raises:
+        ConfigError: It is: the task would begin with empty state.
+        RetriableError: A service may answer later.
+    """
+    for factory in factories:
+        if factory.name == log_backend or not factory.properties.can_hold_job_log:
+            continue
+        log = factory.job_log(scope, executor, clock)
+        try:
+            holder = await _holder(log, factory.name)
+        finally:
+            await log.close()
+        # One that moved to where it is empty now was deleted there since, to begin anew.
+        if holder is not None and holder != log_backend:
+            raise ConfigError(
+                "the job log is in another backend, it is empty here: "
+                f"scope={scope} backend={log_backend} found_in={holder}",
+                key="job.log.backend",
+                hint=f"set job.log.backend={holder}; `statekeep migrate-log` moves a log. To begin "
+                "with empty state, choose another job.name",
+            )
+
+
+async def _holder(log: JobLog, backend: str) -> str | None:
+    """Return where a log is, here or where it moved; None if nothing of a job stands in it."""
+    if not await log.is_there():
+        return None
+    remains = await read_remains(log)
+    if remains.moved_to is not None:
+        return remains.moved_to
+    # A reset leaves one record, and a start that was killed at once another: of no job.
+    return backend if remains.identities or remains.damaged else None
+
+
+async def require_no_state(
+    factories: Iterable[StateBackendFactory],
+    task: TaskIdentity,
+    log_backend: BackendName,
+    executor: BlockingExecutor,
+    clock: Clock,
+) -> None:
+    """Make sure that no backend has state of a task whose log is empty; writes nothing.
+
+    The log of a task comes before its state, and stays when a reset deletes that.
+
+    Raises:
+        ConfigError: One has: the log is elsewhere, or lost.
+        RetriableError: A service may answer later.
+    """
+    for factory in factories:
+        if not isinstance(factory, FindsState):
+            continue
+        place = await factory.find_state(task, executor, clock)
+        if place is not None:
+            raise ConfigError(
+                "the job log is empty, but there is state of the task: "
+                f"task={task.task_name} backend={log_backend} "
+                f"found_in={factory.name} place={place}",
+                key="job.log.backend",
+                hint="set job.log.backend to the backend that holds the log, with its settings. To "
+                "begin with empty state, choose another job.name or delete that place",
+            )
