@@ -104,3 +104,53 @@ def test_a_start_with_the_old_settings_is_refused_once_the_log_has_moved(
         assert "the job log has moved" in capsys.readouterr().err
     reader.set(**{"job.log.backend": "new"})
     reader.run("python job.py")
+
+
+def make_reader_without_a_place_of_the_log(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Reader:
+    reader = make_reader(directory, monkeypatch, capsys, "blob", "hdfs")
+    del reader.settings["job.log.backend"]
+    reader.set()
+    reader.run("python job.py")
+    return reader
+
+
+def test_a_job_that_did_not_say_where_its_log_is_takes_all_steps_after_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = make_reader_without_a_place_of_the_log(tmp_path, monkeypatch, capsys)
+    reader.follow("Before step 1", *STEPS)
+    assert reader.runs == 8
+
+
+def test_whoever_skips_that_is_refused_instead_of_beginning_with_empty_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = make_reader_without_a_place_of_the_log(tmp_path, monkeypatch, capsys)
+    reader.follow("Step 1", "Step 2")
+    with pytest.raises(ConfigError, match="the job log is empty, but there is state of the task"):
+        reader.follow("Step 3")
+    reader.runs -= 1  # that one has counted nothing
+    reader.follow("Before step 1")
+
+
+@pytest.mark.parametrize("target", ["old", "new"])
+def test_the_log_does_not_move_to_where_it_was_or_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+) -> None:
+    reader = make_reader(tmp_path, monkeypatch, capsys, "blob", "blob")
+    reader.follow(*STEPS)
+    reader.set(**{"stores.counts.backup.factories": "new,old"})
+    words = (
+        f'statekeep migrate-log --to {target} --yes --config job.properties --task "Partition 0"'
+    )
+    monkeypatch.setattr(sys, "argv", shlex.split(words))
+    with pytest.raises(SystemExit) as exit_info:
+        app.main()
+    assert exit_info.value.code == 2
+    capsys.readouterr()
+    reader.run("python job.py")
