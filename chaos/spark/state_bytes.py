@@ -15,6 +15,7 @@ from chaos.spark.expected import Expected
 
 _BIAS: Final = 1 << 63
 _INTEGER_BYTES: Final = 9
+_numbers: Final = msgspec.msgpack.Decoder(list[int])
 
 
 def tally_of(stores: Iterable[Mapping[bytes, bytes]]) -> Expected:
@@ -31,7 +32,7 @@ def tally_of(stores: Iterable[Mapping[bytes, bytes]]) -> Expected:
             if name is None:
                 continue
             word, rest = _string(key[2:])
-            numbers = msgspec.msgpack.decode(value, type=list[int])
+            numbers = _numbers.decode(value)
             if name == "total":
                 if rest or word in found.totals:
                     raise ValueError(f"a key that should not be there: {key.hex()}")

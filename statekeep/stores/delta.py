@@ -69,6 +69,9 @@ class DeltaHeader(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     """What else a backend wants to find here, such as epoch and attempt."""
 
 
+_header_decoder: Final = msgspec.json.Decoder(DeltaHeader)
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaCounts:
     """How many records a delta has."""
@@ -255,7 +258,7 @@ class DeltaReader:
         if self._read(_U32.size) != _U32.pack(self._header_crc):
             raise self._corrupt("header of a delta is damaged")
         try:
-            self.header = msgspec.json.decode(payload, type=DeltaHeader)
+            self.header = _header_decoder.decode(payload)
         except msgspec.MsgspecError as exc:
             raise self._corrupt("header of a delta cannot be read") from exc
 

@@ -81,7 +81,7 @@ class SealManifest:
         """
         manifest = unframe(data, where=where)
         try:
-            read = msgspec.json.decode(manifest.payload, type=_ManifestData)
+            read = _decoder.decode(manifest.payload)
         except msgspec.MsgspecError as exc:
             raise CheckpointCorruptError(f"seal manifest cannot be read: {where}") from exc
         return cls(
@@ -103,6 +103,9 @@ class _ManifestData(msgspec.Struct, frozen=True, kw_only=True):
     operator: str
     task: str
     files: tuple[FileEntry, ...]
+
+
+_decoder: Final = msgspec.json.Decoder(_ManifestData)
 
 
 @dataclass(frozen=True, slots=True)

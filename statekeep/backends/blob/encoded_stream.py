@@ -71,6 +71,9 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_de
     salt: str | None = None
 
 
+_header_decoder: Final = msgspec.json.Decoder(_Header)
+
+
 class _Cipher(Protocol):
     """`statekeep.backends.blob.frame_cipher.FrameCipher`, which is there only where it is needed."""
 
@@ -208,7 +211,7 @@ class StreamDecoder:
         if version != FORMAT_VERSION:
             raise self._unknown(f"version={version}")
         try:
-            header = msgspec.json.decode(start[_START.size : -_CRC32.size], type=_Header)
+            header = _header_decoder.decode(start[_START.size : -_CRC32.size])
             salt = bytes.fromhex(header.salt or "")
         except (msgspec.MsgspecError, ValueError) as exc:
             raise self._damaged("its header cannot be read") from exc

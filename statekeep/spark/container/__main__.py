@@ -7,8 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import msgspec
-
 from statekeep.clock import Clock, SystemClock
 from statekeep.spark.container.launch import sweep_dead_places, take_lock
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
@@ -39,7 +37,7 @@ def main(directory: Path) -> None:
     try:
         place.prepare()
         place.socket.unlink(missing_ok=True)
-        spec = msgspec.json.decode(place.spec.read_bytes(), type=ContainerSpec)
+        spec = ContainerSpec.decode(place.spec.read_bytes())
         clock = SystemClock()
         sweep_dead_places(place, spec.app_id, clock.time_ns())
         asyncio.run(_serve(place, spec, clock))

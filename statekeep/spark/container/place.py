@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,14 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     def digest(self) -> str:
         """Tells containers apart that were started with other settings."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+    @staticmethod
+    def decode(data: bytes) -> "ContainerSpec":
+        """Read what a container is started with."""
+        return _decoder.decode(data)
+
+
+_decoder: Final = msgspec.json.Decoder(ContainerSpec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,9 @@ class _Content(msgspec.Struct):
     variables: dict[str, RegisteredVariable]
 
 
+_decoder: Final = msgspec.json.Decoder(_Content)
+
+
 class VariableRegistry:
     """The variables of one store. Ids are never used twice.
 
@@ -120,7 +123,7 @@ class VariableRegistry:
 
 def _read(stored: bytes) -> _Content:
     try:
-        content = msgspec.json.decode(stored, type=_Content)
+        content = _decoder.decode(stored)
     except msgspec.DecodeError as exc:
         raise CheckpointCorruptError("registry of state variables cannot be read") from exc
     if content.format_version != FORMAT_VERSION:

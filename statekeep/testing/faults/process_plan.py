@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -98,7 +98,7 @@ class ProcessPlan:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a plan; what is not one raises."""
-        document = msgspec.json.decode(path.read_bytes(), type=_Document)
+        document = _plans.decode(path.read_bytes())
         return cls(document.faults, Path(document.claims))
 
     def claim(self, strike: Strike, *, is_once: bool) -> bool:
@@ -118,7 +118,7 @@ class ProcessPlan:
     def strikes(self) -> Sequence[Strike]:
         """Return what has struck so far, in the order of the faults' names."""
         contents = [path.read_bytes() for path in sorted(self.claims.glob("*"))]
-        return [msgspec.json.decode(content, type=Strike) for content in contents if content]
+        return [_strikes.decode(content) for content in contents if content]
 
 
 class _Document(msgspec.Struct):
@@ -126,3 +126,7 @@ class _Document(msgspec.Struct):
 
     claims: str
     faults: list[ArmedFault]
+
+
+_plans: Final = msgspec.json.Decoder(_Document)
+_strikes: Final = msgspec.json.Decoder(Strike)

@@ -1,4 +1,5 @@
-import msgspec
+import json
+
 import pytest
 from log_kit import attempt_record, base_record, batch_record, commit_record, void_record
 
@@ -83,7 +84,7 @@ def test_record_of_another_form_is_corrupt(payload: bytes) -> None:
 def test_checkpoint_stands_in_a_commit_record_as_it_was_written() -> None:
     payload = encode_record(commit_record(1)).partition(b"\n")[2]
 
-    assert msgspec.json.decode(payload)["checkpoints"] == {"Partition 0": {"version": 2}}
+    assert json.loads(payload)["checkpoints"] == {"Partition 0": {"version": 2}}
 
 
 def test_only_a_damaged_batch_record_is_one() -> None:

@@ -86,7 +86,7 @@ async def test_what_a_later_release_adds_to_a_record_does_not_keep_this_one_from
 ) -> None:
     """So that there is a way back from an upgrade."""
     path, data = a_commit(unpack("blob-2", tmp_path))
-    fields = msgspec.json.decode(unframe(data, where=path.name).payload)
+    fields = json.loads(unframe(data, where=path.name).payload)
     fields["from-the-future"] = {"anything": [1, 2]}
     fields["checkpoints"][TASK]["from-the-future"] = True
     path.write_bytes(frame("commit", msgspec.json.encode(fields)))

@@ -1,6 +1,7 @@
 """The driver's committer: what it commits and uploads, for which tasks."""
 
 import asyncio
+import json
 
 import msgspec
 import pytest
@@ -179,7 +180,7 @@ async def test_the_commit_record_keeps_the_checkpoints_of_tasks_without_change()
     assert commit.batch == 1
     assert commit.versions == {"Partition 0": V0, "Partition 1": V2}
     for raw in commit.checkpoints.values():
-        markers = msgspec.json.decode(bytes(raw))["state-checkpoint-markers"]
+        markers = json.loads(bytes(raw))["state-checkpoint-markers"]
         assert markers == {"blob": {"state": "m"}}
 
 
