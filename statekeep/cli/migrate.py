@@ -9,6 +9,7 @@ import typer
 
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.job_log import JobLog
+from statekeep.cli.all_tasks import require_all_tasks
 from statekeep.cli.copying import copy_newest_commits, print_copies
 from statekeep.cli.options import (
     AsJson,
@@ -62,6 +63,8 @@ async def _move_all(settings: Config, target: str, logs: Sequence[str | None]) -
         for name in logs:
             async with _both_places(settings, target, name) as (source, log):
                 await check_move(source, log, target)
+        if named := [name for name in logs if name is not None]:
+            await require_all_tasks(settings, named)
     count = 0
     for done, name in enumerate(logs):
         async with waiting("copying the job log", clock):

@@ -1,18 +1,18 @@
 """``statekeep savepoint restore`` and ``statekeep rescale``: jobs that go on from another one's state."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.records import CommitRecord, QueryState
+from statekeep.cli.all_tasks import require_all_tasks
 from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.job_reading import read_job
 from statekeep.cli.local_disk import told_of_temporary_files
@@ -30,15 +30,13 @@ from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict, merge
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, open_log_place
+from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.job_copy import Making, OldLog, OldTask, copy_logs, rescale
 from statekeep.inspection.locations import check_locations, copy_location
 from statekeep.inspection.recommit import require_commit_with_state
 from statekeep.inspection.splitting import splitter_for
 from statekeep.restore.progress import RestoreProgressBar
 from statekeep.stores.temporary_directory import temporary_directory
-
-_NUMBERED: Final = re.compile(r"Partition ([0-9]+)")
 
 NewName: TypeAlias = Annotated[
     str, typer.Option("--as", metavar="JOB", help="The name of the new job.")
@@ -104,6 +102,8 @@ def restore_savepoint(
                 await stack.enter_async_context(job.held(position))
                 await _check_locations(job, commit, locations)
                 logs.append(OldLog(job, commit, log, partial(_query, job, commit, locations)))
+            if task is not None:
+                await require_all_tasks(settings, task)
             async with waiting_for_progress(
                 "beginning the new job", making.clock, making.on_progress
             ) as on_progress:
@@ -212,34 +212,8 @@ async def _old_tasks(
             await stack.enter_async_context(job.held(job.view.last_commit_position))
             tasks += [OldTask(job, commit, TaskName(name)) for name in sorted(commit.versions)]
         if logs is not None:
-            await _require_all_tasks(settings, [task.name for task in tasks])
+            await require_all_tasks(settings, [task.name for task in tasks])
         yield tasks
-
-
-async def _require_all_tasks(settings: Config, names: Sequence[TaskName]) -> None:
-    """Make sure that no task of a job in plain Python is left out or named twice: its keys would be.
-
-    Raises:
-        ConfigError: One is, as far as their numbers tell.
-    """
-    numbers = sorted(int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match)
-    if len(numbers) < len(names):
-        return  # the program gives its tasks names of its own
-    for expected, number in enumerate(numbers):
-        if number != expected:
-            raise ConfigError(
-                f"a task is left out or named twice: expected=Partition {expected} "
-                f"named={','.join(sorted(names))}",
-                hint="name every task of the job with --task, once",
-            )
-    following = f"Partition {len(numbers)}"
-    async with open_log_place(settings, SystemClock(), task=following) as place:
-        if await place.log.read(0):
-            raise ConfigError(
-                f"a task is left out: task={following}",
-                hint="name every task of the job with --task; `statekeep reset` removes one that "
-                "the job no longer has",
-            )
 
 
 def _require_all_committed(job: InspectedJob, commit: CommitRecord) -> None:

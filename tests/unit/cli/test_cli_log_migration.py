@@ -72,6 +72,16 @@ def test_no_log_is_moved_before_all_were_found_to_let_themselves_be(
     assert history(statekeep, TASK) == before
 
 
+@pytest.mark.parametrize("named", [TASK, OTHER])
+def test_no_log_is_moved_while_one_of_the_job_is_left_out(
+    statekeep: CommandLine, two_tasks: Path, named: str
+) -> None:
+    before = history(statekeep, named)
+    result = statekeep(f"migrate-log --to far --task '{named}' --yes")
+    assert (result.status, "a task is left out" in result.err) == (2, True)
+    assert history(statekeep, named) == before
+
+
 def test_a_half_made_copy_of_a_log_is_not_reset(statekeep: CommandLine, job: Path) -> None:
     place = Path("orders") / "main" / "Partition_0" / "log"
     shutil.copytree(job / "near" / place, job / "far" / place)

@@ -210,6 +210,17 @@ def test_a_task_that_is_not_named_stops_the_rescaling(
     assert (result.status, complaint in result.err) == (2, True)
 
 
+@pytest.mark.parametrize("named", [TASK, "Partition 1"])
+def test_a_task_that_is_not_named_stops_the_restore_of_a_savepoint(
+    statekeep: CommandLine, job: Path, named: str
+) -> None:
+    asyncio.run(commit_numbers(job, [1], name="Partition 1"))
+    statekeep(f"savepoint create v1 {LOG} --task 'Partition 1' --yes")
+    result = statekeep(f"savepoint restore v1 --as orders-2 --task '{named}'")
+    assert (result.status, "a task is left out" in result.err) == (2, True)
+    assert not list(job.rglob("*orders-2*"))
+
+
 def test_keys_that_only_the_program_can_route_are_refused(statekeep: CommandLine) -> None:
     result = statekeep(f"rescale --partitions 3 --as orders-3 {LOG}")
     assert result.status == 2
