@@ -6,7 +6,7 @@ from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, MovedRecord, Record, decode_record
-from statekeep.errors import CheckpointCorruptError, ConfigError
+from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
 from statekeep.inspection.job_owner import JobOwner
 
 Records = Sequence[tuple[int, bytes]]
@@ -59,7 +59,7 @@ async def move_log(source: JobLog, target: JobLog, backend: str, *, owner: str) 
         _require_apart(records, await target.read(0))
         await target.trim(records[0][0])
         await _copy(records, target)
-        _require_equal(dict(records), await target.read(0))
+        _require_whole(records, await target.read(0))
         await taken.leave(backend)
     # Pins may be written by anybody until the log has moved.
     records = await source.read(0)
@@ -84,9 +84,12 @@ async def _copy(records: Records, target: JobLog) -> int:
             try:
                 await target.append(position, data)
             except PositionTakenError:
-                break  # the job goes on in the new place
-        elif there[position] != data:
-            break
+                # By whom? An own try whose answer was lost is no reason to leave the rest out.
+                there = dict(await target.read(position))
+            else:
+                continue
+        if there.get(position) != data:
+            break  # the job goes on in the new place
     return len(records)
 
 
@@ -118,6 +121,20 @@ def _require_equal(own: Mapping[int, bytes], there: Records) -> None:
     for position, data in there:
         if own.get(position) != data:
             raise _another_log(position)
+
+
+def _require_whole(records: Records, there: Records) -> None:
+    """Make sure that the target holds every record and no other.
+
+    Raises:
+        ConfigError: It holds another one.
+        RetriableError: It lacks some.
+    """
+    _require_equal(dict(records), there)
+    if missing := sorted(dict(records).keys() - dict(there).keys()):
+        raise RetriableError(
+            f"the copy of the log lacks records: first={missing[0]} count={len(missing)}"
+        )
 
 
 def _require_apart(records: Records, there: Records) -> None:

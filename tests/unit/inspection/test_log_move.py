@@ -4,7 +4,15 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
-from log_kit import commit_record, driver_on, log_on, new_blobs, view_of
+from log_kit import (
+    LosingBlobs,
+    RetryingOnce,
+    commit_record,
+    driver_on,
+    log_on,
+    new_blobs,
+    view_of,
+)
 from typing_extensions import override
 
 from statekeep.backends.blob.job_log import BlobJobLog
@@ -34,6 +42,31 @@ class Interposed(BlobJobLog):
         if self._number == -1:
             await self._call()
         await super().append(position, data)
+
+
+class LosingAppends(BlobJobLog):
+    """A log whose every append is tried again, as the answer of the first try is lost."""
+
+    def __init__(self, losing: LosingBlobs) -> None:
+        super().__init__(RetryingOnce(losing), "job")
+        self._losses = losing.losses
+
+    @override
+    async def append(self, position: int, data: bytes) -> None:
+        self._losses["put"] = 1
+        await super().append(position, data)
+
+
+class Forgetful(BlobJobLog):
+    """A log that confirms its appends after the first one, and keeps none of them."""
+
+    def __init__(self, blobs: BlobStoreManager) -> None:
+        super().__init__(blobs, "job")
+
+    @override
+    async def append(self, position: int, data: bytes) -> None:
+        if position == 0:
+            await super().append(position, data)
 
 
 async def fail() -> None:
@@ -99,6 +132,24 @@ async def test_a_copy_that_was_cut_off_is_finished_although_the_job_went_on_and_
 
     assert [*(await view_of(new)).commits] == [last]
     assert (await records(new))[0][0] == last
+
+
+async def test_a_copy_goes_on_behind_records_that_landed_without_an_answer() -> None:
+    old, losing = new_blobs(), LosingBlobs(new_blobs())
+    await committed(old, 3)
+    target = LosingAppends(losing)
+    assert await move_log(log_on(old), target, "new", owner="mover") == 5
+
+    assert (await view_of(old)).moved_to == "new"
+    assert await records(losing) == (await records(old))[:-1]
+
+
+async def test_a_log_is_not_left_before_the_target_holds_all_of_it() -> None:
+    old, new = new_blobs(), new_blobs()
+    await committed(old, 3)
+    with pytest.raises(RetriableError, match="lacks records: first=1 count=4"):
+        await move_log(log_on(old), Forgetful(new), "new", owner="mover")
+    assert (await view_of(old)).moved_to is None
 
 
 async def test_another_jobs_log_in_the_new_place_is_refused_also_below_the_own_floor() -> None:
