@@ -190,12 +190,13 @@ async def rescale(
         The entries that each new task got.
 
     Raises:
-        ConfigError: There is a job of the new name, two tasks read one input to different ends, a
-            key cannot be routed, or a task that has a version has no state.
+        ConfigError: There is a job of the new name, two tasks read one input to different ends or
+            list different stores, a key cannot be routed, or a task that has a version has no state.
         RestoreFailedError: A task's state is out of reach.
         CommitFailedError: A backend did not take it.
     """
     offsets = _union_of_offsets(tasks)
+    stores = _stores_of_each(tasks)
     commit = _newest(tasks)
     names = [TaskName(f"Partition {number}") for number in range(partitions)]
     logs = [(None, names)] if is_one_log else [(name, [name]) for name in names]
@@ -203,8 +204,8 @@ async def rescale(
         async with open_log_place(making.config, making.clock, task=log) as place:
             await require_no_commit(making.config, place)
     run = tasks[0].job.executor.run
-    new_tasks = _NewTasks(making, names, tasks[0].stores)
-    splitters = {store: new_splitter() for store in tasks[0].stores}
+    new_tasks = _NewTasks(making, names, stores)
+    splitters = {store: new_splitter() for store in stores}
     try:
         versions = await _distribute(making, tasks, new_tasks, splitters, commit.batch)
         async with AsyncExitStack() as stack:
@@ -337,6 +338,24 @@ def _union_of_offsets(tasks: Sequence[OldTask]) -> Mapping[SystemStreamPartition
                     f"offset={offset} other_offset={union[ssp]}"
                 )
     return union
+
+
+def _stores_of_each(tasks: Sequence[OldTask]) -> Sequence[StoreName]:
+    """Return the stores of the job, which every task has: a key may go to any of the new tasks.
+
+    Raises:
+        ConfigError: Two tasks have different ones; a task drops at its start what it does not have.
+    """
+    first, *others = tasks
+    for task in others:
+        if set(task.stores) != set(first.stores):
+            raise ConfigError(
+                f"two tasks have different stores: task={first.name} "
+                f"stores={','.join(sorted(first.stores))} task={task.name} "
+                f"stores={','.join(sorted(task.stores))}",
+                hint="start every task with the same stores, and let each of them commit",
+            )
+    return first.stores
 
 
 def _newest(tasks: Sequence[OldTask]) -> CommitRecord:

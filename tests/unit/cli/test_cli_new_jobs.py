@@ -221,6 +221,29 @@ def test_a_task_that_is_not_named_stops_the_restore_of_a_savepoint(
     assert not list(job.rglob("*orders-2*"))
 
 
+@pytest.mark.parametrize("task", [TASK, "Partition 1"])
+def test_tasks_with_different_stores_are_not_rescaled(
+    statekeep: CommandLine, job: Path, task: str
+) -> None:
+    for name in (TASK, "Partition 1"):
+        asyncio.run(commit_numbers(job, [9], name=name))
+    config = load_dict(job_settings(job) | {"stores.extra.backup.factories": "near"})
+
+    async def add_a_store() -> None:
+        async with Container(config) as container:
+            started = await container.start_task(task, ["counts", "extra"])
+            started.store("extra").put(b"key-1", b"1")
+            await (await started.commit({INPUT: "9"}, force=True)).wait()
+
+    asyncio.run(add_a_store())
+    result = statekeep(
+        f"rescale --partitions 2 --as orders-2 --router cli_kit:route {LOG} --task 'Partition 1' "
+        "--set stores.extra.backup.factories=near"
+    )
+    assert (result.status, "two tasks have different stores" in result.err) == (2, True)
+    assert not list(job.rglob("*orders-2*"))
+
+
 def test_keys_that_only_the_program_can_route_are_refused(statekeep: CommandLine) -> None:
     result = statekeep(f"rescale --partitions 3 --as orders-3 {LOG}")
     assert result.status == 2
