@@ -69,7 +69,7 @@ def create(
             raise ConfigError("--live keeps the newest commit where it is: leave --to out")
         _keep_newest(settings, task or (None,), name, as_json=as_json)
         return
-    backends = target or _lasting_backends(settings)
+    backends = _require_lasting(settings, target) if target else _lasting_backends(settings)
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and back up its state?", abort=True)
     print_copies(copy_newest_commits(settings, task, backends, pin=name), is_json=as_json)
@@ -164,6 +164,18 @@ def _row(job: InspectedJob, log: str | None, pin: str) -> dict[str, JsonValue]:
         "batch": job.view.commits[position].batch,
         "records": job.view.next_position - position,
     }
+
+
+def _require_lasting(config: Config, target: Sequence[str]) -> Sequence[str]:
+    """Return the backends that were named, if a savepoint in each outlasts later commits."""
+    registry = BackendRegistry(config)
+    for name in target:
+        if not registry.factory(name).properties.keeps_every_commit:
+            raise ConfigError(
+                f"the backend keeps no old commits, later ones overwrite them: backend={name}",
+                hint="name another one with --to, such as blob",
+            )
+    return target
 
 
 def _lasting_backends(config: Config) -> list[str]:

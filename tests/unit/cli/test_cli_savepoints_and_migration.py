@@ -183,6 +183,20 @@ def test_a_backend_that_forgets_old_commits_holds_no_savepoint(statekeep: Comman
     assert "no backend of the job keeps old commits: backends=kafka" in result.err
 
 
+def test_a_savepoint_is_not_put_where_later_commits_overwrite_it(
+    statekeep: CommandLine, job: Path
+) -> None:
+    before = statekeep(f"events {LOG} --json").json
+    result = statekeep(
+        f"savepoint create v1 {LOG} --yes --to far --to third "
+        "--set backends.third.factory=live_savepoint_kit:ForgetfulFactory "
+        f"--set backends.third.uri={(job / 'third').as_uri()}"
+    )
+    assert (result.status, "keeps no old commits" in result.err) == (2, True)
+    assert "backend=third" in result.err
+    assert statekeep(f"events {LOG} --json").json == before
+
+
 @pytest.mark.parametrize("name", ["7", "1700000000123-456789", "read-0123456789ab"])
 def test_a_name_that_means_something_else_is_refused(statekeep: CommandLine, name: str) -> None:
     before = statekeep(f"events {LOG} --json").json
