@@ -1,11 +1,14 @@
 """``statekeep backends``: which ones the job has, and whether they can do what is asked."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import asdict
 
 import typer
 
 from statekeep.backends.base import StateBackendFactory
+from statekeep.backends.optional_powers import KeepsCheckpoints
+from statekeep.backends.preparation import prepare
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.cli.exit_status import ExitStatus
@@ -13,15 +16,13 @@ from statekeep.cli.options import AsJson, ConfigFiles, Settings, read_config
 from statekeep.cli.output import JsonValue, print_json, print_table
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
-from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, RetriableError
+from statekeep.inspection.job import open_log_place
 
 app = typer.Typer(
     name="backends", help="The state backends that the settings name.", no_args_is_help=True
 )
-
-_THREADS = 4
 
 
 @app.command("list")
@@ -65,9 +66,9 @@ def list_backends(
 def check(*, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False) -> None:
     """Check whether the place of each backend can be used.
 
-    Is it there, does it let us in, can it do what is needed? Creates what is missing, as the start of the job would.
+    Is it there, does it let us in, can it do what is needed, and hold the job log? Creates what is missing, as the start of the job would.
     """
-    findings = asyncio.run(_check_all(_factories(read_config(config, setting))))
+    findings = asyncio.run(_check_all(read_config(config, setting)))
     if as_json:
         print_json([{"backend": name, "error": error} for name, error in findings.items()])
     else:
@@ -89,26 +90,39 @@ def _factories(config: Config) -> dict[BackendName, StateBackendFactory]:
     return factories
 
 
-async def _check_all(
-    factories: dict[BackendName, StateBackendFactory],
-) -> dict[str, str | None]:
-    executor = BoundedExecutor(_THREADS, "statekeep-check")
-    try:
-        async with waiting("asking the backends", SystemClock()):
-            return {name: await _check(factory, executor) for name, factory in factories.items()}
-    finally:
-        await executor.close()
+async def _check_all(config: Config) -> dict[str, str | None]:
+    """Return what is wrong with each backend that the start of the job prepares."""
+    factories, clock = _factories(config), SystemClock()
+    async with open_log_place(config, clock) as place, waiting("asking the backends", clock):
+        factories |= place.factories
+        factories |= _checkpoint_factory(config)
+        found: dict[str, str | None] = {}
+        for name, factory in factories.items():
+            found[name] = await _problem_of(prepare(factory.admin(place.executor, clock)))
+            if found[name] is None and name == place.log_backend:
+                found[name] = await _problem_of(place.log.probe())
+        return found
 
 
-async def _check(factory: StateBackendFactory, executor: BoundedExecutor) -> str | None:
-    admin = factory.admin(executor, SystemClock())
+def _checkpoint_factory(config: Config) -> dict[BackendName, StateBackendFactory]:
+    name = config.task.checkpoint_factory
+    if name is None:
+        return {}
+    factory = BackendRegistry(config).factory(name)
+    if not isinstance(factory, KeepsCheckpoints):
+        raise ConfigError(
+            f"this backend keeps no checkpoints in Samza's forms: backend={name}",
+            key="task.checkpoint.factory",
+            hint="name one that does, such as kafka, or leave the setting out",
+        )
+    return {factory.name: factory}
+
+
+async def _problem_of(checking: Awaitable[None]) -> str | None:
     try:
-        await admin.create_resources()
-        await admin.validate_resources()
+        await checking
     except (ConfigError, RetriableError) as exc:
         return "; ".join([str(exc), *getattr(exc, "__notes__", ())])
-    finally:
-        await admin.close()
     return None
 
 

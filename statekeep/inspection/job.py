@@ -313,7 +313,14 @@ def _log_backend(
     config: Config, factories: Mapping[BackendName, StateBackendFactory]
 ) -> BackendName:
     if config.job.log_backend is not None:
-        return BackendName(config.job.log_backend)
+        named = BackendName(config.job.log_backend)
+        if not factories[named].properties.can_hold_job_log:
+            raise ConfigError(
+                f"this backend cannot hold the job log: backend={named}",
+                key="job.log.backend",
+                hint="name one that can, such as blob",
+            )
+        return named
     for name, factory in factories.items():
         if factory.properties.can_hold_job_log:
             return name

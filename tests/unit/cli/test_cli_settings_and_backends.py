@@ -1,10 +1,21 @@
 """``statekeep config``, ``statekeep backends``, and how a command line ends."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_kit import CommandLine
+
+from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.blob_store import BlobMetadata
+
+
+class LoglessFactory(BlobBackendFactory):
+    """No log can be kept here."""
+
+    properties = replace(BlobBackendFactory.properties, can_hold_job_log=False)
 
 
 def test_settings_tell_where_they_come_from_and_the_last_source_wins(
@@ -67,6 +78,57 @@ def test_a_place_that_refuses_us_is_named(statekeep: CommandLine, job: Path) -> 
     errors = {row["backend"]: row["error"] for row in result.json}
     assert errors["near"] is None
     assert str(job / "far") in errors["far"]
+
+
+@pytest.mark.parametrize("key", ["job.log.backend", "task.checkpoint.factory"])
+def test_a_place_that_no_store_lists_but_the_start_needs_is_checked_too(
+    statekeep: CommandLine, job: Path, key: str
+) -> None:
+    (job / "other").write_text("a file where a directory should be")
+    result = statekeep(
+        f"backends check --set {key}=other --set backends.other.uri={(job / 'other').as_uri()} "
+        "--set backends.other.factory=checkpoint_topic_kit:TopicFactory --json"
+    )
+    errors = {row["backend"]: row["error"] for row in result.json}
+    assert (result.status, errors["near"], errors["far"]) == (4, None, None)
+    assert str(job / "other") in errors["other"]
+
+
+def test_a_place_that_cannot_hold_the_log_is_not_fine(
+    statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = FsspecBlobStoreManager.put
+
+    async def overwrite(
+        self: FsspecBlobStoreManager,
+        name: str,
+        content: bytes | Path,
+        metadata: BlobMetadata,
+        *,
+        if_absent: bool = False,
+    ) -> str:
+        return await put(self, name, content, metadata)
+
+    monkeypatch.setattr(FsspecBlobStoreManager, "put", overwrite)
+    result = statekeep("backends check --json")
+    errors = {row["backend"]: row["error"] for row in result.json}
+    assert (result.status, errors["far"]) == (4, None)
+    assert "the place cannot hold the job log" in errors["near"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("task.checkpoint.factory=far", "keeps no checkpoints in Samza's forms: backend=far"),
+        ("job.log.backend=far", "cannot hold the job log: backend=far"),
+    ],
+)
+def test_a_backend_that_cannot_do_what_it_is_named_for_is_a_wrong_setting(
+    statekeep: CommandLine, setting: str, complaint: str
+) -> None:
+    factory = "test_cli_settings_and_backends:LoglessFactory"
+    result = statekeep(f"backends check --set {setting} --set backends.far.factory={factory}")
+    assert (result.status, complaint in result.err) == (2, True)
 
 
 def test_without_settings_the_remedy_is_told(statekeep: CommandLine) -> None:
