@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -42,11 +43,8 @@ def verify(
         bar = RestoreProgressBar(clock.monotonic_ns)
         async with read_job(read_config(config, setting), clock, task=task) as job:
             position, commit = job.find_commit(which)
-            held = [
-                (name, holder)
-                for name in sorted(map(TaskName, commit.checkpoints))
-                for holder in _holders(job, commit, name)
-            ]
+            tasks = sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
+            held = [(name, holder) for name in tasks for holder in _holders(job, commit, name)]
             parts = [(name, holder) for name, holder in held if backend in (None, holder)]
             if backend is not None and not parts:
                 raise ConfigError(
@@ -54,7 +52,8 @@ def verify(
                     f"backends={','.join(sorted({holder for _, holder in held}))}"
                 )
             async with job.held(position):
-                return [await _verify(job, commit, *part, bar.update) for part in parts]
+                rows = [await _verify(job, commit, *part, bar.update) for part in parts]
+            return rows + [_unheld(commit, name) for name in _versions_without(commit, held)]
 
     rows = asyncio.run(run())
     if as_json:
@@ -73,6 +72,19 @@ def verify(
 def _holders(job: InspectedJob, commit: CommitRecord, task: TaskName) -> list[BackendName]:
     checkpoint = job.checkpoint(commit, task)
     return [] if checkpoint is None else sorted(checkpoint.state_markers)
+
+
+def _versions_without(
+    commit: CommitRecord, held: Sequence[tuple[TaskName, BackendName]]
+) -> list[TaskName]:
+    """Return the tasks that have a version of which no backend holds anything."""
+    tasks = {TaskName(name) for name, version in commit.versions.items() if version}
+    return sorted(tasks - {name for name, _ in held})
+
+
+def _unheld(commit: CommitRecord, task: TaskName) -> dict[str, JsonValue]:
+    error = f"no backend holds anything of the version: version={commit.versions[task]}"
+    return {"task": task, "backend": None, "bytes": 0, "error": error, "is-damaged": True}
 
 
 async def _verify(

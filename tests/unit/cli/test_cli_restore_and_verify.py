@@ -1,15 +1,20 @@
 """``statekeep verify`` and ``statekeep restore``."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from cli_kit import INPUT, TASK, CommandLine, job_settings
 
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoints import StoreName, TaskName
+from statekeep.checkpoint.records import CommitRecord
+from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.load import load_dict
 from statekeep.config.model import StoreSettings
 from statekeep.container.container import Container
+from statekeep.inspection.job import InspectedJob
 from statekeep.stores.factory import open_store
 from statekeep.stores.rocksdb import RocksDbOptions
 
@@ -51,6 +56,27 @@ def test_damage_is_found_in_the_backend_that_has_it(statekeep: CommandLine, job:
     errors = {row["backend"]: row["error"] for row in result.json}
     assert errors["near"] is None
     assert "counts" in errors["far"]
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True], ids=["no checkpoint", "no marker"])
+def test_a_version_of_which_no_backend_holds_anything_is_damaged(
+    statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch, *, has_checkpoint: bool
+) -> None:
+    find_commit = InspectedJob.find_commit
+
+    def without_markers(self: InspectedJob, which: str | None = None) -> tuple[int, CommitRecord]:
+        position, commit = find_commit(self, which)
+        checkpoint = self.checkpoint(commit, TaskName(TASK))
+        assert checkpoint is not None
+        bare = msgspec.Raw(encode_checkpoint_v2(replace(checkpoint, state_markers={})))
+        checkpoints = {TASK: bare} if has_checkpoint else {}
+        return position, msgspec.structs.replace(commit, checkpoints=checkpoints)
+
+    monkeypatch.setattr(InspectedJob, "find_commit", without_markers)
+    result = statekeep(f"verify {LOG} --json")
+    (row,) = result.json
+    assert (result.status, row["task"], row["is-damaged"]) == (3, TASK, True)
+    assert "no backend holds anything of the version" in row["error"]
 
 
 def test_a_backend_that_holds_nothing_of_the_commit_is_refused(statekeep: CommandLine) -> None:
