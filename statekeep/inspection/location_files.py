@@ -49,7 +49,8 @@ def errors_told(location: LocationFiles) -> Generator[None]:
     except Exception as exc:
         raise ConfigError(
             f"the checkpoint location cannot be reached: location={location.shown}",
-            hint=f"is its name right, and is this machine let in there? {exc!r}",
+            hint="is its name right, and is this machine let in there? "
+            f"{redact(repr(exc), is_secret=False)}",
         ) from exc
 
 

@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped] # as above
 
 from statekeep.errors import ConfigError
-from statekeep.inspection.location_files import open_location
+from statekeep.inspection.location_files import errors_told, open_location
 
 
 @pytest.fixture
@@ -97,3 +97,13 @@ def test_secrets_of_a_location_are_not_shown(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError) as told:
         open_location(name)
     assert "secret" not in str(told.value) + "".join(told.value.__notes__)
+
+
+def test_secrets_in_an_error_of_the_filesystem_are_not_shown() -> None:
+    location = open_location("memory:/x")
+    error = OSError("403 for https://box.blob.core.windows.net/x?sig=secret")
+    with pytest.raises(ConfigError) as told, errors_told(location):
+        raise error
+    (hint,) = told.value.__notes__
+    assert "https://box.blob.core.windows.net/x?***" in hint
+    assert "secret" not in hint
