@@ -24,9 +24,11 @@ def explain(
 
 
 @app.command()
-def check(*, config: ConfigFiles = None, setting: Settings = None) -> None:
+def check(*, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False) -> None:
     """Check the settings as the start of the job would.
 
-    Each alone, and all against each other.
+    Each alone, and all against each other. Says nothing of settings that are right, but by --json.
     """
     read_config(config, setting).check()
+    if as_json:
+        print_json({"ok": True})

@@ -26,8 +26,17 @@ def without_json(app: typer.Typer) -> Iterator[str]:
         yield from without_json(group.typer_instance)
 
 
-def test_every_command_but_one_that_says_nothing_takes_json() -> None:
-    assert list(without_json(app)) == ["config.check"]
+def test_every_command_takes_json() -> None:
+    assert list(without_json(app)) == []
+
+
+def test_settings_that_fit_are_told_to_programs_and_are_no_news_for_people(
+    statekeep: CommandLine,
+) -> None:
+    assert statekeep("config check --json").json == {"ok": True}
+    assert statekeep("config check").out == ""
+    wrong = statekeep("config check --json --set stores.counts.optional.backup.factories=nowhere")
+    assert (wrong.status, wrong.out) == (2, "")
 
 
 @pytest.fixture
