@@ -17,6 +17,7 @@ from statekeep.checkpoint.records import (
     decode_record,
     encode_record,
 )
+from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
 
 
@@ -36,6 +37,8 @@ class LogRemains:
     whose reset was cut off: the log is trimmed only once their backups are deleted."""
     tasks: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """``{job uid: tasks}``"""
+    backends: set[str] = field(default_factory=set[str])
+    """Names of those that hold what the commits need."""
     pins: set[str] = field(default_factory=set[str])
     """Names under which commits are kept."""
     moved_to: str | None = None
@@ -53,6 +56,7 @@ class LogRemains:
             case CommitRecord():
                 self.commits += 1
                 self._note_job(record.identity, record.versions)
+                self._note_backends(record)
             case PinRecord():
                 self.pins.add(record.name)
             case UnpinRecord():
@@ -70,6 +74,14 @@ class LogRemains:
     def _note_job(self, identity: JobIdentity, tasks: Iterable[str]) -> None:
         self.identities[identity.job_uid] = identity
         self.tasks.setdefault(identity.job_uid, set()).update(tasks)
+
+    def _note_backends(self, commit: CommitRecord) -> None:
+        for task, raw in commit.checkpoints.items():
+            try:
+                checkpoint = decode_checkpoint_v2(bytes(raw), where=f"task={task}")
+            except CheckpointCorruptError:
+                continue
+            self.backends.update(checkpoint.state_markers)
 
 
 async def read_remains(log: JobLog) -> LogRemains:

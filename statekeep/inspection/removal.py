@@ -1,5 +1,6 @@
 """Commits that a person lets go of, and a job that starts anew."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -14,6 +15,8 @@ from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, fi
 from statekeep.inspection.job import InspectedJob, LogPlace
 from statekeep.inspection.job_owner import JobOwner
 from statekeep.inspection.reading_pin import HOLD_PREFIX
+
+logger = logging.getLogger(__name__)
 
 
 async def remove_commits(job: InspectedJob, which: Sequence[str], *, owner: str) -> list[int]:
@@ -65,6 +68,8 @@ async def find_what_a_reset_deletes(
 ) -> tuple[LogRemains, list[Leftovers]]:
     """Return what a log says, and what of the backups would go with it; change nothing.
 
+    Warns of each backend that holds backups and that the settings do not name: nobody reaches it.
+
     Raises:
         ConfigError: There is no log, or it has moved.
         RetriableError: A service may answer later.
@@ -75,6 +80,13 @@ async def find_what_a_reset_deletes(
     leftovers: list[Leftovers] = []
     for sweep in Sweep.of_remains(remains, remains.newest_epoch + 1):
         leftovers += await find_leftovers(place, config, sweep)
+    for backend in sorted(remains.backends - place.factories.keys()):
+        logger.warning(
+            "the settings do not name a backend that commits are in, what is there stays: "
+            "backend=%s log=%s (add it to stores.<name>.backup.factories before the reset)",
+            backend,
+            place.scope,
+        )
     return remains, leftovers
 
 

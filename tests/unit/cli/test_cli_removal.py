@@ -178,6 +178,18 @@ def test_a_job_starts_anew_after_a_reset_and_nothing_is_left_of_it(
     assert statekeep(f"verify {LOG}").status == 0
 
 
+@pytest.mark.parametrize("line", ["reset --dry-run", "reset --yes"])
+def test_a_reset_warns_of_backends_that_it_does_not_reach(
+    statekeep: CommandLine, job: Path, line: str
+) -> None:
+    before = blobs(job)
+    result = statekeep(f"{line} {LOG} --set stores.counts.backup.factories=near")
+    assert (result.status, "what is there stays: backend=far" in result.err) == (0, True)
+    assert "backend=near" not in result.err
+    assert {name for name in before if name.startswith("far/")} <= blobs(job)
+    assert "stays" not in statekeep(f"reset --dry-run {LOG}").err
+
+
 def test_whoever_still_runs_a_job_that_is_reset_is_fenced(
     statekeep: CommandLine, job: Path
 ) -> None:
