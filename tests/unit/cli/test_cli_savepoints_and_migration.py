@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,15 @@ import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings
 
 from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.cli.exit_status import ExitStatus
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 from statekeep.errors import TaskFencedError
 from statekeep.inspection import recommit
 from statekeep.inspection.job import open_job
+from statekeep.inspection.state_copy import BackupPlace
 
 LOG = f"--task '{TASK}'"
 
@@ -77,6 +82,58 @@ def test_the_job_starts_from_the_new_backend_alone_after_a_migration(
     }
     del moved["backends.far.factory"], moved["backends.far.uri"]
     assert asyncio.run(content_after_start(moved)) == expected
+
+
+@pytest.mark.parametrize("old", ["near", "far"])
+def test_the_job_starts_from_an_old_backend_alone_after_a_migration(
+    statekeep: CommandLine, job: Path, old: str
+) -> None:
+    expected = asyncio.run(content_after_start(job_settings(job)))
+    statekeep(f"migrate --to third {LOG} {settings_of_third(job)} --yes")
+    shutil.rmtree(job / "third")
+    back = job_settings(job) | {
+        "job.logged.store.base.dir": str(job / "other-disk"),
+        "stores.counts.backup.factories": old,
+        "job.log.backend": "near",
+    }
+    if old == "near":
+        del back["backends.far.factory"], back["backends.far.uri"]
+    assert asyncio.run(content_after_start(back)) == expected
+
+
+def test_a_migration_that_is_fenced_on_the_way_says_so_and_changes_nothing(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_up = BackupPlace.back_up
+
+    async def back_up_and_start_the_job(self: BackupPlace, *args: Any) -> CheckpointV2:
+        made = await back_up(self, *args)
+        await commit_numbers(job, [5])
+        return made
+
+    monkeypatch.setattr(BackupPlace, "back_up", back_up_and_start_the_job)
+    result = statekeep(f"migrate --to third {LOG} {settings_of_third(job)} --yes")
+    assert (result.status, "taken over" in result.err) == (ExitStatus.FENCED, True)
+    assert "third" not in current(statekeep)["tasks"][TASK]["markers"]
+    assert asyncio.run(content_after_start(job_settings(job)))[0] == "5"
+
+
+def test_a_migration_that_is_interrupted_may_be_made_again(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = current(statekeep)
+    line = f"migrate --to third {LOG} {settings_of_third(job)} --yes"
+
+    async def interrupt(_self: BackupPlace, *_args: Any) -> CheckpointV2:
+        signal.raise_signal(signal.SIGINT)
+        return await asyncio.Event().wait()  # type: ignore[return-value]  # it is cancelled
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BackupPlace, "back_up", interrupt)
+        assert statekeep(line).status == 130
+    assert current(statekeep) == before
+    assert statekeep(line).status == 0
+    assert "third" in current(statekeep)["tasks"][TASK]["markers"]
 
 
 def test_a_job_that_still_runs_is_fenced_by_a_migration(statekeep: CommandLine, job: Path) -> None:
