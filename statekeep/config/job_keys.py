@@ -223,6 +223,15 @@ CHECKPOINT_FACTORY: Key[str | None] = Key(
     "The job log decides; only a job that comes from Samza, or its tools, look there.",
     default_text="none",
 )
+CHECKPOINT_SYSTEM: Key[str | None] = Key(
+    "task.checkpoint.system",
+    one_name(),
+    None,
+    "System of Samza that has the checkpoint topic; has to be the backend of "
+    "`task.checkpoint.factory`.",
+    "That key says it already; this one is only compared with it.",
+    default_text="the backend of `task.checkpoint.factory`",
+)
 WRITE_VERSIONS = Key(
     "task.checkpoint.write.versions",
     number_list(1, 2),

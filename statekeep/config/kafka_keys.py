@@ -28,6 +28,25 @@ REPLICATION_FACTOR = Key(
     -1,
     "Replicas of the topics that are created; -1: the cluster's default.",
     "Who runs the cluster knows how many nodes may fail.",
+    aliases=("systems.kafka.default.stream.replication.factor",),
+)
+CHECKPOINT_REPLICATION_FACTOR: Key[int | None] = Key(
+    "kafka.checkpoint.replication.factor",
+    optional(whole_number(-1, what="replicas")),
+    None,
+    "Replicas of the topic of checkpoints in Samza's forms; -1: the cluster's default.",
+    "Topics of one cluster mostly have the same.",
+    aliases=("task.checkpoint.replication.factor",),
+    default_text="`kafka.replication.factor`",
+)
+CHECKPOINT_GROUPER = Key(
+    "kafka.checkpoint.grouper",
+    TEXT,
+    "org.apache.samza.container.grouper.stream.GroupByPartitionFactory",
+    "Class of Samza that the keys of checkpoints in Samza's forms name; a job of Samza with another "
+    "one refuses them.",
+    "What Samza's jobs have by default.",
+    aliases=("job.systemstreampartition.grouper.factory",),
 )
 MAX_MESSAGE_BYTES = Key(
     "kafka.max.message.bytes",
@@ -71,6 +90,8 @@ ALL: Final[tuple[Key[object], ...]] = (
     BOOTSTRAP_SERVERS,
     TOPIC_PREFIX,
     REPLICATION_FACTOR,
+    CHECKPOINT_REPLICATION_FACTOR,
+    CHECKPOINT_GROUPER,
     MAX_MESSAGE_BYTES,
     IS_TRANSACTIONAL,
     TRANSACTION_TIMEOUT_MS,

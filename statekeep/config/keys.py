@@ -45,6 +45,7 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             job_keys.TIMEOUT_MAX_LIMIT,
             job_keys.SHUTDOWN_MS,
             job_keys.CHECKPOINT_FACTORY,
+            job_keys.CHECKPOINT_SYSTEM,
             job_keys.WRITE_VERSIONS,
             job_keys.READ_VERSIONS,
             job_keys.LIVE_CHECKPOINT_MAX_AGE_MS,
@@ -74,6 +75,7 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             store_keys.CHANGELOG,
             store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS,
             store_keys.CHANGELOG_DELETE_RETENTION_MS,
+            store_keys.CHANGELOG_REPLICATION_FACTOR,
             store_keys.WRITE_BUFFER_BYTES,
             store_keys.BLOCK_CACHE_BYTES,
             store_keys.COMPACTION_STYLE,
@@ -119,14 +121,16 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "blob.store.admin.factory": "the factory of the backend brings its own admin",
         "blob.store.compare.file.owners.on.restore": "files are proven equal by sha-256 and are "
         "written by the user who restores, so owners are neither recorded nor compared",
+        "job.changelog.system": "a changelog is in the cluster of the backend that its store's "
+        "backup.factories list",
         "job.container.count": "Spark decides how many executors there are",
         "job.container.thread.pool.size": "Spark decides how many tasks run at once",
         "job.host-affinity.enabled": "tasks are anchored to the executor that has their state",
         "job.non-logged.store.base.dir": "all stores live in job.logged.store.base.dir",
         "job.standbytasks.replication.factor": "there are no standby tasks",
         "stores.<store>.changelog.partitions": "a changelog has one partition per task",
-        "stores.<store>.changelog.replication.factor": "topics are set up by the kafka backend: "
-        "kafka.replication.factor",
+        "stores.<store>.changelog.kafka.min.compaction.lag.ms": "it has a key of its own: "
+        "stores.<store>.changelog.min.compaction.lag.ms",
         "stores.<store>.container.cache.size.bytes": "memory is set per task: "
         "stores.<store>.rocksdb.block.cache.bytes",
         "stores.<store>.container.write.buffer.size.bytes": "memory is set per task: "
@@ -142,16 +146,13 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "stores.<store>.write.batch.size": "changes go to the engine in chunks of a fixed size",
         "task.async.commit": "it lets messages be in flight during a commit, and there are none: "
         "a commit holds whole batches; its upload is always asynchronous",
-        "task.checkpoint.replication.factor": "topics are set up by the kafka backend: "
-        "kafka.replication.factor",
         "task.checkpoint.segment.bytes": "topics of checkpoints have the cluster's default",
-        "task.checkpoint.system": "the backend is named by task.checkpoint.factory",
         "task.class": "the program names its processor",
         "task.inputs": "the program names its inputs",
         "task.transactional.state.restore.enabled": "a restore always ends at the commit, so that "
         "state and input agree",
-        "task.transactional.state.retain.existing.state": "a job log without a commit never starts "
-        "on state that exists",
+        "task.transactional.state.retain.existing.state": "records of a changelog that no checkpoint "
+        "names the end of are not committed state, and no store starts with them",
     }
 )
 """Samza's settings that are refused, and why; the same holes as in `Key`."""

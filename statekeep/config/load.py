@@ -1,6 +1,5 @@
 """Builds a `Config` from what somebody wrote: a dict, a file, the environment, a Spark conf."""
 
-import logging
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
@@ -10,11 +9,9 @@ from typing import Final, cast
 from statekeep.config.lookup import is_known
 from statekeep.config.model import Config
 from statekeep.config.properties import parse_properties
-from statekeep.config.samza_keys import why_passed_over
+from statekeep.config.samza_keys import pass_over
 from statekeep.config.settings import Setting, WrittenValue, check_setting, collect, overlay
 from statekeep.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 SPARK_PREFIX: Final = "spark.statekeep."
 """What our settings begin with in a Spark conf."""
@@ -112,7 +109,7 @@ def load_properties(path: str | PathLike[str]) -> Config:
         collect(
             check_setting(entry.key, entry.value, f"{path}:{entry.line}")
             for entry in entries
-            if is_known(entry.key) or not _is_passed_over(entry.key, f"{path}:{entry.line}")
+            if is_known(entry.key) or not pass_over(entry.key, entry.value, f"{path}:{entry.line}")
         )
     )
 
@@ -144,13 +141,6 @@ def merge(*configs: Config) -> Config:
     for config in configs:
         merged = overlay(merged, config.settings)
     return Config(merged)
-
-
-def _is_passed_over(key: str, source: str) -> bool:
-    reason = why_passed_over(key)
-    if reason is not None:
-        logger.info("setting is passed over: key=%s source=%s reason=%s", key, source, reason)
-    return reason is not None
 
 
 def _read_text(path: str | PathLike[str]) -> str:

@@ -116,6 +116,8 @@ class TaskSettings:
     """Milliseconds that a stop waits for the commit in flight: cluster managers kill soon after."""
     checkpoint_factory: str | None = _setting(job_keys.CHECKPOINT_FACTORY)
     """Backend that also keeps checkpoints in Samza's forms; None, as only Samza reads them."""
+    checkpoint_system: str | None = _setting(job_keys.CHECKPOINT_SYSTEM)
+    """Samza's name of that backend; None, as ``checkpoint_factory`` says it."""
     checkpoint_write_versions: tuple[int, ...] = _setting(job_keys.WRITE_VERSIONS)
     """Forms in which checkpoints are written; only form 2 has state markers."""
     checkpoint_read_versions: tuple[int, ...] = _setting(job_keys.READ_VERSIONS)
@@ -202,6 +204,8 @@ class StoreSettings:
     """Milliseconds that the broker leaves records uncompacted: longer than any commit in flight."""
     changelog_delete_retention_ms: int = _setting(store_keys.CHANGELOG_DELETE_RETENTION_MS)
     """Milliseconds that the broker keeps tombstones: longer than any restore."""
+    changelog_replication_factor: int | None = _setting(store_keys.CHANGELOG_REPLICATION_FACTOR)
+    """Replicas of the changelog; None: as other topics of the cluster."""
     write_buffer_bytes: int = _setting(store_keys.WRITE_BUFFER_BYTES)
     """Memory that collects writes: eight open stores stay near 200 MB, caches included."""
     block_cache_bytes: int = _setting(store_keys.BLOCK_CACHE_BYTES)
@@ -364,9 +368,11 @@ class Config:
         """Check what only several settings together show; for the start of a job.
 
         Raises:
-            ConfigError: The job has no name, a store's lists of backends contradict each other,
-                or a section of settings belongs to no backend in use.
+            ConfigError: The job has no name, a store's lists of backends contradict each other, a
+                section of settings belongs to no backend in use, or checkpoints would go to another
+                system than the one that is named.
         """
+        resolve.check_checkpoint_system(self.settings)
         others = (self.job.log_backend, self.task.checkpoint_factory)
         used = {*self.backend_names(), *(name for name in others if name is not None)}
         for name in self.store_names:

@@ -118,6 +118,16 @@ CHANGELOG_DELETE_RETENTION_MS = Key(
     "A day: a restore that reads for that long would miss deletions; the value is Samza's.",
     job_name="stores.default.changelog.delete.retention.ms",
 )
+CHANGELOG_REPLICATION_FACTOR: Key[int | None] = Key(
+    "stores.<store>.changelog.replication.factor",
+    optional(whole_number(-1, what="replicas")),
+    None,
+    "Replicas of the store's changelog if it is created, and the fewest that one may have that is "
+    "there; -1: the cluster's default.",
+    "Topics of one cluster mostly have the same.",
+    job_name="stores.default.changelog.replication.factor",
+    default_text="`kafka.replication.factor`",
+)
 BLOB_STORE_COMPRESSION: Key[BlobCompression | None] = Key(
     "stores.<store>.blob.compression",
     optional(BLOB_COMPRESSIONS),

@@ -33,20 +33,20 @@ from statekeep.checkpoint.serde import (
     with_backend_names,
 )
 from statekeep.clock import Clock
+from statekeep.config.kafka_keys import CHECKPOINT_GROUPER
 from statekeep.config.store_keys import BACKEND_ALIASES
 from statekeep.errors import CheckpointCorruptError
 
 logger = logging.getLogger(__name__)
 
-_GROUPER: Final = "org.apache.samza.container.grouper.stream.GroupByPartitionFactory"
-"""What Samza's jobs have by default; other readers may look for it, this one does not."""
 _TYPES: Final[Mapping[str, int]] = {"checkpoint": 1, "checkpoint-v2": 2}
 _UNKNOWN: Final = 0
 _ALIASES: Final = {name: BackendName(backend) for name, backend in BACKEND_ALIASES.items()}
 
 
 class _KeyJson(msgspec.Struct, frozen=True, kw_only=True):
-    grouper: str = msgspec.field(name="systemstreampartition-grouper-factory", default=_GROUPER)
+    grouper: str | None = msgspec.field(name="systemstreampartition-grouper-factory", default=None)
+    """Samza refuses the checkpoints of another one than its job's; it is not looked at here."""
     task_name: str = msgspec.field(name="taskName")
     type: str
 
@@ -60,10 +60,12 @@ def checkpoint_topic(job_name: str, job_id: str) -> str:
     return f"__samza_checkpoint_ver_1_for_{name}_{number}"
 
 
-def checkpoint_key(task: TaskName, version: int) -> bytes:
+def checkpoint_key(
+    task: TaskName, version: int, grouper: str = CHECKPOINT_GROUPER.default
+) -> bytes:
     """Return the key of a task's checkpoints of one form, byte for byte as Samza writes it."""
     (kind,) = (kind for kind, number in _TYPES.items() if number == version)
-    return msgspec.json.encode(_KeyJson(task_name=task, type=kind))
+    return msgspec.json.encode(_KeyJson(grouper=grouper, task_name=task, type=kind))
 
 
 class KafkaCheckpointManager(CheckpointManager):
@@ -92,7 +94,13 @@ class KafkaCheckpointManager(CheckpointManager):
         self._settings = settings
         self._forms = forms
         self._backend = backend
-        self._topic = CompactedTopic(settings, topic, executor=executor, clock=clock)
+        self._topic = CompactedTopic(
+            settings,
+            topic,
+            executor=executor,
+            clock=clock,
+            replicas=settings.checkpoint_replicas,
+        )
         self._retrier = Retrier(settings.retry, clock)
         self._found: dict[str, dict[int, StoredCheckpoint]] = {}
         self._skipped_kinds: set[str] = set()
@@ -100,8 +108,9 @@ class KafkaCheckpointManager(CheckpointManager):
 
     @override
     async def write(self, task: TaskName, checkpoint: CheckpointV2) -> None:
+        grouper = self._settings.checkpoint_grouper
         entries = [
-            (checkpoint_key(task, version), self._encode(checkpoint, version))
+            (checkpoint_key(task, version, grouper), self._encode(checkpoint, version))
             for version in self._forms.write_versions
         ]
         await self._retrier.run(

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 from statekeep.backends.kafka.client_errors import expected_topic, explained_errors
 from statekeep.backends.kafka.clients import build_admin
 from statekeep.backends.kafka.names import ChangelogPartition
-from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.settings import KafkaSettings, Replicas
 from statekeep.config import kafka_keys, store_keys
 from statekeep.errors import ConfigError, RetriableError
 
@@ -52,6 +52,8 @@ class TopicForm:
     """At least."""
     config: Mapping[str, str]
     """Settings of the topic."""
+    replicas: Replicas | None = None
+    """None: as ``kafka.replication.factor`` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,8 @@ class Cluster:
         there = self.describe([topic]).get(topic)
         what = f"topic cannot be created: topic={topic}"
         if there is None:
-            new = NewTopic(
-                topic, form.partitions, self._settings.replication_factor, config=dict(form.config)
-            )
+            replicas = form.replicas or self._settings.replicas
+            new = NewTopic(topic, form.partitions, replicas.factor, config=dict(form.config))
             futures = self._client.create_topics([new], request_timeout=self._timeout_s)
             self._tolerating(KafkaError.TOPIC_ALREADY_EXISTS, futures, what)
             there = self.describe([topic]).get(topic)
@@ -160,7 +161,7 @@ class Cluster:
                 name: str(entry.value)
                 for name, entry in self._wait(futures[resource], what).items()
             }
-        problem = settings_problem(found, form.config) or self._replica_problem(topic)
+        problem = settings_problem(found, form.config) or self._replica_problem(topic, form)
         if problem is not None:
             other = f"set {problem.key}" if problem.key is not None else "name another one"
             raise ConfigError(
@@ -169,12 +170,13 @@ class Cluster:
                 hint=f"change the topic with kafka-configs, or {other}",
             )
 
-    def _replica_problem(self, topic: str) -> TopicProblem | None:
-        needed, facts = self._settings.replication_factor, self.describe([topic]).get(topic)
+    def _replica_problem(self, topic: str, form: TopicForm) -> TopicProblem | None:
+        needed, key = form.replicas or self._settings.replicas
+        facts = self.describe([topic]).get(topic)
         if facts is None or facts.replicas >= needed:
             return None
         text = f"replicas={facts.replicas} needed={needed}"
-        return TopicProblem(text, kafka_keys.REPLICATION_FACTOR.name)
+        return TopicProblem(text, key)
 
     def end_offsets(
         self, places: Iterable[ChangelogPartition], *, is_committed_only: bool = False

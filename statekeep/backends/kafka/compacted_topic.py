@@ -14,7 +14,7 @@ from statekeep.backends.kafka.clients import build_producer
 from statekeep.backends.kafka.cluster import Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
-from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.settings import KafkaSettings, Replicas
 from statekeep.backends.kafka.topics import patient, prepare_topics
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
@@ -69,7 +69,13 @@ class CompactedTopic:
     """
 
     def __init__(
-        self, settings: KafkaSettings, topic: str, *, executor: BlockingExecutor, clock: Clock
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        *,
+        executor: BlockingExecutor,
+        clock: Clock,
+        replicas: Replicas | None = None,
     ) -> None:
         """Build it; nothing is reached yet.
 
@@ -78,8 +84,10 @@ class CompactedTopic:
             topic: Its name.
             executor: For blocking calls.
             clock: For time-outs.
+            replicas: How many the topic gets; None: as ``kafka.replication.factor`` says.
         """
         self.name = topic
+        self._replicas = replicas
         self._settings = settings
         self._place = ChangelogPartition(topic, 0)
         self._executor = executor
@@ -214,7 +222,10 @@ class CompactedTopic:
             config={
                 "cleanup.policy": "compact",
                 "max.message.bytes": str(self._settings.max_message_bytes),
+                # Which of two forms is stale goes by the broker's clock, not by those of the writers.
+                "message.timestamp.type": "LogAppendTime",
             },
+            replicas=self._replicas,
         )
         try:
             await prepare_topics(

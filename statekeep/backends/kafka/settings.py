@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 from statekeep.backends.retry import RetryPolicy
 from statekeep.checkpoint.checkpoints import StoreName
@@ -40,6 +40,15 @@ _OURS: Final = frozenset(
 """Settings of the client library on which exactness rests."""
 
 
+class Replicas(NamedTuple):
+    """How many replicas a topic is to have."""
+
+    factor: int
+    """-1: the cluster's default."""
+    key: str
+    """The setting that says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
     """One Kafka backend, checked."""
@@ -50,6 +59,10 @@ class KafkaSettings:
     """First part of every topic and transactional id."""
     replication_factor: int = kafka_keys.REPLICATION_FACTOR.default
     """Of topics that are created; -1: the cluster's default."""
+    checkpoint_replication_factor: int | None = kafka_keys.CHECKPOINT_REPLICATION_FACTOR.default
+    """Of the topic of checkpoints in Samza's forms; None: as of other topics."""
+    checkpoint_grouper: str = kafka_keys.CHECKPOINT_GROUPER.default
+    """What the keys of such checkpoints name."""
     max_message_bytes: int = kafka_keys.MAX_MESSAGE_BYTES.default
     """Largest record, key and value together."""
     is_transactional: bool = kafka_keys.IS_TRANSACTIONAL.default
@@ -89,6 +102,8 @@ class KafkaSettings:
             servers=servers,
             topic_prefix=section.read(kafka_keys.TOPIC_PREFIX) or backend,
             replication_factor=section.read(kafka_keys.REPLICATION_FACTOR),
+            checkpoint_replication_factor=section.read(kafka_keys.CHECKPOINT_REPLICATION_FACTOR),
+            checkpoint_grouper=section.read(kafka_keys.CHECKPOINT_GROUPER),
             max_message_bytes=section.read(kafka_keys.MAX_MESSAGE_BYTES),
             is_transactional=section.read(kafka_keys.IS_TRANSACTIONAL),
             transaction_timeout_ms=section.read(kafka_keys.TRANSACTION_TIMEOUT_MS),
@@ -146,6 +161,25 @@ class KafkaSettings:
         """Return how long the cluster keeps tombstones of a store."""
         return self._of_store(store_keys.CHANGELOG_DELETE_RETENTION_MS, store)
 
+    @property
+    def replicas(self) -> Replicas:
+        """How many replicas a topic gets that nothing else is said of."""
+        return Replicas(self.replication_factor, kafka_keys.REPLICATION_FACTOR.name)
+
+    @property
+    def checkpoint_replicas(self) -> Replicas:
+        """How many replicas the topic of checkpoints in Samza's forms gets."""
+        factor = self.checkpoint_replication_factor
+        if factor is None:
+            return self.replicas
+        return Replicas(factor, kafka_keys.CHECKPOINT_REPLICATION_FACTOR.name)
+
+    def changelog_replicas(self, store: StoreName) -> Replicas:
+        """Return how many replicas a store's changelog gets."""
+        key = store_keys.CHANGELOG_REPLICATION_FACTOR
+        factor = self._of_store(key, store)
+        return self.replicas if factor is None else Replicas(factor, key.of(store))
+
     def _changelogs(self, backend: str) -> Iterator[tuple[StoreName, str]]:
         for name in self.stores:
             store = StoreName(name.removesuffix(_CHANGELOG))
@@ -153,7 +187,7 @@ class KafkaSettings:
             if store != name and topic is not None:
                 yield store, topic
 
-    def _of_store(self, key: Key[int], store: StoreName) -> int:
+    def _of_store(self, key: Key[T], store: StoreName) -> T:
         for name in (store, "default"):
             text = self.stores.get(key.of(name).removeprefix(_STORES))
             if text is not None:

@@ -69,6 +69,7 @@ class ChangelogTopics:
                 "delete.retention.ms": str(settings.delete_retention_ms(store)),
                 "max.message.bytes": str(settings.max_message_bytes),
             },
+            replicas=settings.changelog_replicas(store),
         )
 
 

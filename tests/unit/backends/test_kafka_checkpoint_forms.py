@@ -130,14 +130,37 @@ def test_what_is_no_offset_of_a_changelog_is_refused(text: str) -> None:
         from_v1(CheckpointV1({CHANGELOG: text}), 5, SETTINGS, KAFKA)
 
 
+def manager_of(settings: KafkaSettings, records: list[Record]) -> KafkaCheckpointManager:
+    """Return what reads and writes a list of records."""
+    manager = KafkaCheckpointManager(
+        settings,
+        "topic",
+        CheckpointForms(),
+        BackendName(settings.topic_prefix),
+        executor=SerialExecutor(),
+        clock=FakeClock(),
+    )
+    manager._topic = cast("CompactedTopic", FakeTopic("topic", records))
+    return manager
+
+
+@pytest.mark.asyncio
+async def test_the_keys_name_the_grouper_of_the_job_and_any_is_read() -> None:
+    task, records = TaskName("Partition 3"), list[Record]()
+    settings = dataclasses.replace(SETTINGS, checkpoint_grouper="com.example.Grouper")
+    written = CheckpointV2(CheckpointId(5, 6), {CLICKS: "7"}, {})
+    await manager_of(settings, records).write(task, written)
+    assert json.loads(records[0].name)["systemstreampartition-grouper-factory"] == (
+        "com.example.Grouper"
+    )
+    assert await manager_of(SETTINGS, records).read_last(task) == written
+
+
 @pytest.mark.asyncio
 async def test_a_record_that_is_no_checkpoint_is_refused_again_at_the_next_reading() -> None:
-    manager = KafkaCheckpointManager(
-        SETTINGS, "topic", CheckpointForms(), KAFKA, executor=SerialExecutor(), clock=FakeClock()
-    )
     task = TaskName("Partition 3")
     records = [Record(0, b"no key", b""), Record(1, checkpoint_key(task, 2), b"newer")]
-    manager._topic = cast("CompactedTopic", FakeTopic("topic", records))
+    manager = manager_of(SETTINGS, records)
     for _ in range(2):
         with pytest.raises(CheckpointCorruptError, match=r"not a key of a checkpoint.*offset=0"):
             await manager.read_last(task)
