@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from statekeep.checkpoint.checkpoints import (
     BackendName,
-    CheckpointV1,
     CheckpointV2,
     Marker,
     StoreName,
@@ -46,7 +45,7 @@ class StorePlan:
 def plan_restore(
     task_name: TaskName,
     stores: Mapping[StoreName, StoreSettings],
-    checkpoint: CheckpointV1 | CheckpointV2 | None,
+    checkpoint: CheckpointV2 | None,
     *,
     listed: Collection[StoreName] | None = None,
     bad_markers: BadMarkers = (),
@@ -54,11 +53,10 @@ def plan_restore(
     """Plan the restore of a task's stores at one checkpoint.
 
     - No checkpoint: every store is new.
-    - Version 2: the backends of the store's ``restore.factories`` that have a marker for it, in
+    - Else the backends of the store's ``restore.factories`` that have a marker for it, in
       that order, without those whose marker is known to be bad. A store that is listed and has
       none left is *not* empty: its plan has no source, and the caller goes to an older commit.
     - A store without ``restore.factories`` is never restored from a backend; it is new.
-    - Version 1 holds input offsets and no markers: what is backed up has no source.
 
     Args:
         task_name: The task, as the bad markers name it.
@@ -72,21 +70,14 @@ def plan_restore(
     Source: Samza 1.8 ``ContainerStorageManagerUtil``. Different on purpose: Samza takes the first
     backend of the list where none has a marker, and so may start a listed store empty.
     """
-    match checkpoint:
-        case None:
-            return dict.fromkeys(stores, StorePlan(is_new=True))
-        case CheckpointV2():
-            known = _stores_with_markers(checkpoint) if listed is None else frozenset(listed)
-            usable = _usable_markers(task_name, checkpoint, bad_markers)
-            return {
-                name: _plan_store(settings, usable.get(name, {}), is_listed=name in known)
-                for name, settings in stores.items()
-            }
-        case CheckpointV1():
-            return {
-                name: StorePlan(is_new=not settings.restore_factories)
-                for name, settings in stores.items()
-            }
+    if checkpoint is None:
+        return dict.fromkeys(stores, StorePlan(is_new=True))
+    known = _stores_with_markers(checkpoint) if listed is None else frozenset(listed)
+    usable = _usable_markers(task_name, checkpoint, bad_markers)
+    return {
+        name: _plan_store(settings, usable.get(name, {}), is_listed=name in known)
+        for name, settings in stores.items()
+    }
 
 
 def _plan_store(

@@ -1,6 +1,6 @@
 """Samza's checkpoint topic without a cluster: the real reader and writer of it on a list of records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -55,9 +55,14 @@ class FakeTopic:
         self._records = records
         self._read = 0
 
-    async def read_new(self) -> Sequence[Message]:
+    def rewind(self) -> None:
+        self._read = 0
+
+    async def read_new(
+        self, is_wanted: Callable[[Message], bool] = lambda _: True
+    ) -> Sequence[Message]:
         found, self._read = self._records[self._read :], len(self._records)
-        return cast("Sequence[Message]", found)
+        return [record for record in cast("Sequence[Message]", found) if is_wanted(record)]
 
     async def send(self, entries: Sequence[Change]) -> None:
         place = self._records[-1].place + 1 if self._records else 0

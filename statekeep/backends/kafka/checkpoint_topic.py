@@ -5,6 +5,7 @@ key counts, so that compaction keeps one checkpoint of each form for each task.
 """
 
 import logging
+from asyncio import Lock
 from collections import deque
 from collections.abc import Mapping
 from typing import Final
@@ -34,6 +35,7 @@ from statekeep.checkpoint.serde import (
 )
 from statekeep.clock import Clock
 from statekeep.config.kafka_keys import CHECKPOINT_GROUPER
+from statekeep.config.resolve import CHANGELOG_BACKEND
 from statekeep.config.store_keys import BACKEND_ALIASES
 from statekeep.errors import CheckpointCorruptError
 
@@ -41,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 _TYPES: Final[Mapping[str, int]] = {"checkpoint": 1, "checkpoint-v2": 2}
 _UNKNOWN: Final = 0
-_ALIASES: Final = {name: BackendName(backend) for name, backend in BACKEND_ALIASES.items()}
 
 
 class _KeyJson(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,10 @@ def checkpoint_key(
 
 
 class KafkaCheckpointManager(CheckpointManager):
-    """Reads the whole topic at the first call, and then what is new."""
+    """Reads the topic at the first call for a task, and then what is new.
+
+    It keeps the checkpoints of the tasks that were asked for; mostly that is one of many in the topic.
+    """
 
     def __init__(
         self,
@@ -87,7 +91,8 @@ class KafkaCheckpointManager(CheckpointManager):
             settings: Of the cluster; how long writes are repeated, and which topics are changelogs.
             topic: See `checkpoint_topic`.
             forms: Which forms are written and read.
-            backend: Name under which markers of changelogs stand.
+            backend: Name under which markers of changelogs stand: whatever it is called here, Samza
+                has one class for all.
             executor: For blocking calls.
             clock: For pauses.
         """
@@ -102,6 +107,11 @@ class KafkaCheckpointManager(CheckpointManager):
             replicas=settings.checkpoint_replicas,
         )
         self._retrier = Retrier(settings.retry, clock)
+        self._aliases = {
+            name: backend if kind == CHANGELOG_BACKEND else BackendName(kind)
+            for name, kind in BACKEND_ALIASES.items()
+        }
+        self._reading = Lock()
         self._found: dict[str, dict[int, StoredCheckpoint]] = {}
         self._skipped_kinds: set[str] = set()
         self._unread: deque[Message] = deque()
@@ -119,16 +129,28 @@ class KafkaCheckpointManager(CheckpointManager):
 
     @override
     async def read_last(self, task: TaskName) -> CheckpointV2 | None:
-        self._unread += await self._topic.read_new()
-        while self._unread:
-            self._take(self._unread[0])
-            self._unread.popleft()  # not before: one that is refused is met again at the next call
-        chosen = choose_checkpoint(self._found.get(task, {}).values(), self._forms)
+        async with self._reading:
+            if task not in self._found:
+                self._found = {name: {} for name in (*self._found, task)}
+                self._unread.clear()
+                self._topic.rewind()
+            self._unread += await self._topic.read_new(self._is_wanted)
+            while self._unread:
+                self._take(self._unread[0])
+                self._unread.popleft()  # not before: one that is refused is met again
+            chosen = choose_checkpoint(self._found[task].values(), self._forms)
         return None if chosen is None else self._decode(task, chosen)
 
     @override
     async def close(self) -> None:
         await self._topic.close()
+
+    def _is_wanted(self, record: Message) -> bool:
+        """Return whether a record is of a task that was asked for, or of nobody knows whom."""
+        try:
+            return _key_decoder.decode(record.key() or b"").task_name in self._found
+        except msgspec.MsgspecError:
+            return True  # refused where it is taken
 
     def _take(self, record: Message) -> None:
         """Keep a record that is a checkpoint of a form that is read; a tombstone forgets one."""
@@ -143,7 +165,7 @@ class KafkaCheckpointManager(CheckpointManager):
                     key.type,
                 )
             return
-        found, data = self._found.setdefault(key.task_name, {}), record.value()
+        found, data = self._found[key.task_name], record.value()
         found.pop(version, None)  # so that the newest stands last
         if data is not None:
             found[version] = StoredCheckpoint(version, record.timestamp()[1], data)
@@ -166,4 +188,4 @@ class KafkaCheckpointManager(CheckpointManager):
         if stored.version == 1:
             legacy = decode_checkpoint_v1(stored.data, where)
             return from_v1(legacy, stored.written_ms, self._settings, self._backend)
-        return with_backend_names(decode_checkpoint_v2(stored.data, where), _ALIASES)
+        return with_backend_names(decode_checkpoint_v2(stored.data, where), self._aliases)

@@ -1,7 +1,7 @@
 """A compacted topic of one partition, followed and written: the newest record of a key counts."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -98,8 +98,17 @@ class CompactedTopic:
         self._sender: _Sender | None = None
         self._next_offset = 0
 
-    async def read_new(self) -> Sequence[Message]:
+    def rewind(self) -> None:
+        """Begin at the first record again at the next `read_new`; not while one is under way."""
+        self._next_offset = 0
+
+    async def read_new(
+        self, is_wanted: Callable[[Message], bool] = lambda _: True
+    ) -> Sequence[Message]:
         """Return the committed records since the last call, in order; at first all of them.
+
+        Args:
+            is_wanted: Called on an executor thread; other records are dropped as they come.
 
         Raises:
             ConfigError: The cluster refuses us.
@@ -108,10 +117,10 @@ class CompactedTopic:
         await self._reach()
         async with self._reading.take():
             return await patient(self._settings, self._clock).run(
-                self._read_new, operation="read", subject=self.name
+                lambda: self._read_new(is_wanted), operation="read", subject=self.name
             )
 
-    async def _read_new(self) -> Sequence[Message]:
+    async def _read_new(self, is_wanted: Callable[[Message], bool]) -> Sequence[Message]:
         run, cluster = self._executor, await self._reach()
         end = (await run_to_end(run, cluster.end_offsets, [self._place]))[self._place]
         if end <= self._next_offset:
@@ -130,7 +139,7 @@ class CompactedTopic:
         try:
             await reader.open()
             while not reader.is_done:
-                await reader.next(found.extend)
+                await reader.next(lambda records: found.extend(filter(is_wanted, records)))
         finally:
             await reader.close()
         self._next_offset = end

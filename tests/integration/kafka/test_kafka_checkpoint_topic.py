@@ -116,9 +116,13 @@ async def test_a_stale_form_loses_and_unknown_ones_are_left_out(
     new_manager: NewManager,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    topic, old, new = checkpoint_topic(name, "1"), checkpoint_key(TASK, 1), checkpoint_key(TASK, 2)
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    config = {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime"}
+    for future in admin.create_topics([NewTopic(topic, 1, 1, config=config)]).values():
+        future.result()
     manager = new_manager()
     assert await manager.read_last(TASK) is None
-    topic, old, new = checkpoint_topic(name, "1"), checkpoint_key(TASK, 1), checkpoint_key(TASK, 2)
     unknown = new.replace(b"checkpoint-v2", b"checkpoint-v3")
     put(broker, topic, (new, v2("2"), 1), (old, v1("1"), 10 * MINUTE), (unknown, b"?", 2))
     with caplog.at_level(logging.WARNING, "statekeep"):
@@ -131,6 +135,18 @@ async def test_a_stale_form_loses_and_unknown_ones_are_left_out(
     put(broker, topic, (old, None, 13 * MINUTE))
     assert await manager.read_last(TASK) == checkpoint("2")
     assert await new_manager(read=(1,)).read_last(TASK) is None
+
+
+@pytest.mark.asyncio
+async def test_in_a_topic_of_ours_a_form_is_as_old_as_the_broker_says(
+    broker: KafkaBroker, name: str, new_manager: NewManager
+) -> None:
+    manager = new_manager()
+    assert await manager.read_last(TASK) is None
+    newer, older = checkpoint_key(TASK, 2), checkpoint_key(TASK, 1)
+    clock_ahead_ms = 100 * MINUTE
+    put(broker, checkpoint_topic(name, "1"), (newer, v2("2"), 1), (older, v1("1"), clock_ahead_ms))
+    assert await manager.read_last(TASK) == checkpoint("2")
 
 
 @pytest.mark.asyncio

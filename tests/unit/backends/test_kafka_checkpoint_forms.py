@@ -167,6 +167,35 @@ async def test_a_record_that_is_no_checkpoint_is_refused_again_at_the_next_readi
 
 
 @pytest.mark.asyncio
+async def test_a_task_keeps_its_own_checkpoints_of_the_topic_and_another_may_be_asked_for() -> None:
+    records: list[Record] = []
+    writer, reader = manager_of(SETTINGS, records), manager_of(SETTINGS, records)
+    tasks = [TaskName(f"Partition {number}") for number in range(64)]
+    for number, task in enumerate(tasks):
+        await writer.write(task, CheckpointV2(CheckpointId(5, 6), {CLICKS: str(number)}, {}))
+    for number in (3, 7, 3):
+        found = await reader.read_last(tasks[number])
+        assert found is not None
+        assert found.input_offsets == {CLICKS: str(number)}
+    assert set(reader._found) == {tasks[3], tasks[7]}
+    assert await reader.read_last(TaskName("Partition 64")) is None
+    await writer.write(tasks[3], CheckpointV2(CheckpointId(6, 6), {CLICKS: "newer"}, {}))
+    newer = await reader.read_last(tasks[3])
+    assert newer is not None
+    assert newer.input_offsets == {CLICKS: "newer"}
+
+
+@pytest.mark.asyncio
+async def test_samzas_changelog_markers_stand_under_the_backends_own_name() -> None:
+    near, task = dataclasses.replace(SETTINGS, topic_prefix="near"), TaskName("Partition 3")
+    record = Record(0, checkpoint_key(task, 2), (GOLDEN / "checkpoint-v2.json").read_bytes())
+    found = await manager_of(near, [record]).read_last(task)
+    assert found is not None
+    assert found.markers_of(BackendName("near")) == golden_v2().markers_of(KAFKA) != {}
+    assert not found.markers_of(KAFKA)
+
+
+@pytest.mark.asyncio
 async def test_a_form_to_come_is_left_out_loudly_and_the_known_ones_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
+from typing_extensions import override
 
 from statekeep.backends.kafka import compacted_topic
 from statekeep.backends.kafka.compacted_topic import CompactedTopic
@@ -156,3 +157,57 @@ async def test_all_who_read_from_a_cluster_that_went_away_share_one_time_out() -
     ends = await asyncio.gather(*(topic.read_new() for _ in range(64)), return_exceptions=True)
     assert {type(end) for end in ends} == {RetriableError}
     assert sum(clock.slept) * 1000 <= SETTINGS.timeout_ms
+
+
+class FullCluster(FakeCluster):
+    """Has three records."""
+
+    @override
+    def end_offsets(self, places: list[ChangelogPartition]) -> dict[ChangelogPartition, int]:
+        return dict.fromkeys(places, 3)
+
+    def start_offsets(self, places: list[ChangelogPartition]) -> dict[ChangelogPartition, int]:
+        return dict.fromkeys(places, 0)
+
+
+class FakeReader:
+    """Gives the offsets of the records in place of them."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        place: ChangelogPartition,
+        start: int,
+        end: int,
+        **_: object,
+    ) -> None:
+        self.position = start
+        self._end = end
+
+    @property
+    def is_done(self) -> bool:
+        return self.position >= self._end
+
+    async def open(self) -> None:
+        pass
+
+    async def next(self, take: Callable[[list[int]], object]) -> None:
+        take([self.position])
+        self.position += 1
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("clients")
+async def test_records_that_are_not_wanted_are_dropped_and_come_again_after_a_rewind(
+    topic: CompactedTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compacted_topic, "Cluster", lambda _: FullCluster())
+    monkeypatch.setattr(compacted_topic, "PartitionReader", FakeReader)
+    second = cast("Message", 1)
+    assert list(map(str, await topic.read_new(lambda record: record is not second))) == ["0", "2"]
+    assert not await topic.read_new()
+    topic.rewind()
+    assert list(map(str, await topic.read_new())) == ["0", "1", "2"]

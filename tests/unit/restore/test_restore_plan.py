@@ -5,7 +5,6 @@ import pytest
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
-    CheckpointV1,
     CheckpointV2,
     Marker,
     StoreName,
@@ -102,9 +101,3 @@ def test_bad_markers_are_passed_over() -> None:
 
 def test_without_a_checkpoint_every_store_is_new() -> None:
     assert all(plan.is_new for plan in plan_restore(TASK, STORES, None).values())
-
-
-def test_a_version_1_checkpoint_restores_no_store_that_is_backed_up() -> None:
-    plans = plan_restore(TASK, STORES, CheckpointV1({}))
-    assert plans[S0] == StorePlan(is_new=False)
-    assert plans[S2] == StorePlan(is_new=True)
