@@ -24,6 +24,7 @@ _REFRESH_MS: Final = 5_000
 """How soon a client for topics learns which node is the controller now: until then it waits for one
 that may be dead. The library's own default is five minutes."""
 _FETCH_BYTES: Final = 8 << 20
+"""The most that one answer brings, and that a consumer fetches ahead: each one has a queue."""
 _FETCH_WAIT_MS: Final = 20
 """How long the cluster holds back an answer without records: the end of a log is known so soon."""
 
@@ -73,7 +74,7 @@ def build_consumer(settings: KafkaSettings, *, is_committed_only: bool) -> Consu
         "fetch.max.bytes": max(4 * _FETCH_BYTES, settings.max_message_bytes),
         "max.partition.fetch.bytes": _FETCH_BYTES,
         "queued.min.messages": 200_000,
-        "queued.max.messages.kbytes": 4 * _FETCH_BYTES >> 10,
+        "queued.max.messages.kbytes": _FETCH_BYTES >> 10,
         **_common(settings),
         "group.id": _GROUP,
         "enable.auto.commit": False,

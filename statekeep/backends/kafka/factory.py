@@ -24,11 +24,12 @@ from statekeep.backends.kafka.checkpoint_topic import KafkaCheckpointManager, ch
 from statekeep.backends.kafka.job_log import KafkaJobLog
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import topic_name
-from statekeep.backends.kafka.restore import KafkaRestoreManager
+from statekeep.backends.kafka.restore import REPLAYS_AT_ONCE, KafkaRestoreManager
 from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
 from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.kafka.topics import ChangelogTopics
 from statekeep.backends.optional_powers import SnapshotNode
+from statekeep.backends.wrappers import InFlightLimit
 from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
@@ -61,6 +62,7 @@ class KafkaBackendFactory(StateBackendFactory):
         super().__init__(name, settings)
         self._kafka_settings = KafkaSettings.parse(name, settings)
         self._clusters = SharedCluster(self._kafka_settings)
+        self._replays = InFlightLimit(REPLAYS_AT_ONCE)
         self._new_uid = new_uid
 
     @override
@@ -71,7 +73,9 @@ class KafkaBackendFactory(StateBackendFactory):
 
     @override
     def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
-        return KafkaRestoreManager(context, self._kafka_settings, self.name, self._clusters)
+        return KafkaRestoreManager(
+            context, self._kafka_settings, self.name, self._clusters, self._replays
+        )
 
     @override
     def admin(

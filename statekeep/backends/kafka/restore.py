@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from confluent_kafka import Message
 from typing_extensions import override
@@ -18,6 +20,7 @@ from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.kafka.topics import patient
 from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.wrappers import InFlightLimit
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import (
     BackendClosedError,
@@ -29,6 +32,10 @@ from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change
 
 logger = logging.getLogger(__name__)
+
+
+REPLAYS_AT_ONCE: Final = 16
+"""Of all tasks and stores of a container: each one has a client that fetches megabytes ahead."""
 
 
 class _UnknownChangelogError(RetriableError):
@@ -88,8 +95,18 @@ class KafkaRestoreManager(TaskRestoreManager):
         settings: KafkaSettings,
         backend: BackendName,
         clusters: SharedCluster,
+        replays: InFlightLimit,
     ) -> None:
-        """Take what the restore needs; no I/O."""
+        """Take what the restore needs; no I/O.
+
+        Args:
+            context: What to restore.
+            settings: Of the cluster.
+            backend: Name of the backend.
+            clusters: Lends the client for offsets.
+            replays: Bounds the changelogs that are read at once; a replay waits for no other.
+        """
+        self._replays = replays
         self._context = context
         self._settings = settings
         self._backend = backend
@@ -113,7 +130,8 @@ class KafkaRestoreManager(TaskRestoreManager):
         self._check_open()
         self._context.on_total(sum(map(_size, self._stretches.values())))
         await run_all(
-            self._restore_store(store, stretch) for store, stretch in self._stretches.items()
+            self._replays.run(partial(self._restore_store, store, stretch))
+            for store, stretch in self._stretches.items()
         )
 
     @override

@@ -19,6 +19,7 @@ from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.restore import KafkaRestoreManager
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.shared_cluster import SharedCluster
+from statekeep.backends.wrappers import InFlightLimit
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, RetriableError
@@ -139,6 +140,7 @@ class Replay:
             SETTINGS,
             KAFKA,
             cast("SharedCluster", self.cluster),
+            InFlightLimit(1),
         )
         markers = {KAFKA: {STORE: marker.encode(KAFKA)}}
         await manager.init(CheckpointV2(CheckpointId(0, 1), {}, markers))

@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import Producer
 
 from statekeep.backends.base import BackupContext, CommitContext, JobTasks, TaskIdentity
+from statekeep.backends.kafka import clients
 from statekeep.backends.kafka.admin import KafkaAdmin
 from statekeep.backends.kafka.backup import KafkaBackupManager
 from statekeep.backends.kafka.clients import build_admin, build_consumer, build_producer
@@ -145,6 +146,16 @@ def test_a_client_setting_that_the_library_refuses_is_named_and_its_value_is_not
         build_admin(settings)
     assert "hidden" not in repr(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_a_consumer_fetches_eight_mib_ahead_unless_it_is_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[Mapping[str, object]] = []
+    monkeypatch.setattr(clients, "Consumer", lambda config, **_: built.append(config))
+    for more in ({}, {"client.queued.max.messages.kbytes": "1024"}):
+        build_consumer(KafkaSettings.parse("kafka", {**SERVERS, **more}), is_committed_only=True)
+    assert [config["queued.max.messages.kbytes"] for config in built] == [8 << 10, "1024"]
 
 
 def test_clients_are_built_without_reaching_the_cluster() -> None:
