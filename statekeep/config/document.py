@@ -25,7 +25,8 @@ Most keys are Apache Samza's.
 In TOML, tables and dotted keys are one and the same, and a list may be an array; a name that is both
 a setting and the beginning of another one is written in quotes. In the environment a key begins with
 `STATEKEEP__`, and two underscores stand for a dot: `STATEKEEP__TASK__COMMIT__MS=30s`. In a Spark conf
-it begins with `spark.statekeep.`.
+it begins with `spark.statekeep.`. One default comes from a variable by Samza's name: the local
+directory, from `LOGGED_STORE_BASE_DIR`.
 
 A duration is a whole number of milliseconds, or a number with a unit: `500ms`, `60s`, `5m`, `2h`,
 `1d`. A size is a whole number of bytes, or a number with a unit: `64KiB`, `128MiB`, `1GiB`, `1GB`.

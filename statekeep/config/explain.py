@@ -19,7 +19,7 @@ class ExplainedSetting(NamedTuple):
     value: str
     """Value or default; a secret is hidden."""
     source: str
-    """Where it was given, or ``default``."""
+    """Where it was given, or ``default``; the environment variable that has the default, if one."""
 
 
 def explain(settings: Mapping[str, Setting]) -> list[ExplainedSetting]:
@@ -27,11 +27,19 @@ def explain(settings: Mapping[str, Setting]) -> list[ExplainedSetting]:
     rows = {s.name: ExplainedSetting(s.name, s.shown, s.source) for s in settings.values()}
     for key in KEYS:
         if STORE_HOLE not in key.name and BACKEND_HOLE not in key.name:
-            rows.setdefault(key.name, ExplainedSetting(key.name, key.shown_default, _DEFAULT))
+            rows.setdefault(key.name, _default(key))
     for store in resolve.store_names(settings):
         for key in GROUPS["Stores"]:
             rows.setdefault(key.of(store), _inherited(settings, key, store))
     return sorted(rows.values())
+
+
+def _default(key: Key[object]) -> ExplainedSetting:
+    """Return the row of a setting that nobody has given."""
+    found = key.default_of_variable
+    if found is not None:
+        return ExplainedSetting(key.name, found, f"environment {key.variable}")
+    return ExplainedSetting(key.name, key.shown_default, _DEFAULT)
 
 
 def _inherited(settings: Mapping[str, Setting], key: Key[object], store: str) -> ExplainedSetting:

@@ -52,7 +52,8 @@ LOCAL_DIR: Key[Path | None] = Key(
     "Local directory of all stores and versions.",
     "Works everywhere without set-up. Name a disk of the executor that survives its restart, "
     "so that restores cost no download.",
-    default_text="`<temporary directory>/statekeep-<user id>`",
+    default_text="`$LOGGED_STORE_BASE_DIR`, else `<temporary directory>/statekeep-<user id>`",
+    variable="LOGGED_STORE_BASE_DIR",
 )
 LOG_BACKEND: Key[str | None] = Key(
     "job.log.backend",

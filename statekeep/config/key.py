@@ -1,5 +1,6 @@
 """What is known about one setting."""
 
+import os
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -32,12 +33,19 @@ class Key(Generic[T_co]):
     """Other spellings of ``job_name``."""
     default_text: str | None = None
     """The default in words, where its value depends on the machine or on other settings."""
+    variable: str | None = None
+    """The environment variable that has the default, where it is set."""
     is_secret: bool = False
     """The value is never shown."""
 
     def of(self, hole: str) -> str:
         """Return the name for one store or backend."""
         return self.name.replace(STORE_HOLE, hole).replace(BACKEND_HOLE, hole)
+
+    @property
+    def default_of_variable(self) -> str | None:
+        """What ``variable`` holds; None where there is no such variable, or it is empty."""
+        return None if self.variable is None else os.environ.get(self.variable, "").strip() or None
 
     @property
     def shown_default(self) -> str:

@@ -4,8 +4,6 @@ Names, types and defaults come from `statekeep.config.keys`; `statekeep.config.l
 `Config` from what somebody wrote.
 """
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,6 +15,7 @@ from statekeep.config import backend_keys, job_keys, resolve, store_keys
 from statekeep.config.explain import ExplainedSetting, explain
 from statekeep.config.job_keys import DivergenceAction, RestartStrategy
 from statekeep.config.key import Key
+from statekeep.config.local_dir import default_local_dir
 from statekeep.config.settings import Setting, WrittenValue, check_setting, collect, overlay
 from statekeep.config.store_keys import (
     BACKEND_ALIASES,
@@ -35,11 +34,6 @@ KEY: Final = "key"
 def _setting(key: Key[T]) -> T:
     """Declare a field that ``key`` fills, with the default of the key."""
     return field(default=key.default, metadata={KEY: key})
-
-
-def default_local_dir() -> Path:
-    """Return the local directory of a job that names none: one of each user of a machine."""
-    return Path(tempfile.gettempdir()) / f"statekeep-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)

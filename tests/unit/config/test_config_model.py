@@ -222,3 +222,41 @@ def test_the_explanation_names_value_and_source_of_every_setting() -> None:
     assert rows["stores.s.restore.factories"] == ("kafka", "default")
     assert rows["stores.s.factory"] == ("rocksdb", "default")
     assert list(rows) == sorted(rows)
+
+
+def local_dir_row(config: Config) -> tuple[str, str]:
+    (found,) = (row for row in config.explain() if row.key == "job.logged.store.base.dir")
+    return found.value, found.source
+
+
+def test_samzas_variable_names_the_local_directory_of_a_job_that_names_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOGGED_STORE_BASE_DIR", "/disk/state")
+    config = load_dict({"job.name": "j"})
+    assert config.job.local_dir == Path("/disk/state")
+    assert local_dir_row(config) == ("/disk/state", "environment LOGGED_STORE_BASE_DIR")
+    named = load_dict({"job.name": "j", "job.logged.store.base.dir": "/data"}, source="here")
+    assert named.job.local_dir == Path("/data")
+    assert local_dir_row(named) == ("/data", "here")
+
+
+def test_without_samzas_variable_or_with_an_empty_one_the_local_directory_is_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOGGED_STORE_BASE_DIR", raising=False)
+    config = load_dict({"job.name": "j"})
+    own = config.job.local_dir
+    assert own.name.startswith("statekeep-")
+    assert local_dir_row(config)[1] == "default"
+    monkeypatch.setenv("LOGGED_STORE_BASE_DIR", " ")
+    assert config.job.local_dir == own
+
+
+@pytest.mark.parametrize("path", ["/disk\tstate", "state"])
+def test_a_variable_that_is_no_whole_path_is_refused_by_its_name(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGGED_STORE_BASE_DIR", path)
+    with pytest.raises(ConfigError, match="source=environment LOGGED_STORE_BASE_DIR"):
+        _ = load_dict({"job.name": "j"}).job

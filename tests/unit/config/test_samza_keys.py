@@ -300,6 +300,10 @@ def test_every_setting_of_samzas_state_is_decided_upon_and_on_the_page(key: str)
     assert f"`{key.replace('stores.s.', 'stores.<store>.')}`" in PAGE
 
 
+def test_the_variable_of_samza_is_on_the_page() -> None:
+    assert "`LOGGED_STORE_BASE_DIR`" in PAGE
+
+
 def test_a_store_may_have_another_number_of_replicas_than_all() -> None:
     settings = kafka(
         load_dict(
