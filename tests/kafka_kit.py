@@ -53,6 +53,12 @@ KAFKA: Final = BackendName("kafka")
 SIPS: Final = {"client_queued_max_messages_kbytes": "1024"}
 """For a client that leaves most of 50 MB with the broker: by default it fetches nearly all of them
 ahead, and would not notice what happens to the broker while it hands them on."""
+KEEPING: Final = {
+    "cleanup.policy": "compact",
+    "min.compaction.lag.ms": "14400000",
+    "max.message.bytes": "10485760",
+}
+"""Settings of a topic that keeps what a restore needs."""
 Changes = Mapping[bytes, bytes | None]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -267,10 +273,11 @@ class ChangelogJob:
             future.result()
         self.configure_topic(cleanup_policy="compact")
 
-    def recreate_topic(self) -> None:
-        """Delete the changelog and create another one of its name."""
+    def recreate_topic(self, **settings: str) -> None:
+        """Delete the changelog and create another one of its name; ``_`` stands for a dot."""
         self.delete_topic()
-        topic = NewTopic(self.topic, 3, -1, config={"cleanup.policy": "compact"})
+        config = {**KEEPING, **{name.replace("_", "."): v for name, v in settings.items()}}
+        topic = NewTopic(self.topic, 3, -1, config=config)
         while True:
             try:
                 self._admin.create_topics([topic])[self.topic].result()

@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
 from statekeep.backends.kafka.client_errors import ProducerFencedError
-from statekeep.backends.kafka.cluster import Cluster
-from statekeep.backends.kafka.epochs import EpochStamp
+from statekeep.backends.kafka.cluster import Cluster, TopicFacts
+from statekeep.backends.kafka.epochs import EpochStamp, given_up
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition, transactional_id
 from statekeep.backends.kafka.settings import KafkaSettings
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _FENCED_TRIES: Final = 3
 """How often an upload takes the transactional id back from writers that belong to no newer epoch."""
+_ALL: Final = 0
+"""Attempts are counted from 1: this one is closed where all before an epoch are, which has ended the job."""
 
 
 class KafkaBackupManager(TaskBackupManager):
@@ -71,6 +73,7 @@ class KafkaBackupManager(TaskBackupManager):
         self._retrier = Retrier(settings.retry, context.clock)
         self._clusters = clusters
         self._cluster: Cluster | None = None
+        self._checked_ids: Mapping[str, str | None] = {}
         self._writer: ChangelogWriter | None = None
         self._is_closed = False
 
@@ -104,8 +107,27 @@ class KafkaBackupManager(TaskBackupManager):
         retained: Sequence[Mapping[StoreName, Marker]],
         closed_attempts: Sequence[tuple[int, int]],
     ) -> None:
-        """Do nothing: what void attempts left is overwritten by the next commit, and compacted."""
+        """Say so in the changelogs if the job has ended, and nothing in them is needed any more.
+
+        Else do nothing: what void attempts left is overwritten by the next commit, and compacted.
+        """
         self._check_open()
+        if retained or [attempt for _, attempt in closed_attempts] != [_ALL]:
+            return
+        entry, headers = given_up(self._context.task.job_uid)
+        writer = PlainWriter(
+            self._settings,
+            transactional_id(self._settings.topic_prefix, self._context.task),
+            executor=self._context.executor,
+            clock=self._context.clock,
+        )
+        try:
+            await writer.open()
+            for place in self._places.values():
+                await writer.write(place, [entry], headers)
+            await writer.commit()
+        finally:
+            await writer.discard()
 
     @override
     async def close(self) -> None:
@@ -134,14 +156,22 @@ class KafkaBackupManager(TaskBackupManager):
             except ProducerFencedError as exc:
                 last_error = exc
                 logger.warning(
-                    "transactional id was taken by another writer, taking it back: "
-                    "task=%s checkpoint_id=%s backend=%s",
+                    "transactional id was taken by another writer, or its transaction was open for too "
+                    "long, taking it back: task=%s checkpoint_id=%s backend=%s "
+                    "transaction_timeout_ms=%d",
                     self._context.task.task_name,
                     commit.checkpoint_id,
                     self._backend,
+                    self._settings.transaction_timeout_ms,
                 )
-        msg = f"others keep taking the transactional id: task={self._context.task.task_name}"
-        raise RetriableError(msg) from last_error
+        error = RetriableError(
+            f"the transactional id is lost again and again: task={self._context.task.task_name}"
+        )
+        error.add_note(
+            "hint: either another process writes as this task, or the machine is too busy to commit "
+            "within kafka.transaction.timeout.ms: raise that"
+        )
+        raise error from last_error
 
     async def _upload(self, commit: CommitContext) -> Mapping[StoreName, Marker]:
         """One try; after any error the producer is dropped, which voids its transaction."""
@@ -157,6 +187,7 @@ class KafkaBackupManager(TaskBackupManager):
                     store=store,
                     at=at,
                     base=self._usable_base(commit, store, at),
+                    is_known_own=self._is_known_own(commit, store, at),
                     stamp=stamp,
                     writer=writer,
                     executor=self._context.executor,
@@ -221,7 +252,7 @@ class KafkaBackupManager(TaskBackupManager):
             await writer.discard()
 
     async def _ensure_topics(self) -> None:
-        await prepare_topics(
+        self._checked_ids = await prepare_topics(
             self._reach(),
             {self._places[store].topic: self._topics.form(store) for store in self._context.stores},
             settings=self._settings,
@@ -230,43 +261,71 @@ class KafkaBackupManager(TaskBackupManager):
         )
 
     async def _look_up_places(self) -> Mapping[StoreName, StorePlace]:
-        """Ask where each changelog begins and ends; a topic that was deleted is made anew."""
+        """Ask where each changelog begins and ends.
+
+        A topic that was deleted is made anew; one that somebody else has made anew is checked first.
+
+        Raises:
+            ConfigError: A topic that was made anew loses what we need.
+            RetriableError: The cluster does not answer, or does not agree yet on what is there.
+        """
         cluster, run = self._reach(), self._context.executor
         topics = {place.topic for place in self._places.values()}
         facts = await run_to_end(run, cluster.describe, topics)
-        if len(facts) < len(topics):
+        if not self._are_checked(facts):
             await self._ensure_topics()
             facts = await run_to_end(run, cluster.describe, topics)
+        if not self._are_checked(facts):
+            raise RetriableError(f"topics are not there yet: topics={','.join(sorted(topics))}")
         starts = await run_to_end(run, cluster.start_offsets, self._places.values())
         ends = await run_to_end(run, cluster.end_offsets, self._places.values())
-        missing = [place for place in self._places.values() if place.topic not in facts]
-        if missing:
-            raise RetriableError(f"topic is not there yet: topic={missing[0].topic}")
         return {
             store: StorePlace(place, facts[place.topic].topic_id, starts[place], ends[place])
             for store, place in self._places.items()
         }
 
+    def _are_checked(self, facts: Mapping[str, TopicFacts]) -> bool:
+        """Whether all topics are there, and each is the one whose settings were looked at."""
+        return {topic: found.topic_id for topic, found in facts.items()} == self._checked_ids
+
     def _usable_base(
         self, commit: CommitContext, store: StoreName, at: StorePlace
     ) -> ChangelogMarker | None:
         """Return the marker that an increment may build on by R9; None: the upload is full."""
-        marker = commit.base.markers_of(self._backend).get(store) if commit.base else None
+        base = self._marker_of_base(commit, store, at)
         lineage = (commit.version.id, *commit.version.lineage)
-        if marker is None or commit.base_version not in lineage:
+        if base is None or commit.base_version not in lineage:
+            return None
+        is_whole = (
+            base.topic_id == at.topic_id
+            and base.version == str(commit.base_version)
+            and base.content is not None
+            and (base.offset is None or (at.start <= base.start and base.offset < at.end))
+        )
+        return base if is_whole else None
+
+    def _is_known_own(self, commit: CommitContext, store: StoreName, at: StorePlace) -> bool:
+        """Whether a commit says that what stands in the topic is the job's.
+
+        One of ours that has written nothing says nothing of what came later. Samza's says so of a
+        topic that is empty for it too: there Samza writes beyond its checkpoints.
+        """
+        base = self._marker_of_base(commit, store, at)
+        return base is not None and (base.offset is not None or not base.topic_id)
+
+    def _marker_of_base(
+        self, commit: CommitContext, store: StoreName, at: StorePlace
+    ) -> ChangelogMarker | None:
+        """Return the marker of the committed base, if it is of the topic that is there now."""
+        marker = commit.base.markers_of(self._backend).get(store) if commit.base else None
+        if marker is None:
             return None
         try:
             base = ChangelogMarker.decode(marker)
         except CheckpointCorruptError:
             return None
-        is_own = (
-            ChangelogPartition(base.topic, base.partition) == at.place
-            and base.topic_id == at.topic_id
-            and base.version == str(commit.base_version)
-            and base.content is not None
-            and (base.offset is None or (at.start <= base.start and base.offset < at.end))
-        )
-        return base if is_own else None
+        is_here = ChangelogPartition(base.topic, base.partition) == at.place
+        return base if is_here and base.topic_id in {"", at.topic_id} else None
 
     def _reach(self) -> Cluster:
         if self._cluster is None:

@@ -126,8 +126,11 @@ class Cluster:
                 )
         return found
 
-    def ensure(self, topic: str, form: TopicForm) -> None:
+    def ensure(self, topic: str, form: TopicForm) -> str | None:
         """Create a topic, or give it partitions that it lacks. Safe against racing callers.
+
+        Returns:
+            Its id; None: the node that was asked does not know it yet.
 
         Raises:
             ConfigError: The cluster does not take it.
@@ -146,6 +149,7 @@ class Cluster:
             )
             # Somebody with a higher task number may have been first.
             self._tolerating(KafkaError.INVALID_PARTITIONS, futures, what)
+        return None if there is None else there.topic_id
 
     def check(self, topic: str, form: TopicForm) -> None:
         """Compare the settings of a topic with what the backend needs.

@@ -15,13 +15,16 @@ from statekeep.backends.kafka.cluster import Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings, Replicas
-from statekeep.backends.kafka.topics import patient, prepare_topics
+from statekeep.backends.kafka.topics import TopicWatch, patient, prepare_topics
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
 from statekeep.errors import RetriableError, StateBackupError
 from statekeep.stores.delta import Change
 
 _FLUSH_S: Final = 5.0
+_HINT: Final = (
+    "start the job again: it goes on from its last commit, with the topic that is there now"
+)
 
 
 @dataclass(slots=True)
@@ -90,6 +93,7 @@ class CompactedTopic:
         self._replicas = replicas
         self._settings = settings
         self._place = ChangelogPartition(topic, 0)
+        self._watch = TopicWatch(topic, _HINT)
         self._executor = executor
         self._clock = clock
         self._cluster: Cluster | None = None
@@ -111,7 +115,7 @@ class CompactedTopic:
             is_wanted: Called on an executor thread; other records are dropped as they come.
 
         Raises:
-            ConfigError: The cluster refuses us.
+            ConfigError: The cluster refuses us, or the topic was deleted and made anew.
             RetriableError: It does not answer in time.
         """
         await self._reach()
@@ -122,6 +126,7 @@ class CompactedTopic:
 
     async def _read_new(self, is_wanted: Callable[[Message], bool]) -> Sequence[Message]:
         run, cluster = self._executor, await self._reach()
+        await self._watch.check(cluster, run)
         end = (await run_to_end(run, cluster.end_offsets, [self._place]))[self._place]
         if end <= self._next_offset:
             return []

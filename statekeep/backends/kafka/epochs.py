@@ -1,17 +1,25 @@
-"""The stamp that goes with the records of a commit, so that an older reign knows a newer one.
+"""The stamp that goes with the records of a commit: it tells jobs apart, and an older reign from a newer.
 
-Correctness rests on the job log and on the transactional id, never on stamps: they only end the
-quarrel between a driver and its fenced predecessor soon.
+That a commit is exact rests on the job log and on the transactional id, never on stamps. They end the
+quarrel between a driver and its fenced predecessor soon, and keep a job from emptying a changelog that
+is not its own.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from statekeep.errors import TaskFencedError
+from confluent_kafka import Message
+
+from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.errors import ConfigError, TaskFencedError
+from statekeep.stores.delta import Change
 
 HEADER: Final = "statekeep"
+_GIVEN_UP: Final = "statekeep-given-up"
+_GIVEN_UP_KEY: Final = b"statekeep-given-up"
+_UNKNOWN: Final = "unknown"
 _FORM: Final = re.compile(rb"([^ ]*) ([0-9]{1,18}) ([0-9]{1,18})")
 
 Headers = Sequence[tuple[str, bytes | str | None]] | Mapping[str, bytes | str | None] | None
@@ -39,13 +47,85 @@ def check_epoch(own: EpochStamp, headers: Headers, topic: str) -> None:
     Raises:
         TaskFencedError: A newer epoch of the same job log wrote it.
     """
-    if not headers:
-        return
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    for name, value in pairs:
-        match = _FORM.fullmatch(value) if name == HEADER and isinstance(value, bytes) else None
-        if match is None or match[1].decode(errors="replace") != own.job_uid:
-            continue
-        if int(match[2]) > own.epoch:
+    for stamp in _stamps(headers):
+        if stamp.job_uid == own.job_uid and stamp.epoch > own.epoch:
             msg = f"a newer driver has written to the changelog: topic={topic}"
-            raise TaskFencedError(msg, own_epoch=own.epoch, newer_epoch=int(match[2]))
+            raise TaskFencedError(msg, own_epoch=own.epoch, newer_epoch=stamp.epoch)
+
+
+class Owners:
+    """Finds out whether the committed records of a changelog are a job's own.
+
+    Only the first record of a transaction is stamped, and compaction may drop it: that a record has no
+    stamp says nothing, that none has any does.
+    """
+
+    def __init__(self, own: EpochStamp, place: ChangelogPartition) -> None:
+        """Take whose they have to be, and where they stand."""
+        self._own = own
+        self._place = place
+        self._offsets: dict[str, int | None] = {}
+
+    def take(self, records: Iterable[Message]) -> None:
+        """Look at the next records."""
+        for record in records:
+            headers = record.headers()
+            given_up = _job_given_up(headers)
+            if given_up is None:
+                uids = [stamp.job_uid for stamp in _stamps(headers)] or [_UNKNOWN]
+                for uid in uids:
+                    self._offsets.setdefault(uid, record.offset())
+            elif given_up in self._offsets:
+                # It was let write here, so what bears no stamp was its own too.
+                self._offsets = {
+                    uid: offset
+                    for uid, offset in self._offsets.items()
+                    if uid not in {given_up, _UNKNOWN}
+                }
+
+    def check(self) -> None:
+        """Judge by all that was seen.
+
+        Raises:
+            ConfigError: There are records of another job, or nothing says that any is the job's.
+        """
+        own = self._own.job_uid
+        others = [uid for uid in self._offsets if uid not in {own, _UNKNOWN}]
+        if not others and (own in self._offsets or not self._offsets):
+            return
+        found = others[0] if others else _UNKNOWN
+        raise ConfigError(
+            f"changelog holds records of another job, which a first commit would delete: "
+            f"topic={self._place.topic} partition={self._place.partition} "
+            f"offset={self._offsets[found]} job_uid={found} own_job_uid={own}",
+            key="job.name",
+            hint="if the job is to go on from them, let it find its commits: job.name, job.log.backend, or "
+            "task.checkpoint.factory where it comes from Samza; else name another topic with "
+            "stores.<store>.changelog, or, if nobody needs the records, delete the topic",
+        )
+
+
+def given_up(job_uid: str) -> tuple[Change, Mapping[str, bytes]]:
+    """Return a record, and its headers, that says: what a job has written up to here is nobody's now.
+
+    The next full upload deletes it, as it does every key that it does not know.
+    """
+    return (_GIVEN_UP_KEY, job_uid.encode()), {_GIVEN_UP: job_uid.encode()}
+
+
+def _job_given_up(headers: Headers) -> str | None:
+    for name, value in _pairs(headers):
+        if name == _GIVEN_UP and isinstance(value, bytes):
+            return value.decode(errors="replace")
+    return None
+
+
+def _pairs(headers: Headers) -> Iterable[tuple[str, bytes | str | None]]:
+    return headers.items() if isinstance(headers, Mapping) else headers or ()
+
+
+def _stamps(headers: Headers) -> Iterator[EpochStamp]:
+    for name, value in _pairs(headers):
+        match = _FORM.fullmatch(value) if name == HEADER and isinstance(value, bytes) else None
+        if match is not None:
+            yield EpochStamp(match[1].decode(errors="replace"), int(match[2]), int(match[3]))

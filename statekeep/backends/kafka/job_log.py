@@ -12,7 +12,7 @@ from statekeep.backends.kafka.cluster import Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.topics import patient, prepare_topics
+from statekeep.backends.kafka.topics import TopicWatch, patient, prepare_topics
 from statekeep.backends.kafka.writer import TransactionWriter
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
@@ -23,6 +23,10 @@ from statekeep.fault_points import fault_point
 _FLOOR: Final = b"floor"
 _FENCED_TRIES: Final = 100
 """How often an append takes the transactional id back: each time somebody else got on."""
+_HINT: Final = (
+    "stop the job and give the topic back the records that it had, from a mirror or a backup of the cluster:"
+    " a job that starts with an empty log is a new one"
+)
 
 
 class KafkaJobLog(JobLog):
@@ -54,6 +58,7 @@ class KafkaJobLog(JobLog):
         """
         self._settings = settings
         self._place = ChangelogPartition(topic, 0)
+        self._watch = TopicWatch(topic, _HINT)
         self._executor = executor
         self._clock = clock
         self._cluster: Cluster | None = None
@@ -146,8 +151,10 @@ class KafkaJobLog(JobLog):
                 await self._catch_up()
                 if not is_wanted():
                     return
+                writer.offsets.clear()
                 await writer.write(self._place, [(key, data)], {})
                 await writer.commit()
+                await self._check_behind(writer.offsets.get(self._place))
             except PositionTakenError:
                 raise
             except ProducerFencedError:
@@ -159,6 +166,19 @@ class KafkaJobLog(JobLog):
                 self._fold_own(writer.offsets.get(self._place), key, data)
                 return
         raise RetriableError(f"others keep taking the job log: topic={self._place.topic}")
+
+    async def _check_behind(self, offset: int | None) -> None:
+        """Make sure that a record of our own went behind all that was read.
+
+        Raises:
+            ConfigError: The topic was deleted between the look at it and the record.
+            RetriableError: As above, and the node that was asked does not know it yet.
+        """
+        if offset is not None and offset < self._next_offset:
+            await self._watch.check(self._reach(), self._executor)
+            raise RetriableError(
+                f"a record went to a log that begins anew: topic={self._place.topic} offset={offset}"
+            )
 
     def _fold_own(self, offset: int | None, key: bytes, data: bytes) -> None:
         """Take in a record of our own without reading it, if it is the next one."""
@@ -174,6 +194,7 @@ class KafkaJobLog(JobLog):
 
     async def _read_new(self) -> None:
         run, cluster = self._executor, self._reach()
+        await self._watch.check(cluster, run)
         end = (await run_to_end(run, cluster.end_offsets, [self._place], is_committed_only=True))[
             self._place
         ]

@@ -16,6 +16,7 @@ from statekeep.backends.retry import Retrier
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.clock import Clock
+from statekeep.errors import ConfigError, RetriableError
 
 _ASKED_AGAIN_MS: Final = 100
 _LONGEST_PAUSE_MS: Final = 1_000
@@ -80,7 +81,7 @@ async def prepare_topics(
     settings: KafkaSettings,
     executor: BlockingExecutor,
     clock: Clock,
-) -> None:
+) -> Mapping[str, str | None]:
     """Create the topics that are missing and check all of them.
 
     Returns once the cluster answers for their last partitions: nodes learn of a topic one after
@@ -93,19 +94,62 @@ async def prepare_topics(
         executor: For blocking calls.
         clock: For pauses.
 
+    Returns:
+        The id of each topic that was checked, or of one that had its name before; None: unknown as yet.
+
     Raises:
         ConfigError: The cluster refuses a topic, or one that is there loses what we need.
         RetriableError: No answer within the time-out.
     """
 
-    async def prepare() -> None:
+    async def prepare() -> Mapping[str, str | None]:
+        ids: dict[str, str | None] = {}
         for topic, form in forms.items():
-            await run_to_end(executor, cluster.ensure, topic, form)
+            ids[topic] = await run_to_end(executor, cluster.ensure, topic, form)
             await run_to_end(executor, cluster.check, topic, form)
         last = [ChangelogPartition(topic, form.partitions - 1) for topic, form in forms.items()]
         await run_to_end(executor, cluster.end_offsets, last)
+        return ids
 
-    await patient(settings, clock).run(prepare, operation="prepare topics", subject=",".join(forms))
+    return await patient(settings, clock).run(
+        prepare, operation="prepare topics", subject=",".join(forms)
+    )
+
+
+class TopicWatch:
+    """Notices that a topic that is read and written for long is no more the one that it was."""
+
+    def __init__(self, topic: str, hint: str) -> None:
+        """Take what to watch; nothing is asked yet.
+
+        Args:
+            topic: Its name.
+            hint: What to do where another topic has the name.
+        """
+        self._topic = topic
+        self._hint = hint
+        self._id: str | None = None
+
+    async def check(self, cluster: Cluster, executor: BlockingExecutor) -> None:
+        """Make sure that the topic is the one of the first call.
+
+        Raises:
+            ConfigError: Somebody has deleted it, and made another one of its name.
+            RetriableError: It is not there, or the cluster does not answer.
+        """
+        facts = (await run_to_end(executor, cluster.describe, [self._topic])).get(self._topic)
+        if facts is None:
+            raise RetriableError(
+                f"topic is gone, or not every node knows of it yet: topic={self._topic}"
+            )
+        if self._id is None:
+            self._id = facts.topic_id
+        if facts.topic_id != self._id:
+            raise ConfigError(
+                f"topic was deleted, and another one has its name: topic={self._topic} "
+                f"topic_id={self._id} found_topic_id={facts.topic_id}",
+                hint=self._hint,
+            )
 
 
 def patient(settings: KafkaSettings, clock: Clock) -> Retrier:

@@ -3,7 +3,8 @@
 Two ways lead there. An *increment* writes the changes since the committed base, and sets every key
 of the tail (what stands behind the base's marker, by whomever) to its value in the version. A *full*
 upload does the same with the beginning of the topic in place of the base: every key of the topic
-that the version has not becomes a tombstone, and every key of the version is written.
+that the version has not becomes a tombstone, and every key of the version is written. So it is made
+only where the topic is known to be the job's own.
 """
 
 from collections.abc import (
@@ -24,7 +25,7 @@ from confluent_kafka import Message
 
 from statekeep.backends.base import BlockingExecutor, CommitContext
 from statekeep.backends.kafka.digest import ContentSummary
-from statekeep.backends.kafka.epochs import EpochStamp, check_epoch
+from statekeep.backends.kafka.epochs import EpochStamp, Owners, check_epoch
 from statekeep.backends.kafka.images import (
     are_few,
     changes_in_order,
@@ -74,6 +75,8 @@ class StoreUpload:
     at: StorePlace
     base: ChangelogMarker | None
     """Marker of the committed base, if an increment may build on it."""
+    is_known_own: bool
+    """Whether the committed base names records of this topic, so that it is the job's."""
     stamp: EpochStamp
     writer: ChangelogWriter
     executor: BlockingExecutor
@@ -94,6 +97,7 @@ class StoreUpload:
             return await self._write_all()
         changes, content = increment
         if self._has_tail(base):
+            await self._require_own()
             async with self._image(self.commit.version, "v") as image:
                 await self._mend(image, self._after(base), is_full=False)
         while chunk := await run_to_end(self.executor, _next_chunk, changes):
@@ -191,12 +195,27 @@ class StoreUpload:
         async with self._image(self.commit.version, "v") as image:
             if self.at.end > self.at.start:
                 try:
+                    await self._require_own()
                     await self._mend(image, self.at.start, is_full=True)
                 except CheckpointCorruptError as exc:
                     exc.add_note("hint: delete the topic; the next commit fills it anew")
                     raise
             content = await self._add_up(image, self._write)
         return self._marker(content, None)
+
+    async def _require_own(self) -> None:
+        """Make sure that nobody else's records are replaced, before any is written.
+
+        What was never committed is nobody's.
+
+        Raises:
+            ConfigError: They are another job's, or nothing says that they are ours.
+        """
+        if self.is_known_own:
+            return
+        owners = Owners(self.stamp, self.at.place)
+        await self._read(self.at.start, owners.take, is_committed_only=True)
+        owners.check()
 
     async def _mend(self, image: KeyValueStore, start: int, *, is_full: bool) -> None:
         """Set every key that stands from ``start`` on to its value in the version.
@@ -211,12 +230,30 @@ class StoreUpload:
                 check_epoch(self.stamp, record.headers(), self.at.place.topic)
             found.append([key for record in records if (key := record.key()) is not None])
 
+        async def write_found() -> None:
+            while found:
+                entries = _looked_up(image, dict.fromkeys(found.pop()))
+                while chunk := await run_to_end(self.executor, _next_chunk, entries):
+                    await self._write([e for e in chunk if e[1] is None or not is_full])
+
+        await self._read(start, take, is_committed_only=False, then=write_found)
+        fault_point("upload.after_tail")
+
+    async def _read(
+        self,
+        start: int,
+        take: Callable[[list[Message]], object],
+        *,
+        is_committed_only: bool,
+        then: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Hand the records from ``start`` on to ``take``, and await ``then`` after each batch."""
         reader = PartitionReader(
             self.settings,
             self.at.place,
             start,
             self.at.end,
-            is_committed_only=False,
+            is_committed_only=is_committed_only,
             executor=self.executor,
             clock=self.clock,
         )
@@ -225,13 +262,10 @@ class StoreUpload:
             while not reader.is_done:
                 await self.writer.commit_if_old()
                 await reader.next(take)
-                while found:
-                    entries = _looked_up(image, dict.fromkeys(found.pop()))
-                    while chunk := await run_to_end(self.executor, _next_chunk, entries):
-                        await self._write([e for e in chunk if e[1] is None or not is_full])
+                if then is not None:
+                    await then()
         finally:
             await reader.close()
-        fault_point("upload.after_tail")
 
     async def _write(self, chunk: Sequence[Change]) -> None:
         await self.writer.write(self.at.place, chunk, self.stamp.headers)

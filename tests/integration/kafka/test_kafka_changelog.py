@@ -276,6 +276,20 @@ async def test_a_recreated_topic_is_no_source_and_no_base(job: ChangelogJob) -> 
 
 
 @pytest.mark.asyncio
+async def test_a_topic_made_anew_that_loses_records_is_refused_under_a_running_job(
+    job: ChangelogJob,
+) -> None:
+    manager = await job.manager()
+    await job.commit(manager, {b"a": b"1"})
+    job.recreate_topic(cleanup_policy="delete", retention_ms="1000")
+    with pytest.raises(ConfigError, match=r"cleanup\.policy=delete retention\.ms=1000"):
+        await job.commit(manager, {b"b": b"1"})
+    assert job.records() == []
+    job.configure_topic(cleanup_policy="compact")
+    assert await restored(job, await job.commit(manager, {b"c": b"1"}))
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "marker",
     ["", "nothing", '{"version":2}', '{"version":1,"changelog-ssp":{},"changelog-offset":"1"}'],

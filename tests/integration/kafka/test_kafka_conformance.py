@@ -9,15 +9,16 @@ from kafka_kit import read_partition
 from servers.kafka import KafkaBroker
 from typing_extensions import override
 
-from statekeep.backends.base import StateBackendFactory
+from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.backends.kafka.factory import KafkaBackendFactory
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.checkpoint.checkpoints import BackendName, Marker
-from statekeep.errors import VersionDamagedError
+from statekeep.errors import ConfigError, VersionDamagedError
 from statekeep.stores.memory import IMAGE_FILE
 from statekeep.testing.backend_harness import STORE, BackendHarness
 from statekeep.testing.backend_hooks import FIRST, SECOND
 from statekeep.testing.backend_tests import StateBackendTests
+from statekeep.testing.clock import FakeClock
 from statekeep.testing.sealed_files import StoreContent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -107,6 +108,32 @@ class TestKafkaBackend(StateBackendTests):
         after = len(list(read_partition(self.broker.servers, topic, int(number))))
         assert after - before == len(SECOND)
         assert (await task.restore(second.checkpoint)).content == {STORE: SECOND}
+
+    @override
+    @pytest.mark.asyncio
+    async def test_a_clean_up_of_a_log_that_was_reset_leaves_the_new_logs_backups_alone(
+        self,
+        task: BackendHarness,
+        factory: StateBackendFactory,
+        executor: BlockingExecutor,
+        clock: FakeClock,
+        tmp_path: Path,
+    ) -> None:
+        """The partition is the same one: before the reset says so, the new job may not have it."""
+        zombie = self.harness(factory, executor, clock, tmp_path / "old", job_uid="90bc")
+        await zombie.start()
+        old = await zombie.commit(zombie.seal(FIRST))
+        first = task.seal(FIRST)
+        with pytest.raises(ConfigError, match="job_uid=90bc own_job_uid=77aa"):
+            await task.commit(first)
+        await zombie.manager.clean_up([], [(old.attempt[0] + 1, 0)])
+        new = await task.commit(task.seal(SECOND, parent=first))
+        await zombie.manager.clean_up([], [old.attempt])
+        await zombie.manager.clean_up([], [(old.attempt[0] + 1, 0)])
+        assert (await task.restore(new.checkpoint)).content == {STORE: SECOND}
+        after = await task.commit(task.seal(FIRST, parent=first))
+        assert (await task.restore(after.checkpoint)).content == {STORE: FIRST}
+        await zombie.close()
 
     @override
     @pytest.mark.asyncio

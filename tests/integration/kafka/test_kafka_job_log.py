@@ -7,7 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka_kit import Interrupting
 from servers.kafka import KafkaBroker
 
 from statekeep.backends.base import StateBackendFactory
@@ -17,7 +19,7 @@ from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import EpochRecord
 from statekeep.clock import SystemClock
-from statekeep.errors import TaskFencedError
+from statekeep.errors import ConfigError, RetriableError, TaskFencedError
 from statekeep.testing.executor import SerialExecutor
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -66,6 +68,52 @@ async def test_a_position_that_is_taken_is_refused_and_stays_as_it_is(
     with pytest.raises(PositionTakenError):
         await first.append(1, b"first again")
     assert [data for _, data in await first.read(0)] == [b"first", b"second"]
+
+
+def make_anew(servers: str, topic: str) -> None:
+    """Delete a topic and create another one of its name."""
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    for deleted in admin.delete_topics([topic]).values():
+        deleted.result()
+    while True:
+        try:
+            admin.create_topics([NewTopic(topic, 1, -1)])[topic].result()
+        except KafkaException as exc:  # the old one is still on its way out
+            if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+        else:
+            return
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("call", ["read", "append"])
+async def test_a_log_that_was_deleted_and_made_anew_is_told_of(
+    new_log: Callable[[], JobLog], factory: StateBackendFactory, broker: KafkaBroker, call: str
+) -> None:
+    log = new_log()
+    await log.probe()
+    await log.append(0, b"zero")
+    topic = f"{factory.settings['topic.prefix']}.job.main.job-log"
+    make_anew(broker.servers, topic)
+    with pytest.raises(ConfigError, match="topic was deleted, and another one has its name"):
+        await (log.read(0) if call == "read" else log.append(1, b"one"))
+    assert not await new_log().read(0)
+
+
+@pytest.mark.asyncio
+async def test_a_log_that_is_made_anew_between_a_look_and_a_record_is_told_of(
+    factory: StateBackendFactory, broker: KafkaBroker, interrupting: Interrupting
+) -> None:
+    log = factory.job_log("job/main", interrupting, SystemClock())
+    await log.probe()
+    await log.append(0, b"zero")
+    topic = f"{factory.settings['topic.prefix']}.job.main.job-log"
+    interrupting.arm("_enqueue", lambda: make_anew(broker.servers, topic))
+    with pytest.raises((ConfigError, RetriableError)):
+        await log.append(1, b"one")
+    with pytest.raises(ConfigError, match="topic was deleted, and another one has its name"):
+        await log.append(1, b"one")
+    await log.close()
 
 
 @pytest.mark.asyncio

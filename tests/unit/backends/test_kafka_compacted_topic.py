@@ -10,10 +10,11 @@ from confluent_kafka import KafkaError, Message
 from typing_extensions import override
 
 from statekeep.backends.kafka import compacted_topic
+from statekeep.backends.kafka.cluster import TopicFacts
 from statekeep.backends.kafka.compacted_topic import CompactedTopic
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.errors import RetriableError
+from statekeep.errors import ConfigError, RetriableError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -49,9 +50,16 @@ class FakeProducer:
 
 class FakeCluster:
     closed = 0
+    topic_id = "first"
+    end: int | None = None
+
+    def describe(self, topics: list[str]) -> dict[str, TopicFacts]:
+        return {topic: TopicFacts(self.topic_id, 1, 1) for topic in topics}
 
     def end_offsets(self, places: list[ChangelogPartition]) -> dict[ChangelogPartition, int]:
-        raise RetriableError("away")
+        if self.end is None:
+            raise RetriableError("away")
+        return dict.fromkeys(places, self.end)
 
     def close(self) -> None:
         type(self).closed += 1
@@ -211,3 +219,16 @@ async def test_records_that_are_not_wanted_are_dropped_and_come_again_after_a_re
     assert not await topic.read_new()
     topic.rewind()
     assert list(map(str, await topic.read_new())) == ["0", "1", "2"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("clients")
+async def test_a_topic_that_was_made_anew_is_not_followed_on(
+    topic: CompactedTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeCluster, "end", 0)
+    assert not await topic.read_new()
+    monkeypatch.setattr(FakeCluster, "topic_id", "second")
+    with pytest.raises(ConfigError, match="another one has its name") as caught:
+        await topic.read_new()
+    assert "start the job again" in caught.value.__notes__[0]

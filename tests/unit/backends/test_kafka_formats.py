@@ -1,18 +1,24 @@
 """What the Kafka backend writes and reads, without a broker."""
 
 import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
+from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.kafka.cluster import settings_problem
 from statekeep.backends.kafka.digest import ContentSummary
-from statekeep.backends.kafka.epochs import HEADER, EpochStamp, check_epoch
+from statekeep.backends.kafka.epochs import HEADER, EpochStamp, Owners, check_epoch, given_up
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import (
+    ChangelogPartition,
     changelog_partition,
     changelog_topic,
     topic_name,
@@ -200,3 +206,58 @@ def test_a_topic_that_drops_what_a_restore_needs_is_named_with_the_setting_that_
 )
 def test_a_topic_that_keeps_everything_is_taken(found: dict[str, str]) -> None:
     assert settings_problem(found, WANTED) is None
+
+
+@dataclass(frozen=True)
+class Stamped:
+    """A record, as far as it says whose it is, or with a dash before, which job has given it up."""
+
+    uid: str = ""
+
+    def offset(self) -> int:
+        return 7
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        if self.uid.startswith("-"):
+            return list(given_up(self.uid[1:])[1].items())
+        return [(HEADER, f"{self.uid} 3 9".encode())] if self.uid else None
+
+
+def owners_after(uids: Sequence[str]) -> Owners:
+    owners = Owners(EpochStamp("77aa", 3, 1), ChangelogPartition("topic", 2))
+    owners.take(cast("list[Message]", [Stamped(uid) for uid in uids]))
+    return owners
+
+
+@pytest.mark.parametrize("uids", [[], ["77aa"], ["", "77aa", ""]], ids=["none", "own", "some own"])
+def test_records_are_a_jobs_own_if_one_says_so(uids: list[str]) -> None:
+    owners_after(uids).check()
+
+
+def test_records_that_say_nothing_are_not_a_jobs_own() -> None:
+    with pytest.raises(ConfigError, match="topic=topic partition=2 offset=7 job_uid=unknown"):
+        owners_after(["", ""]).check()
+
+
+@pytest.mark.parametrize("uids", [["90bc"], ["77aa", "90bc"], ["90bc", "77aa"]], ids=str)
+def test_records_among_which_one_is_another_jobs_are_not_a_jobs_own(uids: list[str]) -> None:
+    with pytest.raises(ConfigError, match="offset=7 job_uid=90bc own_job_uid=77aa"):
+        owners_after(uids).check()
+
+
+@pytest.mark.parametrize(
+    ("uids", "is_free"),
+    [
+        (["90bc", "", "-90bc"], True),
+        (["90bc", "77aa", "-90bc", "77aa"], True),
+        (["", "-90bc"], False),
+        (["31de", "90bc", "-90bc"], False),
+        (["90bc", "-90bc", "90bc"], False),
+        (["90bc", "-90bc", ""], False),
+    ],
+    ids=str,
+)
+def test_what_a_job_has_given_up_is_nobodys(uids: list[str], is_free: bool) -> None:  # noqa: FBT001 - a case
+    owners = owners_after(uids)
+    with nullcontext() if is_free else pytest.raises(ConfigError):
+        owners.check()

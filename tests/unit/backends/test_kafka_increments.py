@@ -103,6 +103,7 @@ class Lineage:
             store=STORE,
             at=StorePlace(PLACE, "topic id", 0, 10),
             base=marker,
+            is_known_own=True,
             stamp=EpochStamp("77aa", 1, 1),
             writer=self.writer,
             executor=EXECUTOR,

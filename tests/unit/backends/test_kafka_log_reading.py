@@ -8,10 +8,11 @@ import pytest
 from confluent_kafka import Message
 
 from statekeep.backends.kafka import job_log
+from statekeep.backends.kafka.cluster import TopicFacts
 from statekeep.backends.kafka.job_log import KafkaJobLog
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, ConfigError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -44,9 +45,13 @@ class FakeTopic:
     """Is its own cluster; its oldest records go, or one is damaged, when a reader begins."""
 
     def __init__(self) -> None:
+        self.topic_id = "first"
         self.start = 0
         self.on_open: Callable[[], None] = lambda: None
         self.damaged = -1
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicFacts]:
+        return {topic: TopicFacts(self.topic_id, 1, 1) for topic in topics}
 
     def start_offsets(self, places: Sequence[ChangelogPartition]) -> dict[Any, int]:
         return dict.fromkeys(places, self.start)
@@ -115,3 +120,14 @@ async def test_a_damaged_record_of_a_log_is_no_reason_to_read_it_again(
     topic.damaged = 3
     with pytest.raises(CheckpointCorruptError):
         await log.read(0)
+
+
+@pytest.mark.asyncio
+async def test_a_log_whose_topic_was_made_anew_is_not_read_on(
+    topic: FakeTopic, log: KafkaJobLog
+) -> None:
+    await log.read(0)
+    topic.topic_id = "second"
+    with pytest.raises(ConfigError, match="topic_id=first found_topic_id=second") as caught:
+        await log.read(0)
+    assert "from a mirror" in caught.value.__notes__[0]

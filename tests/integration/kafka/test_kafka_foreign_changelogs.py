@@ -1,0 +1,142 @@
+"""A changelog that holds somebody else's records, and a job that has no commit of it."""
+
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from confluent_kafka import Producer
+from kafka_kit import KAFKA, ChangelogJob, Committed
+
+from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.errors import ConfigError
+from statekeep.testing.versions import STORE
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+@pytest_asyncio.fixture
+async def other(job: ChangelogJob, tmp_path: Path) -> AsyncGenerator[ChangelogJob]:
+    """A job with a log of its own and the same topic."""
+    made = ChangelogJob(job.servers, tmp_path / "other", job.task.job_name, job_uid="90bc")
+    yield made
+    await made.close()
+
+
+async def refused(job: ChangelogJob, changes: Mapping[bytes, bytes | None]) -> ConfigError:
+    """Make a commit that is refused and leaves the topic as it is."""
+    before = job.records()
+    with pytest.raises(ConfigError, match="which a first commit would delete") as caught:
+        await job.commit(await job.manager(), changes)
+    assert job.records() == before
+    return caught.value
+
+
+def based_on(job: ChangelogJob, markers: Mapping[BackendName, Mapping[StoreName, Marker]]) -> None:
+    """Let the next commit find a committed checkpoint with these markers and the head's content."""
+    assert job.head is not None
+    job.base = Committed(CheckpointV2(CheckpointId(0, 1), {}, markers), job.head, job.content)
+
+
+@pytest.mark.asyncio
+async def test_the_state_of_another_job_is_not_replaced(
+    job: ChangelogJob, other: ChangelogJob
+) -> None:
+    theirs = await other.commit(await other.manager(), {b"a": b"theirs", b"b": b"theirs"})
+    error = await refused(job, {b"a": b"ours"})
+    assert f"topic={job.topic} partition=2 offset=0 job_uid=90bc own_job_uid=77aa" in str(error)
+    assert error.key == "job.name"
+    assert "delete the topic" in error.__notes__[0]
+    assert await other.restore(theirs.checkpoint) == theirs.content
+
+
+@pytest.mark.asyncio
+async def test_records_without_a_stamp_are_not_replaced(job: ChangelogJob) -> None:
+    await job.manager()
+    job.write(job.zombie(), [(b"a", b"Samza's")])
+    assert "job_uid=unknown" in str(await refused(job, {b"b": b"ours"}))
+
+
+@pytest.mark.asyncio
+async def test_another_job_that_came_after_is_found_behind_records_of_our_own(
+    job: ChangelogJob,
+) -> None:
+    await job.upload(await job.manager(), job.seal({b"a": b"ours"}))
+    job.write(job.zombie(), [(b"b", b"theirs")], headers={"statekeep": b"90bc 1 1"})
+    assert "job_uid=90bc" in str(await refused(job, {b"c": b"ours"}))
+
+
+@pytest.mark.asyncio
+async def test_a_commit_of_nothing_does_not_make_a_topic_ours(
+    job: ChangelogJob, other: ChangelogJob
+) -> None:
+    await job.commit(await job.manager(), {})
+    theirs = await other.commit(await other.manager(), {b"a": b"theirs"})
+    await refused(job, {b"b": b"ours"})
+    assert await other.restore(theirs.checkpoint) == theirs.content
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", [Producer.abort_transaction, None], ids=["aborted", "open"])
+async def test_what_was_never_committed_is_nobodys(job: ChangelogJob, end: object) -> None:
+    await job.manager()
+    job.write(job.zombie(), [(b"a", b"1")], end=end, headers={"statekeep": b"90bc 1 1"})  # type: ignore[arg-type]
+    commit = await job.commit(await job.manager(), {b"b": b"ours"})
+    assert await job.restore(commit.checkpoint) == {b"b": b"ours"}
+
+
+@pytest.mark.asyncio
+async def test_a_first_commit_that_was_not_recorded_is_made_again(job: ChangelogJob) -> None:
+    await job.upload(await job.manager(), job.seal({b"a": b"void", b"z": b"void"}))
+    job.head, job.content = None, {}
+    commit = await job.commit(await job.manager(), {b"a": b"1"}, epoch=2)
+    assert await job.restore(commit.checkpoint) == {b"a": b"1"}
+
+
+@pytest.mark.asyncio
+async def test_a_topic_that_the_checkpoint_of_samza_names_is_the_jobs(job: ChangelogJob) -> None:
+    await job.manager()
+    job.write(job.zombie(), [(b"a", b"Samza's"), (b"gone", b"Samza's")])
+    job.seal({b"a": b"Samza's"})
+    marker = ChangelogMarker(job.topic, 2, 0).encode(KAFKA)
+    based_on(job, {KAFKA: {STORE: marker}})
+    commit = await job.commit(await job.manager(), {b"b": b"ours"})
+    assert await job.restore(commit.checkpoint) == {b"a": b"Samza's", b"b": b"ours"}
+
+
+@pytest.mark.asyncio
+async def test_a_backend_that_is_added_to_a_job_goes_on_with_what_it_wrote_long_ago(
+    job: ChangelogJob,
+) -> None:
+    await job.commit(await job.manager(), {b"a": b"1", b"old": b"1"})
+    job.seal({b"a": b"2", b"old": None})
+    based_on(job, {BackendName("blob"): {STORE: Marker("elsewhere")}})
+    commit = await job.commit(await job.manager(), {b"b": b"1"})
+    assert await job.restore(commit.checkpoint) == {b"a": b"2", b"b": b"1"}
+
+
+@pytest.mark.asyncio
+async def test_a_marker_of_the_topic_before_says_nothing_of_the_new_one(job: ChangelogJob) -> None:
+    await job.commit(await job.manager(), {b"a": b"1"})
+    job.recreate_topic()
+    job.write(job.zombie(), [(b"a", b"theirs")])
+    await refused(job, {b"b": b"ours"})
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_was_reset_begins_anew_in_the_topic_that_it_had(
+    job: ChangelogJob, other: ChangelogJob
+) -> None:
+    manager = await job.manager()
+    await job.commit(manager, {b"a": b"1", b"b": b"1"})
+    await manager.clean_up([], [(2, 1)])
+    await refused(other, {b"c": b"2"})
+    await manager.clean_up([], [(3, 0)])
+    other.head, other.content = None, {}
+    commit = await other.commit(await other.manager(), {b"c": b"2"})
+    assert await other.restore(commit.checkpoint) == {b"c": b"2"}
+    assert dict(job.records())[b"statekeep-given-up"] is None
+    job.base, job.head, job.content = None, None, {}
+    await refused(job, {b"d": b"1"})
