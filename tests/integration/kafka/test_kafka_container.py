@@ -18,7 +18,12 @@ from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.container.task import Task
-from statekeep.errors import CheckpointCorruptError, CommitFailedError, ConfigError
+from statekeep.errors import (
+    CheckpointCorruptError,
+    CommitFailedError,
+    ConfigError,
+    RetriableError,
+)
 from statekeep.stores.delta import Change
 from statekeep.testing.versions import STORE
 
@@ -113,7 +118,7 @@ async def test_a_cluster_that_does_not_answer_is_refused_at_the_start(
     broker: KafkaBroker, root: Path
 ) -> None:
     nowhere = {"kafka__bootstrap__servers": "127.0.0.1:1", "kafka__timeout__ms": "1s"}
-    with pytest.raises(ConfigError, match="unreachable"):
+    with pytest.raises(RetriableError, match="does not answer"):
         async with Container(config(broker, root, **nowhere)):
             pass
 
