@@ -28,11 +28,28 @@ class Ledger:
     def check(self, gone: Mapping[str, Attempt], story: LogStory) -> Sequence[str]:
         """Hold deletions against the log, as it is after they were seen (15).
 
-        What an upload made may also go once its marker has turned out to be bad.
+        What an upload made may also go once its marker has turned out to be bad; and what an attempt
+        has uploaded twice, where the commit names the other upload, once a later attempt is closed.
         """
         bad = {marker.rpartition("/")[0] for marker in story.bad_markers}
         return [
             f"15: {self._name}: {name} is gone, but its attempt is neither released nor closed"
             for name, attempt in sorted(gone.items())
-            if not story.is_closed(attempt) and name.rpartition("/")[0] not in bad
+            if not story.is_closed(attempt)
+            and name.rpartition("/")[0] not in bad
+            and not self._is_left_over(name, attempt, story)
         ]
+
+    def _is_left_over(self, name: str, attempt: Attempt, story: LogStory) -> bool:
+        named = story.markers(attempt, self._name)
+        return (
+            bool(named)
+            and attempt < story.newest_closed
+            and not any(marker.startswith(_upload_of(name)) for marker in named)
+        )
+
+
+def _upload_of(name: str) -> str:
+    """Return how the marker begins of the upload that made a blob or a file."""
+    directory, slash, file = name.rpartition("/")
+    return f"{directory}{slash}{file.partition('-')[0].partition('.')[0]}"

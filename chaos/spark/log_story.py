@@ -65,6 +65,21 @@ class LogStory:
         }
         return attempt in self.void or (bool(committed) and committed <= self.released)
 
+    @property
+    def newest_closed(self) -> Key:
+        """The newest attempt of which `is_closed` is true."""
+        return max(filter(self.is_closed, self.attempts), default=(0, 0))
+
+    def markers(self, attempt: Key, place: str) -> set[str]:
+        """Return what the commit of an attempt names in a place; empty: there is no such commit."""
+        return {
+            marker
+            for commit in self.commits.values()
+            if (commit["attempt-epoch"], commit["attempt"]) == attempt
+            for checkpoint in commit.get("checkpoints", {}).values()
+            for marker in checkpoint["state-checkpoint-markers"].get(place, {}).values()
+        }
+
     def _take(self, position: int, record: Mapping[str, Any]) -> None:
         # A put that landed and answered an error is won: its writer must not append it again.
         if record["nonce"] in self.nonces:

@@ -201,6 +201,32 @@ def test_a_blob_may_go_once_its_attempt_is_closed(
     assert numbers(ledger.check(gone, story(*more))) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "closed", "expected"),
+    [
+        ("1-4/aaaa-0-small-files.pack", 5, set()),
+        ("1-4/aaaa-0-small-files.pack", None, {"15"}),
+        ("1-4/0c1f-0-small-files.pack", 5, {"15"}),
+    ],
+    ids=["of an upload that was made again", "before a later attempt ended", "of the commit"],
+)
+def test_what_was_uploaded_twice_may_go_once_a_later_attempt_is_closed(
+    tmp_path: Path, name: str, closed: int | None, expected: set[str]
+) -> None:
+    path = tmp_path / PLACE / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    ledger = Ledger("blob-1", LocalFiles(tmp_path), "tally")
+    ledger.gone()
+    path.unlink()
+    marker = f"{PLACE}/1-4/0c1f-snapshot-index-1.json"
+    checkpoint = {"state-checkpoint-markers": {"blob-1": {"state": marker}}}
+    committed = {**commit("f", 4, 3), "checkpoints": {"Partition 0": checkpoint}}
+    void = record("void", "v", **{"attempt-epoch": 1, "attempt": closed})
+    more = [attempt("g", 4), committed, attempt("h", 5), *([void] if closed else [])]
+    assert numbers(ledger.check(ledger.gone(), story(*more))) == expected
+
+
 def test_a_touched_checkpoint_location_is_told(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("before")
