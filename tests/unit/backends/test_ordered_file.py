@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.backends.blob.managers.ordered_file import OrderedFile
@@ -23,6 +23,7 @@ def keep() -> None:
 
 
 @given(order=st.permutations(range(6)))
+@settings(deadline=None)
 def test_parts_are_written_and_hashed_in_their_order(order: Sequence[int]) -> None:
     parts = [bytes([number]) * number for number in range(6)]
     released: list[int] = []
