@@ -52,7 +52,7 @@ class StatefulStreamingQuery:
         context = plan.source.sparkSession.sparkContext
         supervisor = Supervisor(
             run,
-            lambda: plan.start(events, clock),
+            lambda check_wanted: plan.start(events, clock, check_wanted),
             policy,
             events=events,
             clock=clock,

@@ -117,8 +117,16 @@ class QueryPlan:
     query_name: str | None
     trigger: Mapping[str, Any]
 
-    def start(self, events: EventList, clock: Clock) -> QueryRun:
+    def start(
+        self, events: EventList, clock: Clock, check_wanted: Callable[[], None] = lambda: None
+    ) -> QueryRun:
         """Take over the job, recover its state, and start a Spark query.
+
+        Args:
+            events: Gets what happens.
+            clock: For delays.
+            check_wanted: Called before other drivers are fenced, and before the Spark query starts;
+                raises if nobody wants it any more.
 
         Raises:
             ConfigError: A setting, a backend or the session is wrong.
@@ -136,13 +144,14 @@ class QueryPlan:
             events=events,
         )
         try:
-            job.open()
+            job.open(check_wanted)
             writer = self.source.writeStream.foreachBatch(job.run_batch)
             writer = writer.option("checkpointLocation", self.location.uri)
             if self.query_name is not None:
                 writer = writer.queryName(self.query_name)
             if self.trigger:
                 writer = writer.trigger(**self.trigger)
+            check_wanted()
             return QueryRun(_start(writer, job), job)
         except BaseException:
             job.close()
@@ -165,5 +174,5 @@ def _start(writer: DataStreamWriter, job: StatefulJob) -> StreamingQuery:
         raise
 
 
-Starter = Callable[[], QueryRun]
-"""Starts a query anew, from where the job stands."""
+Starter = Callable[[Callable[[], None]], QueryRun]
+"""Starts a query anew, from where the job stands; what it is given is `QueryPlan.start`'s last."""

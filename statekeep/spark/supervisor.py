@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 
 from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
+from statekeep.errors import BackendClosedError
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.query_run import QueryRun, Starter
 from statekeep.spark.restart_policy import RestartPolicy, may_pass
@@ -95,7 +96,7 @@ class Supervisor:
         """Stop the query, or the wait for its next run; returns when it has ended.
 
         A restart that does not get on, such as one that waits for a dead store, is waited for
-        no longer after some time. Should it get going later, it is stopped at once.
+        no longer after some time. Should it get on later, it ends before it fences anybody.
         """
         with self._changing:
             self._is_stopping = True
@@ -157,13 +158,22 @@ class Supervisor:
             await self._clock.sleep(min(delay_s, _SLICE_S))
             delay_s -= _SLICE_S
 
+    def _check_wanted(self) -> None:
+        """Let no run that is late fence the query that came after the stop.
+
+        Raises:
+            BackendClosedError: The query is being stopped, or was.
+        """
+        if self._is_stopping:
+            raise BackendClosedError("the query was stopped while it started again")
+
     def _begin_anew(self) -> BaseException | None:
         """Start the next run and follow it; return what it failed with."""
         self._policy.began()
         try:
-            run = self._start()
+            run = self._start(self._check_wanted)
         except Exception as exc:  # noqa: BLE001 - kept: another restart follows, or it is raised
-            self.failed_start = exc
+            self.failed_start = None if self._is_stopping else exc
             return exc
         with self._changing:
             self.failed_start = None

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -114,8 +115,11 @@ class StatefulJob:
         self._closing = threading.Lock()
         self._is_closed = False
 
-    def open(self) -> None:
+    def open(self, check_wanted: Callable[[], None] = lambda: None) -> None:
         """Take over the job and bring every task to the newest batch that counts.
+
+        Args:
+            check_wanted: Called before other drivers are fenced; raises to let them be.
 
         Raises:
             ConfigError: A setting, a backend or the job's identity is wrong.
@@ -138,6 +142,7 @@ class StatefulJob:
         self._anchor.place(whereabouts)
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
         # All that may fail or take long comes before: until now an older driver goes on.
+        check_wanted()
         self._identity = self._reign.fence(expected)
         spec = self._job_spec()
         self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign)
