@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -184,7 +184,7 @@ class Container:
             owner=f"{socket.gethostname()}:{os.getpid()}",
             on_failure=on_failure,
             on_progress=self._on_progress,
-            away=self._away,
+            find_away=lambda: self._find_away(pools.commit),
             limits=self._limits,
         )
 
@@ -199,6 +199,13 @@ class Container:
                 await prepare(admin)
             elif not await prepare_unless_away(name, admin):
                 self._away.add(name)
+
+    async def _find_away(self, executor: BoundedExecutor) -> Collection[BackendName]:
+        """Return the optional backends that do not answer; asked again where one may hold a log."""
+        for name in tuple(self._away) if self._config.job.log_backend is None else ():
+            if await prepare_unless_away(name, self._factories[name].admin(executor, self._clock)):
+                self._away.discard(name)
+        return self._away
 
     async def _prepare_required(self, parts: TaskParts) -> None:
         """Prepare what was away and is optional for other stores than those of the task."""

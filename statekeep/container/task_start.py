@@ -54,8 +54,8 @@ class TaskParts:
     """Host and process, for people who read the log."""
     on_failure: Callable[[Exception], None]
     on_progress: Callable[[RestoreProgress], None]
-    away: Collection[BackendName] = ()
-    """Optional backends that do not answer."""
+    find_away: Callable[[], Awaitable[Collection[BackendName]]]
+    """Returns the optional backends that do not answer."""
     limits: tuple[str, ...] = ()
     """What the job does without because of what its backends are, for people."""
 
@@ -126,7 +126,7 @@ async def _check_new(parts: TaskParts, scope: str, copies: CheckpointCopies) -> 
     log_backend = parts.log_backend
     factories = answering(
         parts.factories.values(),
-        parts.away,
+        await parts.find_away(),
         is_log_named=parts.config.job.log_backend is not None,
     )
     await require_no_other_log(factories, scope, log_backend.name, parts.executor, parts.clock)

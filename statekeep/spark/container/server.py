@@ -62,6 +62,8 @@ class ContainerServer:
         """Hand-overs of the newest attempt that have their entry."""
         self._untaken: dict[tuple[int, int, int], HandOver] = {}
         """Those that failed before they were acknowledged, and may stand on disk."""
+        self._has_forgotten = False
+        """Whether what was not acknowledged until then has been removed, or will be."""
         self._restores = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -102,6 +104,7 @@ class ContainerServer:
 
         On the loop, which has nothing else to do any more.
         """
+        self._has_forgotten = True
         for key, request in self._untaken.items():
             if not self._is_known(key):
                 try:
@@ -236,13 +239,18 @@ class ContainerServer:
         await self._work.executor.run(self._outbox.replace, request)
         fault_point("outbox.after_write")
         try:
-            self._refuse_older(key)  # one may have come while this one waited for the disk
+            self._refuse_late(key)  # what has come while this one waited for the disk
         except StateBackupError:
             await self._work.executor.run(self._outbox.remove, request)
             raise
         self._untaken.pop(own_key, None)
         self._start_upload(request)
         return Done()
+
+    def _refuse_late(self, key: tuple[int, int]) -> None:
+        self._refuse_older(key)
+        if self._has_forgotten:
+            raise StateBackupError(f"the container has ended: attempt={key}")
 
     def _refuse_older(self, key: tuple[int, int]) -> None:
         if key < self._newest:

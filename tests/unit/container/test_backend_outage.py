@@ -174,6 +174,20 @@ async def test_a_job_starts_while_an_optional_backend_is_away_and_takes_it_in_wh
 
 
 @pytest.mark.asyncio
+async def test_a_new_task_starts_once_a_backend_that_may_hold_its_log_answers(
+    tmp_path: Path,
+) -> None:
+    far = str(tmp_path / "far")
+    cut_off(far)
+    async with Container(blob_job(tmp_path), clock=FakeClock()) as container:
+        with pytest.raises(RetriableError, match="does not answer: backend=far"):
+            await container.start_task(TASK, ["counts"])
+        plan_of(far).clear()
+        task = await container.start_task(TASK, ["counts"])
+        assert set((await put_and_commit(task, 0)).state_markers) == {"near", "far"}
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     "settings",
     [{"stores__backup__optional": ""}, {"job__log__backend": "far"}],

@@ -191,6 +191,30 @@ async def test_a_server_that_ends_leaves_no_hand_over_whose_driver_was_told_of_a
 
 
 @pytest.mark.asyncio
+async def test_a_hand_over_that_is_written_while_the_server_ends_is_not_acknowledged(
+    rig: Rig,
+) -> None:
+    running = await rig.run()
+    run, is_written, go_on = rig.work.executor.run, asyncio.Event(), asyncio.Event()
+
+    async def dawdle(call: Callable[..., Any], *args: Any) -> Any:
+        result = await run(call, *args)
+        if call.__name__ == "replace":
+            is_written.set()
+            await go_on.wait()
+        return result
+
+    rig.work.executor.run = dawdle  # type: ignore[method-assign, assignment]
+    asked = asyncio.create_task(rig.ask(hand_over()))
+    await is_written.wait()
+    await rig.ask(Stop(epoch=1))
+    await running
+    go_on.set()
+    assert isinstance(await asked, Refused)
+    assert Outbox(rig.place.outbox).pending() == []
+
+
+@pytest.mark.asyncio
 async def test_an_upload_begins_only_after_those_that_it_supersedes_have_ended(rig: Rig) -> None:
     await rig.ask(hand_over(attempt=1))
     await until(lambda: rig.work.began == [1])
