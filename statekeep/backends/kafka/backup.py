@@ -12,6 +12,7 @@ from statekeep.backends.kafka.cluster import Cluster, TopicFacts
 from statekeep.backends.kafka.epochs import EpochStamp, given_up
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition, transactional_id
+from statekeep.backends.kafka.ownership import is_own
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
@@ -109,7 +110,8 @@ class KafkaBackupManager(TaskBackupManager):
     ) -> None:
         """Say so in the changelogs if the job has ended, and nothing in them is needed any more.
 
-        Else do nothing: what void attempts left is overwritten by the next commit, and compacted.
+        Not in those that are another job's, or of which nothing says whose they are. Else do nothing:
+        what void attempts left is overwritten by the next commit, and compacted.
         """
         self._check_open()
         if retained or [attempt for _, attempt in closed_attempts] != [_ALL]:
@@ -124,7 +126,8 @@ class KafkaBackupManager(TaskBackupManager):
         try:
             await writer.open()
             for place in self._places.values():
-                await writer.write(place, [entry], headers)
+                if await self._is_own(place):
+                    await writer.write(place, [entry], headers)
             await writer.commit()
         finally:
             await writer.discard()
@@ -136,6 +139,27 @@ class KafkaBackupManager(TaskBackupManager):
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             await run_to_end(self._context.executor, self._clusters.give_back)
+
+    async def _is_own(self, place: ChangelogPartition) -> bool:
+        own = EpochStamp(self._context.task.job_uid, _ALL, _ALL)
+        found = await is_own(
+            self._settings,
+            self._reach(),
+            own,
+            place,
+            executor=self._context.executor,
+            clock=self._context.clock,
+        )
+        if not found:
+            logger.info(
+                "changelog has no records of the job, or of others too, and is left as it is: "
+                "task=%s backend=%s topic=%s partition=%d",
+                self._context.task.task_name,
+                self._backend,
+                place.topic,
+                place.partition,
+            )
+        return found
 
     def _check_open(self) -> None:
         if self._is_closed:

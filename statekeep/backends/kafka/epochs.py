@@ -83,16 +83,24 @@ class Owners:
                     if uid not in {given_up, _UNKNOWN}
                 }
 
+    @property
+    def are_own(self) -> bool:
+        """Whether some of what was seen is the job's, and nothing another one's."""
+        return self._own.job_uid in self._offsets and not self._others
+
+    @property
+    def _others(self) -> Sequence[str]:
+        return [uid for uid in self._offsets if uid not in {self._own.job_uid, _UNKNOWN}]
+
     def check(self) -> None:
         """Judge by all that was seen.
 
         Raises:
             ConfigError: There are records of another job, or nothing says that any is the job's.
         """
-        own = self._own.job_uid
-        others = [uid for uid in self._offsets if uid not in {own, _UNKNOWN}]
-        if not others and (own in self._offsets or not self._offsets):
+        if self.are_own or not self._offsets:
             return
+        own, others = self._own.job_uid, self._others
         found = others[0] if others else _UNKNOWN
         raise ConfigError(
             f"changelog holds records of another job, which a first commit would delete: "

@@ -11,7 +11,7 @@ from kafka_kit import KAFKA, ChangelogJob, Committed
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, RetriableError
 from statekeep.testing.versions import STORE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -140,3 +140,42 @@ async def test_a_job_that_was_reset_begins_anew_in_the_topic_that_it_had(
     assert dict(job.records())[b"statekeep-given-up"] is None
     job.base, job.head, job.content = None, None, {}
     await refused(job, {b"d": b"1"})
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [({}, b"90bc 1 1"), ({b"a": b"ours"}, b"90bc 1 1"), ({}, None)],
+    ids=["theirs", "both", "Samza's"],
+)
+async def test_nothing_is_written_to_a_changelog_of_another_job_that_is_given_up(
+    job: ChangelogJob, ours: Mapping[bytes, bytes], theirs: bytes | None
+) -> None:
+    manager = await job.manager()
+    await job.commit(manager, ours)
+    headers = {} if theirs is None else {"statekeep": theirs}
+    job.write(job.zombie(), [(b"b", b"theirs")], headers=headers)
+    before = job.end_offset()
+    await manager.clean_up([], [(3, 0)])
+    assert job.end_offset() == before
+
+
+@pytest.mark.asyncio
+async def test_an_empty_changelog_is_given_up_by_doing_nothing(job: ChangelogJob) -> None:
+    manager = await job.manager()
+    await manager.clean_up([], [(3, 0)])
+    assert job.end_offset() == 0
+    job.delete_topic()
+    await manager.clean_up([], [(3, 0)])
+    with pytest.raises(RetriableError):
+        job.end_offset()
+
+
+@pytest.mark.asyncio
+async def test_a_changelog_is_given_up_once(job: ChangelogJob) -> None:
+    manager = await job.manager()
+    await job.commit(manager, {b"a": b"1"})
+    await manager.clean_up([], [(3, 0)])
+    before = job.end_offset()
+    await manager.clean_up([], [(4, 0)])
+    assert job.end_offset() == before
