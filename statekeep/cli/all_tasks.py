@@ -32,7 +32,7 @@ async def require_all_tasks(settings: Config, names: Sequence[str]) -> None:
             )
     following = f"Partition {len(numbers)}"
     async with open_log_place(settings, SystemClock(), task=following) as place:
-        if await place.log.read(0):
+        if await place.log.is_there():
             raise ConfigError(
                 f"a task is left out: task={following}",
                 hint="name every task of the job with --task; `statekeep reset` removes one that "

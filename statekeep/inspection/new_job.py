@@ -235,6 +235,8 @@ async def require_no_commit(config: Config, place: LogPlace) -> None:
     Raises:
         ConfigError: It is.
     """
+    if not await place.log.is_there():
+        return
     reader = LogReader(place.log)
     await reader.catch_up()
     _require_no_commit(config, place, reader.view)

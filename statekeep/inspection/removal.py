@@ -117,7 +117,7 @@ async def _require_no_original(log: JobLog, backend: str, remains: LogRemains) -
 
     A move that was cut off leaves such a copy: of the same job, while the other log still counts.
     """
-    if not await log.read(0):
+    if not await log.is_there():
         return
     other = await read_remains(log)
     if other.moved_to is None and other.identities.keys() & remains.identities.keys():
