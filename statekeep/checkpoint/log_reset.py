@@ -1,7 +1,9 @@
 """The end of all that a job log says, so that the job starts anew (R2)."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_writer import random_nonce
@@ -43,6 +45,8 @@ class LogRemains:
     """Names under which commits are kept."""
     moved_to: str | None = None
     """The backend in which the log goes on, and with it the job whose backups these are."""
+    _job_uid: str | None = field(default=None, init=False)
+    """Of the job whose commits stand before the next record: its attempts do not say it again."""
 
     def fold(self, record: Record) -> None:
         """Take in the next record."""
@@ -51,11 +55,16 @@ class LogRemains:
             case EpochRecord() if record.is_reset:
                 self.commits = 0
                 self.pins.clear()
-            case AttemptRecord() if record.identity is not None:
-                self._note_job(record.identity, record.uploads)
+                self._job_uid = None
+            case AttemptRecord():
+                if record.identity is not None:
+                    self._note_job(record.identity)
+                if self._job_uid is not None:
+                    self.tasks[self._job_uid].update(record.versions, record.uploads)
             case CommitRecord():
                 self.commits += 1
-                self._note_job(record.identity, record.versions)
+                self._note_job(record.identity)
+                self.tasks[record.identity.job_uid].update(record.versions)
                 self._note_backends(record)
             case PinRecord():
                 self.pins.add(record.name)
@@ -71,9 +80,16 @@ class LogRemains:
         self.damaged += 1
         self.newest_epoch += 1
 
-    def _note_job(self, identity: JobIdentity, tasks: Iterable[str]) -> None:
-        self.identities[identity.job_uid] = identity
-        self.tasks.setdefault(identity.job_uid, set()).update(tasks)
+    def _note_job(self, identity: JobIdentity) -> None:
+        """Take in what a job is now, with the stores that it no longer has."""
+        uid = self._job_uid = identity.job_uid
+        before = self.identities.get(uid, identity).stores
+        stores = {
+            operator: sorted({*before.get(operator, ()), *identity.stores.get(operator, ())})
+            for operator in {**before, **identity.stores}
+        }
+        self.identities[uid] = msgspec.structs.replace(identity, stores=stores)
+        self.tasks.setdefault(uid, set())
 
     def _note_backends(self, commit: CommitRecord) -> None:
         for task, raw in commit.checkpoints.items():

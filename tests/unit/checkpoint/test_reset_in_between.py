@@ -1,5 +1,6 @@
 """A log that is reset while somebody is about to take it over."""
 
+import msgspec
 import pytest
 from log_kit import commit_record, driver_on, log_on, new_blobs, view_of
 from typing_extensions import override
@@ -94,3 +95,41 @@ async def test_a_log_names_the_jobs_that_tools_began_to_make_in_it() -> None:
     remains = await read_remains(log_on(blobs))
     assert remains.identities == {"u": identity}
     assert remains.tasks == {"u": {"Partition 0", "Partition 1"}}
+
+
+async def test_a_log_names_the_tasks_of_attempts_that_came_to_nothing() -> None:
+    """A new Spark job: its first commit has no tasks yet, its attempts do not say whose they are."""
+    blobs = new_blobs()
+    first = msgspec.structs.replace(commit_record(1), checkpoints={}, versions={})
+    await (await driver_on(blobs)).append(first)
+    log = await JobOwner.take_over(log_on(blobs), "driver")
+    tasks = ["Partition 0", "Partition 1"]
+    await log.begin_attempt(7, CheckpointId(1, 1), dict.fromkeys(tasks, "7_0a"), ["Partition 1"])
+    assert (await read_remains(log_on(blobs))).tasks == {"u": {*tasks}}
+
+
+async def test_what_comes_after_a_reset_is_not_the_job_before() -> None:
+    blobs = new_blobs()
+    await (await driver_on(blobs)).append(commit_record(1))
+
+    async def fail(_epoch: int, _remains: LogRemains) -> None:
+        raise RetriableError("no answer")
+
+    with pytest.raises(RetriableError):
+        await reset_log(log_on(blobs), "reset", delete=fail)
+    before = (await read_remains(log_on(blobs))).tasks
+    log = await JobOwner.take_over(log_on(blobs), "tool")
+    other = msgspec.structs.replace(commit_record(1).identity, job_uid="v")
+    await log.begin_attempt(0, CheckpointId(1, 1), {}, ["Partition 9"], other)
+    assert (await read_remains(log_on(blobs))).tasks == {**before, "v": {"Partition 9"}}
+
+
+async def test_a_log_names_the_stores_that_a_job_had_and_has() -> None:
+    blobs = new_blobs()
+    driver = await driver_on(blobs)
+    for stores in (["kept", "removed"], ["added", "kept"]):
+        commit = commit_record(1)
+        identity = msgspec.structs.replace(commit.identity, stores={"main": stores})
+        await driver.append(msgspec.structs.replace(commit, identity=identity))
+    identity = (await read_remains(log_on(blobs))).identities["u"]
+    assert identity.stores == {"main": ["added", "kept", "removed"]}
