@@ -117,20 +117,22 @@ class KafkaBackupManager(TaskBackupManager):
         if retained or [attempt for _, attempt in closed_attempts] != [_ALL]:
             return
         entry, headers = given_up(self._context.task.job_uid)
-        writer = PlainWriter(
-            self._settings,
-            transactional_id(self._settings.topic_prefix, self._context.task),
-            executor=self._context.executor,
-            clock=self._context.clock,
-        )
+        await self._drop_writer()
         try:
-            await writer.open()
+            # Takes the transactional id: what a container is about to write counts no more.
+            writer = await self._open_writer()
             for place in self._places.values():
                 if await self._is_own(place):
                     await writer.write(place, [entry], headers)
             await writer.commit()
+        except ProducerFencedError as exc:
+            error = RetriableError(
+                f"a job that has ended still writes: task={self._context.task.task_name}"
+            )
+            error.add_note("hint: stop its program, then repeat the command")
+            raise error from exc
         finally:
-            await writer.discard()
+            await self._drop_writer()
 
     @override
     async def close(self) -> None:

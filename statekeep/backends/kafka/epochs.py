@@ -18,7 +18,6 @@ from statekeep.stores.delta import Change
 
 HEADER: Final = "statekeep"
 _GIVEN_UP: Final = "statekeep-given-up"
-_GIVEN_UP_KEY: Final = b"statekeep-given-up"
 _UNKNOWN: Final = "unknown"
 _FORM: Final = re.compile(rb"([^ ]*) ([0-9]{1,18}) ([0-9]{1,18})")
 
@@ -118,7 +117,9 @@ def given_up(job_uid: str) -> tuple[Change, Mapping[str, bytes]]:
 
     The next full upload deletes it, as it does every key that it does not know.
     """
-    return (_GIVEN_UP_KEY, job_uid.encode()), {_GIVEN_UP: job_uid.encode()}
+    uid = job_uid.encode()
+    # Compaction keeps one record of each key: several jobs of one log may have to say so.
+    return (f"{_GIVEN_UP} {job_uid}".encode(), uid), {_GIVEN_UP: uid}
 
 
 def _job_given_up(headers: Headers) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from kafka_kit import KAFKA, ChangelogJob, Committed
 
 from statekeep.backends.kafka.marker import ChangelogMarker
@@ -137,7 +137,7 @@ async def test_a_job_that_was_reset_begins_anew_in_the_topic_that_it_had(
     other.head, other.content = None, {}
     commit = await other.commit(await other.manager(), {b"c": b"2"})
     assert await other.restore(commit.checkpoint) == {b"c": b"2"}
-    assert dict(job.records())[b"statekeep-given-up"] is None
+    assert dict(job.records())[b"statekeep-given-up 77aa"] is None
     job.base, job.head, job.content = None, None, {}
     await refused(job, {b"d": b"1"})
 
@@ -179,3 +179,17 @@ async def test_a_changelog_is_given_up_once(job: ChangelogJob) -> None:
     before = job.end_offset()
     await manager.clean_up([], [(4, 0)])
     assert job.end_offset() == before
+
+
+@pytest.mark.asyncio
+async def test_an_upload_under_way_is_over_before_its_changelog_is_given_up(
+    job: ChangelogJob,
+) -> None:
+    manager = await job.manager()
+    await job.commit(manager, {b"a": b"1"})
+    under_way = job.zombie()
+    job.write(under_way, [(b"b", b"2")], headers={"statekeep": b"77aa 1 9"}, end=None)
+    await manager.clean_up([], [(3, 0)])
+    with pytest.raises(KafkaException):
+        under_way.commit_transaction(10)
+    assert [key for key, _ in job.records()] == [b"a", b"statekeep-given-up 77aa"]

@@ -245,6 +245,11 @@ def test_records_among_which_one_is_another_jobs_are_not_a_jobs_own(uids: list[s
         owners_after(uids).check()
 
 
+def test_of_two_jobs_that_have_given_up_a_changelog_compaction_keeps_both_records() -> None:
+    keys = {given_up(uid)[0][0] for uid in ("90bc", "77aa")}
+    assert keys == {b"statekeep-given-up 90bc", b"statekeep-given-up 77aa"}
+
+
 @pytest.mark.parametrize(
     ("uids", "is_free"),
     [
