@@ -347,6 +347,7 @@ class Record:
     key: bytes
     value: bytes | None
     offset: int
+    is_stamped: bool
 
 
 def read_partition(
@@ -373,6 +374,6 @@ def read_partition(
             key, offset = message.key(), message.offset()
             assert key is not None
             assert offset is not None
-            yield Record(key, message.value(), offset)
+            yield Record(key, message.value(), offset, bool(message.headers()))
     finally:
         consumer.close()

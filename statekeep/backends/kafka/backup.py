@@ -9,7 +9,7 @@ from typing_extensions import override
 from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
 from statekeep.backends.kafka.client_errors import ProducerFencedError
 from statekeep.backends.kafka.cluster import Cluster, TopicFacts
-from statekeep.backends.kafka.epochs import EpochStamp, given_up
+from statekeep.backends.kafka.epochs import EpochStamp, Owners, given_up
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition, transactional_id
 from statekeep.backends.kafka.ownership import is_own
@@ -76,6 +76,7 @@ class KafkaBackupManager(TaskBackupManager):
         self._cluster: Cluster | None = None
         self._checked_ids: Mapping[str, str | None] = {}
         self._writer: ChangelogWriter | None = None
+        self._seen: dict[ChangelogPartition, tuple[StorePlace, Owners]] = {}
         self._is_closed = False
 
     @override
@@ -219,6 +220,7 @@ class KafkaBackupManager(TaskBackupManager):
                     executor=self._context.executor,
                     clock=self._context.clock,
                     uid=self._new_uid(),
+                    seen=self._seen,
                 )
                 for store, at in (await self._look_up_places()).items()
             ]

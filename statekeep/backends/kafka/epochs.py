@@ -55,8 +55,8 @@ def check_epoch(own: EpochStamp, headers: Headers, topic: str) -> None:
 class Owners:
     """Finds out whether the committed records of a changelog are a job's own.
 
-    Only the first record of a transaction is stamped, and compaction may drop it: that a record has no
-    stamp says nothing, that none has any does.
+    Only few records are stamped, and compaction may drop them: that a record has no stamp says nothing,
+    that none has any does.
     """
 
     def __init__(self, own: EpochStamp, place: ChangelogPartition) -> None:

@@ -83,6 +83,10 @@ class StoreUpload:
     clock: Clock
     uid: str
     """Never used before; names work directories."""
+    seen: dict[ChangelogPartition, tuple[StorePlace, Owners]] = field(
+        default_factory=dict[ChangelogPartition, tuple[StorePlace, Owners]]
+    )
+    """What earlier uploads of the task have read: it is not read again while nothing is added."""
     record_count: int = field(default=0, init=False)
 
     async def run(self) -> ChangelogMarker:
@@ -213,8 +217,11 @@ class StoreUpload:
         """
         if self.is_known_own:
             return
-        owners = Owners(self.stamp, self.at.place)
-        await self._read(self.at.start, owners.take, is_committed_only=True)
+        at, owners = self.seen.get(self.at.place, (None, Owners(self.stamp, self.at.place)))
+        if at != self.at:
+            owners = Owners(self.stamp, self.at.place)
+            await self._read(self.at.start, owners.take, is_committed_only=True)
+            self.seen[self.at.place] = self.at, owners
         owners.check()
 
     async def _mend(self, image: KeyValueStore, start: int, *, is_full: bool) -> None:

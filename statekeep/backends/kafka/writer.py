@@ -74,7 +74,6 @@ class ChangelogWriter(ABC):
                 is_gapless=not self.is_transactional,
             )
         ]
-        self._headed: set[ChangelogPartition] = set()
         self._average_bytes = 1.0
 
     @abstractmethod
@@ -94,7 +93,8 @@ class ChangelogWriter(ABC):
         Args:
             place: Where to.
             entries: At most some megabytes and some thousands.
-            headers: Go with the first record of each commit or transaction, per partition.
+            headers: Go with the first record, and with the first that is no tombstone: compaction keeps
+                that one for as long as its value counts.
 
         Raises:
             ProducerFencedError: A newer writer has taken the transactional id.
@@ -141,18 +141,25 @@ class ChangelogWriter(ABC):
     ) -> None:
         """Hand records to the library, which reports where the last one lies."""
         produce, topic, partition = self._producer.produce, place.topic, place.partition
-        report, begin = self._delivered(place), 0
+        report, last = self._delivered(place), len(entries) - 1
+        put = next((i for i, (_, value) in enumerate(entries) if value is not None), 0)
         key, value = entries[0]
+        begin = 0
         with self._explained("records cannot be sent"):
             try:
-                if place not in self._headed:
-                    produce(topic, value, key, partition, on_delivery=report, headers=dict(headers))
-                    self._headed.add(place)
-                    begin = 1
-                for key, value in entries[begin:-1]:  # a report of each would cost as much again
-                    produce(topic, value, key, partition)
-                for key, value in entries[begin:][-1:]:
-                    produce(topic, value, key, partition, on_delivery=report)
+                for mark in sorted({0, put, last}):  # a report of each would cost as much again
+                    for key, value in entries[begin:mark]:
+                        produce(topic, value, key, partition)
+                    key, value = entries[mark]
+                    produce(
+                        topic,
+                        value,
+                        key,
+                        partition,
+                        on_delivery=report,
+                        headers=dict(headers if mark in {0, put} else {}),
+                    )
+                    begin = mark + 1
             except KafkaException as exc:
                 if self._fatal:
                     raise
@@ -261,7 +268,6 @@ class TransactionWriter(ChangelogWriter):
             return
         await self._insist(self._producer.commit_transaction, "transaction cannot be committed")
         self._is_in_transaction = False
-        self._headed.clear()
 
     @override
     async def commit_if_old(self) -> None:
@@ -320,7 +326,6 @@ class PlainWriter(ChangelogWriter):
         if failure is not None:
             with expected_topic():
                 raise explained(failure, self._what("record is not delivered"))
-        self._headed.clear()
 
     @override
     async def commit_if_old(self) -> None:

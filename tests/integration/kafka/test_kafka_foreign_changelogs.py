@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from confluent_kafka import KafkaException, Producer
-from kafka_kit import KAFKA, ChangelogJob, Committed
+from kafka_kit import KAFKA, ChangelogJob, Committed, read_partition
 
 from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.errors import ConfigError, RetriableError
@@ -193,3 +194,38 @@ async def test_an_upload_under_way_is_over_before_its_changelog_is_given_up(
     with pytest.raises(KafkaException):
         under_way.commit_transaction(10)
     assert [key for key, _ in job.records()] == [b"a", b"statekeep-given-up 77aa"]
+
+
+@pytest.mark.asyncio
+async def test_a_topic_that_was_refused_is_read_again_only_if_something_was_added(
+    job: ChangelogJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await job.manager()
+    job.write(job.zombie(), [(b"a", b"theirs")])
+    version, read = job.seal({b"b": b"ours"}), PartitionReader.open
+    opened: list[PartitionReader] = []
+
+    async def count(reader: PartitionReader) -> None:
+        opened.append(reader)
+        await read(reader)
+
+    monkeypatch.setattr(PartitionReader, "open", count)
+    for reads in (1, 1, 2):
+        if reads > 1:
+            job.write(job.zombie(), [(b"c", b"theirs")])
+        with pytest.raises(ConfigError, match="job_uid=unknown"):
+            await job.upload(manager, version)
+        assert len(opened) == reads
+
+
+@pytest.mark.asyncio
+async def test_an_upload_that_begins_with_a_tombstone_is_known_by_its_first_put_too(
+    job: ChangelogJob,
+) -> None:
+    manager = await job.manager()
+    await job.commit(manager, {b"a": b"1", b"b": b"1"})
+    await job.commit(manager, {b"a": None, b"b": b"2", b"c": b"2"})
+    stamped = [
+        (record.key, record.is_stamped) for record in read_partition(job.servers, job.topic, 2)
+    ]
+    assert stamped == [(b"a", True), (b"b", False), (b"a", True), (b"b", True), (b"c", False)]
