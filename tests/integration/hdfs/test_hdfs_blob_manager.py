@@ -72,6 +72,14 @@ def manager_of(cluster: HdfsCluster, path: str, **options: str) -> HdfsBlobStore
     return HdfsBlobStoreManager(f"{cluster.uri}{path}", client, SerialExecutor())
 
 
+def place_on(cluster: HdfsCluster, path: str, protocol: str, user: str = "") -> BlobStoreManager:
+    """Return the client of a place by either protocol."""
+    if protocol == "hdfs":
+        return manager_of(cluster, path, **({"user": user} if user else {}))
+    options = {"user": user or getpass.getuser()}
+    return FsspecBlobStoreManager(f"{cluster.web_uri}{path}", options, SerialExecutor())
+
+
 @pytest.mark.asyncio
 async def test_a_failed_put_leaves_no_file_behind(cluster: HdfsCluster) -> None:
     manager = manager_of(cluster, "/left-over")
@@ -108,8 +116,11 @@ async def test_the_job_log_has_one_winner_per_position(cluster: HdfsCluster) -> 
 
 
 @pytest.mark.asyncio
-async def test_safe_mode_is_named_and_may_be_waited_out(cluster: HdfsCluster) -> None:
-    manager = manager_of(cluster, "/safe")
+@pytest.mark.parametrize("protocol", ["hdfs", "webhdfs"])
+async def test_safe_mode_is_named_and_may_be_waited_out(
+    cluster: HdfsCluster, protocol: str
+) -> None:
+    manager = place_on(cluster, f"/safe-{protocol}", protocol)
     await manager.init()
     await manager.put("before", b"x", METADATA)
     cluster.enter_safe_mode()
@@ -126,22 +137,27 @@ async def test_safe_mode_is_named_and_may_be_waited_out(cluster: HdfsCluster) ->
 
 
 @pytest.mark.asyncio
-async def test_a_quota_that_is_used_up_is_an_error_to_be_mended(cluster: HdfsCluster) -> None:
-    cluster.limit_space("/quota", 20 << 20)
-    manager = manager_of(cluster, "/quota")
+@pytest.mark.parametrize("protocol", ["hdfs", "webhdfs"])
+async def test_a_quota_that_is_used_up_is_an_error_to_be_mended(
+    cluster: HdfsCluster, protocol: str
+) -> None:
+    directory = f"/limited-{protocol}"
+    cluster.limit_space(directory, 20 << 20)
+    manager = place_on(cluster, directory, protocol)
     await manager.init()
-    with pytest.raises(ConfigError, match="quota"):
+    with pytest.raises(ConfigError, match="quota is used up"):
         await manager.put("below/large", bytes(30 << 20), METADATA)
-    assert entries_of(cluster, "/quota") == []
+    assert entries_of(cluster, directory) == []
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("protocol", ["hdfs", "webhdfs"])
 async def test_a_place_that_may_not_be_written_is_an_error_to_be_mended(
-    cluster: HdfsCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: HdfsCluster, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    cluster.make_read_only("/closed")
+    cluster.make_read_only(f"/closed-{protocol}")
     monkeypatch.setenv("HADOOP_USER_NAME", "stranger")
-    manager = manager_of(cluster, "/closed", user="stranger")
+    manager = place_on(cluster, f"/closed-{protocol}", protocol, user="stranger")
     await manager.init()
     with pytest.raises(ConfigError, match="access denied"):
         await manager.put("a", b"x", METADATA)

@@ -3,11 +3,15 @@
 import json
 import os
 import struct
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import hdfs_native
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from servers.hdfs import HdfsCluster
 
 from statekeep.backends.base import RestoreContext, TaskIdentity
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
@@ -85,8 +89,8 @@ class CountQuery:
         self.counts |= {row["value"]: row["count"] for row in frame.collect()}
 
 
-async def restored(place: Path, version: int, target: Path) -> KeyValueStore:
-    factory = HdfsBackendFactory(HDFS, {"uri": f"file://{place}"})
+async def restored(place: str, version: int, target: Path) -> KeyValueStore:
+    factory = HdfsBackendFactory(HDFS, {"uri": place})
     context = RestoreContext(
         task=TaskIdentity("job", "main", TaskName("Partition 0")),
         directories={STORE: target},
@@ -114,7 +118,7 @@ async def test_what_spark_wrote_is_restored_changed_and_read_by_spark_again(
     query.run("b", "c")
     assert query.counts == {"a": 2, "b": 2, "c": 1}
 
-    store = await restored(query.location, 2, tmp_path / "store" / "db")
+    store = await restored(query.location.as_uri(), 2, tmp_path / "store" / "db")
     found = {key: COUNT.unpack(value)[0] for key, value in store.scan()}
     assert sorted(found.values()) == [1, 2, 2]
     store.write({key: COUNT.pack(count + 100) for key, count in found.items()})
@@ -130,6 +134,52 @@ async def test_what_spark_wrote_is_restored_changed_and_read_by_spark_again(
     assert query.counts == {"a": 103, "b": 103, "c": 102, "d": 1}
 
 
+def copied_to(cluster: HdfsCluster, directory: Path) -> str:
+    """Copy a directory with all that is in it; return where it is on the cluster."""
+    client: Any = hdfs_native.Client(cluster.uri)
+    place = f"/{uuid.uuid4().hex}"
+    for path in directory.rglob("*"):
+        if path.is_file():
+            name = f"{place}/{path.relative_to(directory)}"
+            with client.create(name, hdfs_native.WriteOptions()) as file:
+                file.write(path.read_bytes())
+    return f"{cluster.uri}{place}"
+
+
+@pytest.mark.asyncio
+async def test_what_spark_wrote_on_hdfs_is_restored(
+    spark: SparkSession, tmp_path: Path, cluster: HdfsCluster
+) -> None:
+    query = CountQuery(spark, tmp_path)
+    query.run("a", "b", "a")
+    query.run("b", "c")
+    store = await restored(copied_to(cluster, query.location), 2, tmp_path / "store" / "db")
+    assert sorted(COUNT.unpack(value)[0] for _, value in store.scan()) == [1, 2, 2]
+    store.close()
+
+
+def test_a_query_on_hdfs_becomes_a_job_on_hdfs_by_one_command(
+    spark: SparkSession,
+    tmp_path: Path,
+    cluster: HdfsCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    query = CountQuery(spark, tmp_path)
+    query.run("a", "b", "a")
+    query.run("b", "c")
+    settings = settings_of_job(f"{cluster.uri}/{uuid.uuid4().hex}")
+    location = copied_to(cluster, query.location)
+    begin = ("spark-state", "import", location, "--store", "counts", "--json")
+    status, said = run_command(monkeypatch, capsys, *begin, *settings)
+    assert (status, json.loads(said)) == (
+        0,
+        [{"task": "Partition 0", "version": 2, "entries": 3}],
+    )
+    status, said = run_command(monkeypatch, capsys, "verify", "--task", "Partition 0", *settings)
+    assert (status, "damaged" in said) == (0, False)
+
+
 def run_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[object, str]:
@@ -142,11 +192,11 @@ def run_command(
     return ended.value.code, said.out + said.err
 
 
-def settings_below(root: Path) -> list[str]:
+def settings_of_job(uri: str) -> list[str]:
     settings = {
         "job.name": "counted",
         "stores.counts.backup.factories": "hdfs",
-        "hdfs.store.uri": (root / "backup").as_uri(),
+        "hdfs.store.uri": uri,
     }
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
@@ -160,7 +210,7 @@ def test_the_commands_lead_a_query_of_spark_to_a_job_and_back(
     query = CountQuery(spark, tmp_path)
     query.run("a", "b", "a")
     query.run("b", "c")
-    settings = settings_below(tmp_path)
+    settings = settings_of_job((tmp_path / "backup").as_uri())
     begin = ("spark-state", "import", str(query.location), "--store", "counts", "--json")
     status, said = run_command(monkeypatch, capsys, *begin, *settings)
     assert status == 0
@@ -190,7 +240,9 @@ def test_a_location_whose_values_have_checksums_is_refused(
     finally:
         spark.conf.unset(name)
     line = ("spark-state", "import", str(query.location), "--store", "counts")
-    status, said = run_command(monkeypatch, capsys, *line, *settings_below(tmp_path))
+    status, said = run_command(
+        monkeypatch, capsys, *line, *settings_of_job((tmp_path / "backup").as_uri())
+    )
     assert (status, f"{name}=true" in said) == (6, True), said
 
 

@@ -4,7 +4,7 @@ import errno
 from collections.abc import Generator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from statekeep.errors import RetriableError
 
@@ -13,13 +13,18 @@ _ERRNOS: Final = {
     "AccessControlException": errno.EACCES,
     "PathIsNotEmptyDirectoryException": errno.ENOTEMPTY,
     "ParentNotDirectoryException": errno.ENOTDIR,
+    "FileAlreadyExistsException": errno.EEXIST,
+    "FileNotFoundException": errno.ENOENT,
 }
 """What the end of a Java exception's name says."""
 
 
 @contextmanager
 def told_java_errors(root: str) -> Generator[None]:
-    """Raise what a Java exception means in place of the RuntimeError that holds its text.
+    """Raise what a Java exception means in place of the error that holds its text.
+
+    That is a RuntimeError, or an error of requests with the answer of a server, whatever its status:
+    a NameNode in safe mode and a DataNode that has lost a lease answer 403.
 
     Args:
         root: The place, for messages.
@@ -31,13 +36,33 @@ def told_java_errors(root: str) -> Generator[None]:
     try:
         yield
     except RuntimeError as exc:
-        text = str(exc)
-        if "SafeModeException" in text:
-            raise RetriableError(f"the NameNode is in safe mode: root={root}") from exc
-        for name, number in _ERRNOS.items():
-            if name in text:
-                raise OSError(number, name) from exc
-        raise OSError(errno.EIO, "the filesystem did not answer") from exc
+        raise _told(str(exc), root) from exc
+    except OSError as exc:
+        text = _remote_text(exc)
+        if text is None:
+            raise
+        raise _told(text, root) from None  # the text of requests may hold a token
+
+
+def _told(text: str, root: str) -> Exception:
+    if "SafeModeException" in text or "is in safe mode" in text:  # fsspec drops the name
+        return RetriableError(f"the NameNode is in safe mode: root={root}")
+    for name, number in _ERRNOS.items():
+        if name in text:
+            return OSError(number, name)
+    return OSError(errno.EIO, "the filesystem did not answer")
+
+
+def _remote_text(exc: OSError) -> str | None:
+    """Return the names and the message of the Java exception in a server's answer; None: there is none."""
+    response: Any = getattr(exc, "response", None)
+    if response is None:
+        return None
+    try:
+        told = response.json()["RemoteException"]
+    except (ValueError, TypeError, KeyError):  # a page of a proxy
+        return None
+    return str(told)
 
 
 @contextmanager
