@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,9 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     started_jobs.clear()
     before = StatefulJob.open
 
-    def opened(job: StatefulJob) -> None:
+    def opened(job: StatefulJob, *check_wanted: Callable[[], None]) -> None:
         started_jobs.append(job)
-        before(job)
+        before(job, *check_wanted)
 
     monkeypatch.setattr(StatefulJob, "open", opened)
 
@@ -258,8 +259,8 @@ def test_a_batch_that_a_fenced_driver_ends_after_the_take_over_is_replayed(
     ended = stream.location / "commits" / "2"
     before = StatefulJob.open
 
-    def opened(job: StatefulJob) -> None:
-        before(job)
+    def opened(job: StatefulJob, *check_wanted: Callable[[], None]) -> None:
+        before(job, *check_wanted)
         ended.write_bytes(text)
 
     monkeypatch.setattr(StatefulJob, "open", opened)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ def open_jobs(monkeypatch: pytest.MonkeyPatch) -> list[StatefulJob]:
     jobs: list[StatefulJob] = []
     before = StatefulJob.open
 
-    def opened(job: StatefulJob) -> None:
+    def opened(job: StatefulJob, *check_wanted: Callable[[], None]) -> None:
         jobs.append(job)
-        before(job)
+        before(job, *check_wanted)
 
     monkeypatch.setattr(StatefulJob, "open", opened)
     return jobs

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,9 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     _open_jobs.clear()
     before = StatefulJob.open
 
-    def opened(job: StatefulJob) -> None:
+    def opened(job: StatefulJob, *check_wanted: Callable[[], None]) -> None:
         _open_jobs.append(job)
-        before(job)
+        before(job, *check_wanted)
 
     monkeypatch.setattr(StatefulJob, "open", opened)
 
