@@ -36,6 +36,8 @@ STORE = StoreName("state")
 HDFS = BackendName("hdfs")
 COUNT = struct.Struct("<8xq")
 """A row of Spark with one number: a word of null bits, and a word for the column."""
+IMPORTED = [{"task": "Partition 0", "version": 2, "entries": 3}]
+"""What an import of `query_of_two_batches` says."""
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,13 @@ class CountQuery:
         self.counts |= {row["value"]: row["count"] for row in frame.collect()}
 
 
+def query_of_two_batches(spark: SparkSession, root: Path) -> CountQuery:
+    query = CountQuery(spark, root)
+    query.run("a", "b", "a")
+    query.run("b", "c")
+    return query
+
+
 async def restored(place: str, version: int, target: Path) -> KeyValueStore:
     factory = HdfsBackendFactory(HDFS, {"uri": place})
     context = RestoreContext(
@@ -113,9 +122,7 @@ async def restored(place: str, version: int, target: Path) -> KeyValueStore:
 async def test_what_spark_wrote_is_restored_changed_and_read_by_spark_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    query = CountQuery(spark, tmp_path)
-    query.run("a", "b", "a")
-    query.run("b", "c")
+    query = query_of_two_batches(spark, tmp_path)
     assert query.counts == {"a": 2, "b": 2, "c": 1}
 
     store = await restored(query.location.as_uri(), 2, tmp_path / "store" / "db")
@@ -150,9 +157,7 @@ def copied_to(cluster: HdfsCluster, directory: Path) -> str:
 async def test_what_spark_wrote_on_hdfs_is_restored(
     spark: SparkSession, tmp_path: Path, cluster: HdfsCluster
 ) -> None:
-    query = CountQuery(spark, tmp_path)
-    query.run("a", "b", "a")
-    query.run("b", "c")
+    query = query_of_two_batches(spark, tmp_path)
     store = await restored(copied_to(cluster, query.location), 2, tmp_path / "store" / "db")
     assert sorted(COUNT.unpack(value)[0] for _, value in store.scan()) == [1, 2, 2]
     store.close()
@@ -165,17 +170,12 @@ def test_a_query_on_hdfs_becomes_a_job_on_hdfs_by_one_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    query = CountQuery(spark, tmp_path)
-    query.run("a", "b", "a")
-    query.run("b", "c")
+    query = query_of_two_batches(spark, tmp_path)
     settings = settings_of_job(f"{cluster.uri}/{uuid.uuid4().hex}")
     location = copied_to(cluster, query.location)
     begin = ("spark-state", "import", location, "--store", "counts", "--json")
     status, said = run_command(monkeypatch, capsys, *begin, *settings)
-    assert (status, json.loads(said)) == (
-        0,
-        [{"task": "Partition 0", "version": 2, "entries": 3}],
-    )
+    assert (status, json.loads(said)) == (0, IMPORTED)
     status, said = run_command(monkeypatch, capsys, "verify", "--task", "Partition 0", *settings)
     assert (status, "damaged" in said) == (0, False)
 
@@ -207,14 +207,11 @@ def test_the_commands_lead_a_query_of_spark_to_a_job_and_back(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    query = CountQuery(spark, tmp_path)
-    query.run("a", "b", "a")
-    query.run("b", "c")
+    query = query_of_two_batches(spark, tmp_path)
     settings = settings_of_job((tmp_path / "backup").as_uri())
     begin = ("spark-state", "import", str(query.location), "--store", "counts", "--json")
     status, said = run_command(monkeypatch, capsys, *begin, *settings)
-    assert status == 0
-    assert json.loads(said) == [{"task": "Partition 0", "version": 2, "entries": 3}]
+    assert (status, json.loads(said)) == (0, IMPORTED)
     for path in query.state.iterdir():
         if path.is_file():
             path.unlink()
