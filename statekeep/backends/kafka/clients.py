@@ -25,6 +25,9 @@ _REFRESH_MS: Final = 5_000
 that may be dead. The library's own default is five minutes."""
 _FETCH_BYTES: Final = 8 << 20
 """The most that one answer brings, and that a consumer fetches ahead: each one has a queue."""
+_FULL_QUEUE_MS: Final = 10
+"""How long a consumer whose queue is full waits before it looks again. The library's own default is a
+second: a replay would spend half of its time so."""
 _FETCH_WAIT_MS: Final = 20
 """How long the cluster holds back an answer without records: the end of a log is known so soon."""
 
@@ -75,6 +78,7 @@ def build_consumer(settings: KafkaSettings, *, is_committed_only: bool) -> Consu
         "max.partition.fetch.bytes": _FETCH_BYTES,
         "queued.min.messages": 200_000,
         "queued.max.messages.kbytes": _FETCH_BYTES >> 10,
+        "fetch.queue.backoff.ms": _FULL_QUEUE_MS,
         **_common(settings),
         "group.id": _GROUP,
         "enable.auto.commit": False,
