@@ -187,6 +187,8 @@ class StoreSettings:
     restore_factories: tuple[str, ...] = _setting(store_keys.RESTORE_FACTORIES)
     """Backends that a restore tries, in this order; from `Config.store` the default is
     ``backup_factories``."""
+    is_begun_empty: bool = False
+    """Whether the list of restore backends was given, as empty: what backends hold is given up."""
     optional_factories: tuple[str, ...] = _setting(store_keys.OPTIONAL_FACTORIES)
     """Backup backends whose failure does not fail the commit; none, so that checkpoints are
     complete."""
@@ -294,6 +296,7 @@ class Config:
             ConfigError: Its lists of backends contradict each other.
         """
         lists: dict[str, Any] = {
+            "is_begun_empty": resolve.is_begun_empty(self.settings, name),
             "backup_factories": resolve.backup_factories(self.settings, name),
             "restore_factories": resolve.restore_factories(self.settings, name),
             "optional_factories": resolve.optional_factories(self.settings, name),

@@ -103,6 +103,14 @@ def restore_factories(settings: Mapping[str, Setting], store: str) -> Names:
     return restores
 
 
+def is_begun_empty(settings: Mapping[str, Setting], store: str) -> bool:
+    """Whether somebody has said that the store is restored from nowhere, in so many words."""
+    found = find(settings, store_keys.RESTORE_FACTORIES, store)
+    if found is None or found.is_default:
+        return False
+    return not found.parse_key(store_keys.RESTORE_FACTORIES)
+
+
 def optional_factories(settings: Mapping[str, Setting], store: str) -> Names:
     """Return the backup backends of the store whose failure does not fail a commit.
 

@@ -68,7 +68,8 @@ RESTORE_FACTORIES: Key[tuple[str, ...]] = Key(
     "stores.<store>.restore.factories",
     _BACKENDS,
     (),
-    "Backends that a restore tries, in this order. Empty: the store starts empty.",
+    "Backends that a restore tries, in this order. Given as empty: the store starts empty, whatever "
+    "backends hold of it.",
     "What was backed up is what can be restored.",
     aliases=("stores.<store>.restore.factory",),
     job_name="stores.restore.factories",

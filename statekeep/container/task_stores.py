@@ -84,6 +84,7 @@ class TaskStores:
             try:
                 for name, store in settings.items():
                     if not (store.backup_factories or store.restore_factories):
+                        _warn_of_loss(directory, store)
                         remove_tree(work.store_directory(name))
                 return work, {
                     name: work.open_store(name, store.factory, RocksDbOptions.of(store))
@@ -153,3 +154,16 @@ class TaskStores:
         if self._preparation is not None:
             await settled(self._preparation)
             self._preparation = None
+
+
+def _warn_of_loss(directory: TaskDirectory, store: StoreSettings) -> None:
+    """Say that a store is not kept: a name that is misspelt in the settings looks like this."""
+    if not store.is_begun_empty:
+        logger.warning(
+            "store is backed up nowhere and begins empty at each start: directory=%s store=%s "
+            "(set stores.%s.backup.factories, or stores.%s.restore.factories to nothing)",
+            directory.root,
+            store.name,
+            store.name,
+            store.name,
+        )

@@ -205,9 +205,10 @@ class InspectedJob:
             settings = only_from(backend, checkpoint, settings)
         elif checkpoint is not None:
             require_sources(checkpoint, settings)
+        versions = TaskDirectory.of(directory, identity)
         restorer = TaskRestorer(
             identity,
-            TaskDirectory.of(directory, identity),
+            versions,
             settings,
             self.place.factories,
             executor=self.executor,
@@ -215,14 +216,13 @@ class InspectedJob:
             on_progress=on_progress,
             bad_markers=() if backend else self.view.bad_markers,
         )
-        version = commit.versions.get(task) or None
-        candidate = RestoreCandidate(
-            checkpoint, VersionId.parse(version) if version else None, frozenset(stores)
-        )
-        outcome = await restorer.restore([candidate])
-        if checkpoint is not None:
-            require_every_store(outcome, checkpoint, settings)
-        return outcome
+        name = commit.versions.get(task)
+        version = VersionId.parse(name) if name else None
+        if checkpoint is not None and version is not None:
+            there = await self.executor.run(versions.find_whole, version)
+            if there is not None:
+                require_every_store(there, checkpoint, settings)
+        return await restorer.restore([RestoreCandidate(checkpoint, version, frozenset(stores))])
 
     def _require_holder(
         self, checkpoint: CheckpointV2, task: TaskName, backend: BackendName

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.config.model import StoreSettings
 from statekeep.errors import ConfigError
-from statekeep.restore.manager import RestoreOutcome
+from statekeep.stores.version import SealedVersion
 
 
 def only_from(
@@ -14,14 +14,17 @@ def only_from(
 ) -> Mapping[StoreName, StoreSettings]:
     """Return the settings of a restore from one backend alone.
 
-    A store that only others hold, or that is not backed up, has no source in them: the plan of the
-    restore takes it for new. One that no backend holds, though the settings say that one does, has
+    A store that only others hold, or that is not backed up, begins empty in them: it is left out. One that no backend holds, though the settings say that one does, has
     this backend: it is missing, and the restore has to say so.
     """
     own = checkpoint.markers_of(backend)
     held = {store for markers in checkpoint.state_markers.values() for store in markers}
     return {
-        store: replace(found, restore_factories=(backend,) if is_asked else ())
+        store: replace(
+            found,
+            restore_factories=(backend,) if is_asked else (),
+            is_begun_empty=not is_asked,
+        )
         for store, found in settings.items()
         for is_asked in [store in own or (store not in held and bool(found.restore_factories))]
     }
@@ -49,9 +52,9 @@ def require_sources(checkpoint: CheckpointV2, settings: Mapping[StoreName, Store
 
 
 def require_every_store(
-    outcome: RestoreOutcome, checkpoint: CheckpointV2, settings: Mapping[StoreName, StoreSettings]
+    version: SealedVersion, checkpoint: CheckpointV2, settings: Mapping[StoreName, StoreSettings]
 ) -> None:
-    """Make sure that a version which was in the directory already has every store asked for.
+    """Make sure that a version which is in the directory already has every store asked for.
 
     An earlier restore, from one backend alone, may have left some out: the name is the same.
 
@@ -64,10 +67,10 @@ def require_every_store(
         for store in markers
         if store in settings and backend in settings[store].restore_factories
     }
-    missing = asked.difference(outcome.sources)
-    if outcome.version is not None and missing:
+    missing = version.lacks(sorted(asked))
+    if missing:
         raise ConfigError(
             "the directory has this version already, without some of its stores: "
-            f"directory={outcome.version.directory} stores={','.join(sorted(missing))}",
+            f"directory={version.directory} stores={','.join(missing)}",
             hint="restore to another directory, or delete this one",
         )

@@ -151,8 +151,9 @@ class TaskRestorer:
                         continue
                     error = self._error(is_for_good=False)
                     error.add_note(
-                        "hint: start again once the backend answers; if it is gone for good, take"
-                        " it out of stores.<name>.restore.factories"
+                        "hint: start again once the backend answers, or with settings that name the"
+                        " one that has the state; take a backend that is gone for good out of"
+                        " stores.<name>.restore.factories"
                     )
                     raise error from None
                 elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
@@ -166,39 +167,14 @@ class TaskRestorer:
     ) -> tuple[SealedVersion | None, Mapping[StoreName, str]]:
         if candidate.version is None:
             return None, {}
-        local = await self._find_local(candidate.version)
-        if local is not None:
-            return local, {name: LOCAL for name in self._stores if local.store_files(name)}
-        plans = self._plan(candidate)
         if candidate.checkpoint is None:
-            raise StoreOutOfReachError(is_for_good=True)
-        version, sources = await self._fetch(candidate.version, candidate.checkpoint, plans)
-        return version, sources
-
-    async def _find_local(self, version_id: VersionId) -> SealedVersion | None:
-        """Return the local version if it is here and every byte of it is as it was sealed."""
-        if self._is_clean_start:
-            return None
-        try:
-            return await self._executor.run(_find_verified, self._directory, version_id)
-        except (VersionDamagedError, OSError) as exc:
-            self._note(
-                RestoreFailure(StoreName("*"), LOCAL, Marker(str(version_id)), error=str(exc))
-            )
-            return None
-
-    def _plan(self, candidate: RestoreCandidate) -> Mapping[StoreName, StorePlan]:
-        """Plan the fetch; a store without any source puts the candidate out of reach."""
-        if candidate.checkpoint is None:
-            self._note(
-                RestoreFailure(
-                    StoreName("*"),
-                    LOCAL,
-                    Marker(str(candidate.version)),
-                    error="the version is not on this disk and was never backed up",
+            local = await self._find_local(candidate.version, ())
+            if local is None:
+                self._note_local(
+                    candidate.version, "the version is not on this disk and was never backed up"
                 )
-            )
-            return {}
+                raise StoreOutOfReachError(is_for_good=True)
+            return local, self._local_sources(local)
         plans = plan_restore(
             self._task.task_name,
             self._stores,
@@ -206,6 +182,49 @@ class TaskRestorer:
             listed=candidate.listed,
             bad_markers=self._bad_markers,
         )
+        # A store that the settings have forgotten begins empty on this disk too.
+        forgotten = [n for n, settings in self._stores.items() if not settings.restore_factories]
+        self._require_sources({name: plans[name] for name in forgotten})
+        wanted = [name for name, plan in plans.items() if not plan.is_new]
+        local = await self._find_local(candidate.version, wanted)
+        if local is not None:
+            return local, self._local_sources(local)
+        self._require_sources(plans)
+        return await self._fetch(candidate.version, candidate.checkpoint, plans)
+
+    async def _find_local(
+        self, version_id: VersionId, wanted: Sequence[StoreName]
+    ) -> SealedVersion | None:
+        """Return the local version if it is whole: every store, every byte as it was sealed.
+
+        A start with fewer stores fetches no more than those, and leaves them under this name.
+        """
+        if self._is_clean_start:
+            return None
+        try:
+            version = await self._executor.run(_find_verified, self._directory, version_id)
+        except (VersionDamagedError, OSError) as exc:
+            self._note_local(version_id, str(exc))
+            return None
+        if version is not None and (missing := version.lacks(wanted)):
+            logger.warning(
+                "local version lacks stores and is fetched: task=%s version=%s stores=%s",
+                self._task.task_name,
+                version_id,
+                ",".join(missing),
+            )
+            return None
+        return version
+
+    def _local_sources(self, version: SealedVersion) -> Mapping[StoreName, str]:
+        return {name: LOCAL for name in self._stores if version.store_files(name)}
+
+    def _require_sources(self, plans: Mapping[StoreName, StorePlan]) -> None:
+        """Note each store without a source, which puts the candidate out of reach.
+
+        Raises:
+            StoreOutOfReachError: There is one.
+        """
         stranded = {name: plan for name, plan in plans.items() if plan.is_stranded}
         for name, plan in stranded.items():
             backends = ",".join(self._stores[name].restore_factories)
@@ -215,12 +234,13 @@ class TaskRestorer:
                     f"; it has one of {','.join(plan.elsewhere)}, which is not in"
                     f" stores.{name}.restore.factories"
                 )
+            if not backends:
+                error += f" (to give the state up, set stores.{name}.restore.factories to nothing)"
             self._note(RestoreFailure(name, backends, Marker(""), error=error))
         if stranded:
             # What another backend holds is not lost: no older commit takes its place.
             is_held = any(plan.elsewhere for plan in stranded.values())
             raise StoreOutOfReachError(is_for_good=not is_held)
-        return plans
 
     async def _fetch(
         self,
@@ -281,6 +301,9 @@ class TaskRestorer:
             if version is not None:
                 found.append(version)
         return found
+
+    def _note_local(self, version_id: VersionId, error: str) -> None:
+        self._note(RestoreFailure(StoreName("*"), LOCAL, Marker(str(version_id)), error=error))
 
     def _note_source(
         self, store: StoreName, backend: str, marker: Marker, exc: Exception, *, is_bad: bool

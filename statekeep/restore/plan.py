@@ -56,7 +56,9 @@ def plan_restore(
     - Else the backends of the store's ``restore.factories`` that have a marker for it, in
       that order, without those whose marker is known to be bad. A store that is listed and has
       none left is *not* empty: its plan has no source, and the caller goes to an older commit.
-    - A store without ``restore.factories`` is never restored from a backend; it is new.
+    - A store without ``restore.factories`` is new if no backend has a marker for it, or if the
+      settings say in so many words that it begins empty. Else its plan has no source: settings from
+      which a list has been lost must not begin empty what is backed up.
 
     Args:
         task_name: The task, as the bad markers name it.
@@ -72,19 +74,22 @@ def plan_restore(
     """
     if checkpoint is None:
         return dict.fromkeys(stores, StorePlan(is_new=True))
-    known = _stores_with_markers(checkpoint) if listed is None else frozenset(listed)
+    held = _stores_with_markers(checkpoint)
+    known = held if listed is None else frozenset(listed)
     usable = _usable_markers(task_name, checkpoint, bad_markers)
     return {
-        name: _plan_store(settings, usable.get(name, {}), is_listed=name in known)
+        name: StorePlan(is_new=True)
+        if name not in known or _begins_empty(settings, is_held=name in held)
+        else _plan_store(settings, usable.get(name, {}))
         for name, settings in stores.items()
     }
 
 
-def _plan_store(
-    settings: StoreSettings, markers: Mapping[BackendName, Marker], *, is_listed: bool
-) -> StorePlan:
-    if not is_listed or not settings.restore_factories:
-        return StorePlan(is_new=True)
+def _begins_empty(settings: StoreSettings, *, is_held: bool) -> bool:
+    return not settings.restore_factories and (settings.is_begun_empty or not is_held)
+
+
+def _plan_store(settings: StoreSettings, markers: Mapping[BackendName, Marker]) -> StorePlan:
     backends = [name for name in map(BackendName, settings.restore_factories) if name in markers]
     sources = tuple(Source(b, markers[b]) for b in backends)
     return StorePlan(is_new=False, sources=sources, elsewhere=() if sources else tuple(markers))

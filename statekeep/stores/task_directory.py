@@ -124,6 +124,16 @@ class TaskDirectory:
             raise
         return sealed
 
+    def find_whole(self, version: VersionId) -> SealedVersion | None:
+        """Return a version if it is here and every byte of it is as it was sealed."""
+        try:
+            sealed = self.find(version)
+            if sealed is not None:
+                sealed.verify()
+        except VersionDamagedError:
+            return None
+        return sealed
+
     def versions(self) -> list[VersionId]:
         """Return the names of the versions that are here, whole or not, in order of batch."""
         try:
@@ -154,7 +164,8 @@ class TaskDirectory:
         """Seal restored stores under the name of the committed version that they are.
 
         Ends the work directory. A version of that name that is here and whole stays, and is
-        returned; a damaged one is moved aside. Of racing processes one does it, and all get it.
+        returned; one that is damaged, or lacks one of the stores, is moved aside. Of racing
+        processes one does it, and all get it.
 
         Args:
             work: Its stores hold the content of ``version``, verified by the restore.
@@ -167,16 +178,17 @@ class TaskDirectory:
         """
         with work:
             image, manifest = work.close_as_image(version, parent, lineage)
-            target = self.root / str(version)
+            adopted = SealedVersion(self.root / str(version), manifest)
             with explained_errors(self.root), self._lock(shared=False):
-                there = self._find_verified(version)
-                if there is not None:
+                there = self.find_whole(version)
+                missing = adopted.lacks(work.stores)
+                if there is not None and set(there.lacks(work.stores)) <= set(missing):
                     return there
-                if target.exists():
-                    self._move_aside(target)
+                if adopted.directory.exists():
+                    self._move_aside(adopted.directory)
                 fault_point("adopt.before_rename")
-                publish(image, target)
-        return SealedVersion(target, manifest)
+                publish(image, adopted.directory)
+        return adopted
 
     def retain(self, keep: Collection[VersionId], newest_settled_batch: int) -> None:
         """Remove the versions that nothing needs any more (R13).
@@ -222,15 +234,6 @@ class TaskDirectory:
 
     def _lock(self, *, shared: bool) -> AbstractContextManager[None]:
         return locked(self.root / LOCK_FILE, shared=shared)
-
-    def _find_verified(self, version: VersionId) -> SealedVersion | None:
-        try:
-            sealed = self.find(version)
-            if sealed is not None:
-                sealed.verify()
-        except VersionDamagedError:
-            return None
-        return sealed
 
     def _move_aside(self, directory: Path) -> Path:
         """Take the name away from a version; under the lock. `sweep` collects what is left."""

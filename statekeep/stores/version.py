@@ -9,6 +9,7 @@ Layout of a version's directory, ``<batch>_<uid>``::
     <other files>                     such as the output of the batch
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -146,6 +147,10 @@ class SealedVersion:
             for entry in self.manifest.files
             if entry.path.startswith(prefix)
         )
+
+    def lacks(self, stores: Iterable[StoreName]) -> tuple[StoreName, ...]:
+        """Return those of the stores that it has no image of."""
+        return tuple(store for store in stores if not self.store_files(store))
 
     def changes_since(self, store: StoreName, base: VersionId) -> list[Path] | None:
         """Return the delta files that lead from ``base`` to this version, in order.

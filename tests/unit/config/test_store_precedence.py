@@ -274,3 +274,18 @@ def test_a_default_never_replaces_a_given_value_in_a_merge() -> None:
     defaults = load_dict({}).with_defaults({"job.name": "default"})
     assert merge(given, defaults).job.name == "given"
     assert merge(defaults, given).job.name == "given"
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_begun_empty"),
+    [
+        ({"stores.backup.factories": "blob"}, False),
+        ({"stores.s.backup.factories": ""}, False),
+        ({"stores.s.backup.factories": "", "stores.s.restore.factories": ""}, True),
+        ({"stores.backup.factories": "blob", "stores.s.restore.factories": ""}, True),
+    ],
+)
+def test_only_an_empty_restore_list_gives_up_what_backends_hold(
+    settings: dict[str, str], *, is_begun_empty: bool
+) -> None:
+    assert load_dict(settings).store("s").is_begun_empty is is_begun_empty

@@ -9,6 +9,7 @@ from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
+from statekeep.errors import RestoreFailedError
 
 INPUT = SystemStreamPartition("gen", "numbers", 0)
 TASK = "Partition 0"
@@ -17,22 +18,24 @@ STORES = ["durable", "volatile"]
 Content = dict[str, dict[bytes, bytes]]
 
 
-def config(directory: Path) -> Config:
+def config(directory: Path, **settings: str) -> Config:
     return load_dict(
         {
             "job.name": "job",
+            "job.log.backend": "blob",
             "job.logged.store.base.dir": str(directory / "local"),
             "stores.durable.backup.factories": "blob",
             "stores.volatile.backup.factories": "",
             "blob.store.uri": (directory / "place").as_uri(),
             "task.commit.ms": "0",
+            **{key.replace("__", "."): value for key, value in settings.items()},
         }
     )
 
 
-async def start(directory: Path, *, is_writing: bool = False) -> Content:
+async def start(directory: Path, *, is_writing: bool = False, **settings: str) -> Content:
     """Start the task, return what it starts with, and write and commit if asked to."""
-    async with Container(config(directory)) as container:
+    async with Container(config(directory, **settings)) as container:
         task = await container.start_task(TASK, STORES)
         content = {name: dict(task.store(name).scan()) for name in STORES}
         if is_writing:
@@ -62,3 +65,28 @@ async def test_what_a_job_left_on_the_disk_is_not_used_once_its_log_is_gone(
     await start(tmp_path, is_writing=True)
     shutil.rmtree(tmp_path / "place")
     assert await start(tmp_path) == {"durable": {}, "volatile": {}}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_wiped", [False, True], ids=["kept disk", "wiped disk"])
+async def test_settings_that_forget_a_backend_begin_nothing_empty(
+    tmp_path: Path, *, is_wiped: bool
+) -> None:
+    await start(tmp_path, is_writing=True)
+    if is_wiped:
+        shutil.rmtree(tmp_path / "local")
+    with pytest.raises(RestoreFailedError) as caught:
+        await start(tmp_path, stores__durable__backup__factories="")
+    assert "set stores.durable.restore.factories to nothing" in "".join(caught.value.__notes__)
+    assert (await start(tmp_path))["durable"] == {b"key": b"committed"}
+    given_up = {"stores__durable__backup__factories": "", "stores__durable__restore__factories": ""}
+    assert (await start(tmp_path, **given_up))["durable"] == {}
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_is_backed_up_nowhere_is_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await start(tmp_path)
+    told = [r.getMessage() for r in caplog.records if "backed up nowhere" in r.getMessage()]
+    assert ["volatile" in line for line in told] == [True]

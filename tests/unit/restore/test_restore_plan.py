@@ -69,8 +69,25 @@ def test_backends_are_tried_in_the_stores_order_if_they_have_a_marker(
     assert not plans[S1].is_new
 
 
-def test_a_store_without_restore_factories_is_never_restored() -> None:
+def test_a_store_that_is_backed_up_nowhere_is_new() -> None:
+    plans = plan_restore(TASK, STORES, checkpoint({"f0": ["s1"]}), listed=[S1, S2])
+    assert plans[S2] == StorePlan(is_new=True)
+
+
+def test_a_store_whose_backends_the_settings_have_forgotten_is_not_empty() -> None:
     plans = plan_restore(TASK, STORES, checkpoint({"f0": ["s2"]}), listed=[S2])
+    assert plans[S2] == StorePlan(is_new=False, elsewhere=(BackendName("f0"),))
+
+
+def test_a_store_whose_only_marker_is_bad_is_not_empty_either() -> None:
+    bad = [("f0", TASK, "s2", "f0-s2")]
+    plans = plan_restore(TASK, STORES, checkpoint({"f0": ["s2"]}), listed=[S2], bad_markers=bad)
+    assert plans[S2].is_stranded
+
+
+def test_a_store_begins_empty_that_is_said_to() -> None:
+    stores = {S2: StoreSettings("s2", is_begun_empty=True)}
+    plans = plan_restore(TASK, stores, checkpoint({"f0": ["s2"]}), listed=[S2])
     assert plans[S2] == StorePlan(is_new=True)
 
 

@@ -229,6 +229,38 @@ async def test_what_a_backend_holds_that_is_not_restored_from_is_no_reason_for_a
 
 
 @pytest.mark.asyncio
+async def test_what_a_program_with_fewer_stores_has_left_here_is_not_the_version(rig: Rig) -> None:
+    new = await rig.commit(b"new")
+    rig.lose_disk()
+    both = rig.stores
+    rig.stores = {A: both[A]}
+    await rig.restore(new)
+    rig.stores = both
+    outcome = await rig.restore(new)
+    assert outcome.sources == {A: FIRST, B: FIRST}
+    assert rig.content(outcome) == NEW
+    assert (await rig.restore(new)).sources == {A: LOCAL, B: LOCAL}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_disk_lost", [True, False])
+async def test_settings_that_lost_a_list_begin_nothing_empty(
+    rig: Rig, *, is_disk_lost: bool
+) -> None:
+    old, new = await rig.commit(b"old"), await rig.commit(b"new")
+    if is_disk_lost:
+        rig.lose_disk()
+    before = rig.directory.versions()
+    rig.stores = {**rig.stores, B: StoreSettings(B, factory="memory")}
+    with pytest.raises(RestoreFailedError) as caught:
+        await rig.restore(new, old)
+    assert not caught.value.is_for_good
+    told = "".join(caught.value.__notes__)
+    assert "it has one of first,second, which is not in stores.b.restore.factories" in told
+    assert rig.directory.versions() == before
+
+
+@pytest.mark.asyncio
 async def test_a_backend_that_does_not_answer_gives_way_to_the_next_one(rig: Rig) -> None:
     new = await rig.commit(b"new")
     rig.lose_disk()
