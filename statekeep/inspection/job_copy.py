@@ -191,7 +191,7 @@ async def rescale(
 
     Raises:
         ConfigError: There is a job of the new name, two tasks read one input to different ends or
-            list different stores, a key cannot be routed, or a task that has a version has no state.
+            list different stores or hold the same key, a key cannot be routed, or a task that has a version has no state.
         RestoreFailedError: A task's state is out of reach.
         CommitFailedError: A backend did not take it.
     """
@@ -273,7 +273,8 @@ class _NewTasks:
         """Distribute the entries of an old task.
 
         Raises:
-            ConfigError: None of its stores has a file, so that its version cannot be whole.
+            ConfigError: None of its stores has a file, so that its version cannot be whole; or one
+                of its keys is another task's too.
         """
         if not any(version.store_files(store) for store in task.stores):
             raise ConfigError(
@@ -294,13 +295,20 @@ class _NewTasks:
             for store in task.stores:
                 if version.store_files(store):
                     source = self._open_store(work, store)
-                    splitters[store].split(source, self._open[store], self._making.on_entries)
+                    splitters[store].split(
+                        task.name, source, self._open[store], self._making.on_entries
+                    )
 
     def seal(
         self, batch: int, splitters: Mapping[StoreName, StateSplitter]
     ) -> Mapping[TaskName, SealedVersion | None]:
-        """Seal what each task has got; None for one that got nothing."""
+        """Seal what each task has got; None for one that got nothing.
+
+        Raises:
+            CheckpointCorruptError: One has not got what it was given.
+        """
         for store, splitter in splitters.items():
+            splitter.check(self._open[store])
             splitter.finish(self._open[store])
         sealed: dict[TaskName, SealedVersion | None] = {}
         for number, (name, work) in enumerate(zip(self._names, self._work, strict=True)):

@@ -244,6 +244,21 @@ def test_tasks_with_different_stores_are_not_rescaled(
     assert not list(job.rglob("*orders-2*"))
 
 
+def test_a_key_of_two_tasks_that_one_new_task_would_get_makes_no_job(
+    statekeep: CommandLine, job: Path
+) -> None:
+    asyncio.run(commit_numbers(job, [6, 4], name="Partition 1"))
+    result = statekeep(
+        f"rescale --partitions 2 --as orders-2 --router cli_kit:route {LOG} --task 'Partition 1'"
+    )
+    assert result.status == 2
+    assert (
+        "two tasks hold the same key, and one new task would get both: store=counts key=b'key-4' "
+        "task=Partition 1 new_task=Partition 0" in result.err
+    )
+    assert not list(job.rglob("*orders-2*"))
+
+
 def test_keys_that_only_the_program_can_route_are_refused(statekeep: CommandLine) -> None:
     result = statekeep(f"rescale --partitions 3 --as orders-3 {LOG}")
     assert result.status == 2
