@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import (
@@ -197,7 +199,7 @@ async def rescale(
     """
     offsets = _union_of_offsets(tasks)
     stores = _stores_of_each(tasks)
-    commit = _newest(tasks)
+    commit = _counting(_newest(tasks), 0 if is_one_log else partitions)
     names = [TaskName(f"Partition {number}") for number in range(partitions)]
     logs = [(None, names)] if is_one_log else [(name, [name]) for name in names]
     for log, _ in logs:
@@ -369,3 +371,9 @@ def _stores_of_each(tasks: Sequence[OldTask]) -> Sequence[StoreName]:
 def _newest(tasks: Sequence[OldTask]) -> CommitRecord:
     """Return the commit with the highest batch: no version of the new job may be numbered below."""
     return max((task.commit for task in tasks), key=lambda commit: commit.batch)
+
+
+def _counting(commit: CommitRecord, task_count: int) -> CommitRecord:
+    """Return the commit as one of a job that has so many tasks; 0 leaves it to ``partitions``."""
+    identity = msgspec.structs.replace(commit.identity, task_count=task_count)
+    return msgspec.structs.replace(commit, identity=identity)
