@@ -95,6 +95,22 @@ class FindsState(Protocol):
 
 
 @runtime_checkable
+class ListsTaskLogs(Protocol):
+    """A `StateBackendFactory` that can tell which tasks of a job have a log in it."""
+
+    async def task_logs(
+        self, job_name: str, operator: str, executor: BlockingExecutor, clock: Clock
+    ) -> Sequence[str]:
+        """Return the tasks for which there is a place of a log, sorted; nothing may stand in it.
+
+        Raises:
+            ConfigError: The place refuses us.
+            RetriableError: The service may answer later.
+        """
+        ...
+
+
+@runtime_checkable
 class KeepsCheckpoints(Protocol):
     """A `StateBackendFactory` that ``task.checkpoint.factory`` may name."""
 

@@ -108,7 +108,7 @@ async def read_remains(log: JobLog) -> LogRemains:
         CheckpointCorruptError: A position in the middle is missing.
         RetriableError: The service may answer later.
     """
-    return _fold(await log.read(0))
+    return _fold(await log.read(0) if await log.is_there() else ())
 
 
 async def _delete_nothing(_epoch: int, _remains: LogRemains) -> None:
@@ -166,7 +166,11 @@ async def reset_log(
 
 def _fold(records: Sequence[tuple[int, bytes]]) -> LogRemains:
     if not records:
-        raise ConfigError("there is no log to reset", key="job.name")
+        raise ConfigError(
+            "there is no log to reset",
+            key="job.name",
+            hint="check job.name, the place of the backend and, in plain Python, --task",
+        )
     remains = LogRemains(next_position=records[-1][0] + 1)
     for position, data in records:
         try:

@@ -84,7 +84,10 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     """Drawn when the log was created: tells this job's log from another of the same name."""
     job_name: str
     partitions: int
-    """N, the number of tasks."""
+    """N, the number of tasks that the log is of: 1 in plain Python."""
+    task_count: int = 0
+    """In plain Python, the number of tasks of the job, if a tool has made it with so many; 0: nobody
+    has said."""
     router: str = ""
     """Id of the function from key to task."""
     key_schema: str = ""

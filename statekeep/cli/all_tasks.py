@@ -4,37 +4,77 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import typer
+
+from statekeep.backends.optional_powers import ListsTaskLogs
+from statekeep.checkpoint.log_reset import read_remains
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import open_log_place
+from statekeep.inspection.job import name_of_job, open_log_place
 
 _NUMBERED: Final = re.compile(r"Partition ([0-9]+)")
 
 
-async def require_all_tasks(settings: Config, names: Sequence[str]) -> None:
+async def require_all_tasks(config: Config, names: Sequence[str], *, is_sure: bool) -> None:
     """Make sure that no task of a job in plain Python is left out or named twice.
 
-    Its state would be, and the task would begin empty beside all others.
+    The state of one that is left out would be lost: the task would begin empty beside all others.
+
+    Args:
+        config: Of the job.
+        names: The tasks.
+        is_sure: Not to ask where the backend of the logs cannot say which there are.
 
     Raises:
-        ConfigError: One is, as far as their numbers tell.
+        ConfigError: One is.
+        Abort: The answer was no.
+        RetriableError: A service may answer later.
     """
-    numbers = sorted(int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match)
-    if len(numbers) < len(names):
-        return  # the program gives its tasks names of its own
-    for expected, number in enumerate(numbers):
-        if number != expected:
-            raise ConfigError(
-                f"a task is left out or named twice: expected=Partition {expected} "
-                f"named={','.join(sorted(names))}",
-                hint="name every task of the job with --task, once",
-            )
-    following = f"Partition {len(numbers)}"
-    async with open_log_place(settings, SystemClock(), task=following) as place:
-        if await place.log.is_there():
-            raise ConfigError(
-                f"a task is left out: task={following}",
-                hint="name every task of the job with --task; `statekeep reset` removes one that "
-                "the job no longer has",
-            )
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"tasks are named twice: tasks={','.join(twice)}", hint="give each --task once"
+        )
+    clock = SystemClock()
+    async with (
+        waiting("looking for the tasks of the job", clock),
+        open_log_place(config, clock, task=names[0]) as place,
+    ):
+        factory = place.factories[place.log_backend]
+        if isinstance(factory, ListsTaskLogs):
+            job = name_of_job(config, names[0])
+            there = await factory.task_logs(job, MAIN_OPERATOR, place.executor, place.clock)
+            others = [task for task in there if task not in set(names)]
+        else:
+            others = _gaps(names)
+        left_out = [task for task in others if await _has_log(config, task)]
+    if left_out:
+        raise ConfigError(
+            f"tasks of the job are left out: tasks={','.join(left_out)}",
+            hint="name every task of the job with --task; `statekeep reset` removes one that the "
+            "job no longer has",
+        )
+    if not isinstance(factory, ListsTaskLogs) and not is_sure:
+        typer.confirm(
+            f"Backend {factory.name} cannot say which tasks there are, and the state of one that is "
+            f"not named is lost. Are these all of job {config.job.name}: {', '.join(names)}?",
+            abort=True,
+        )
+
+
+def _gaps(names: Sequence[str]) -> list[str]:
+    """Return numbered tasks that are missing among others, or the one that would follow them."""
+    numbers = {int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match}
+    missing = [number for number in range(len(numbers) + 1) if number not in numbers]
+    return [f"Partition {number}" for number in missing]
+
+
+async def _has_log(config: Config, task: str) -> bool:
+    """Return whether anything of a job stands in a task's log: a reset leaves a record of none."""
+    async with open_log_place(config, SystemClock(), task=task) as place:
+        if not await place.log.is_there():
+            return False
+        remains = await read_remains(place.log)
+    return bool(remains.identities or remains.damaged or remains.moved_to)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from statekeep.errors import ConfigError
 from statekeep.stores.local_files import LOCAL_DIR_KEY
+from statekeep.stores.task_directory import find_local_dir
 
 
 def require_directory(directory: Path) -> None:
@@ -20,6 +21,28 @@ def require_directory(directory: Path) -> None:
     if not there.is_dir():
         raise ConfigError(
             f"not a directory: directory={directory} path={there}", hint="name another one"
+        )
+
+
+def require_apart(directory: Path, local_dir: Path) -> None:
+    """Make sure that no job keeps its local state in a directory, around it or below it.
+
+    A job that starts takes the versions it finds there for its own, and removes old ones.
+
+    Args:
+        directory: Where the user wants something; it may be missing.
+        local_dir: Of the settings.
+
+    Raises:
+        ConfigError: One does: by the settings, or by what lies there.
+    """
+    target, own = directory.resolve(), local_dir.resolve()
+    is_near = target.is_relative_to(own) or own.is_relative_to(target)
+    found = own if is_near else find_local_dir(target)
+    if found is not None:
+        raise ConfigError(
+            f"jobs keep their local state there: directory={directory} local_dir={found}",
+            hint=f"name a directory that neither lies in {found} nor around it",
         )
 
 

@@ -49,22 +49,24 @@ def migrate_log(
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and move its log?", abort=True)
 
-    count = asyncio.run(_move_all(settings, target, task or (None,)))
+    count = asyncio.run(_move_all(settings, target, task or (None,), is_sure=is_sure))
     if as_json:
         print_json({"backend": target, "records": count})
     else:
         print_line(f"{count} records are copied; set job.log.backend={target} now")
 
 
-async def _move_all(settings: Config, target: str, logs: Sequence[str | None]) -> int:
+async def _move_all(
+    settings: Config, target: str, logs: Sequence[str | None], *, is_sure: bool
+) -> int:
     clock = SystemClock()
     # No log is moved before all were found to let themselves be.
     async with waiting("reading the job log", clock):
         for name in logs:
             async with _both_places(settings, target, name) as (source, log):
                 await check_move(source, log, target)
-        if named := [name for name in logs if name is not None]:
-            await require_all_tasks(settings, named)
+    if named := [name for name in logs if name is not None]:
+        await require_all_tasks(settings, named, is_sure=is_sure)
     count = 0
     for done, name in enumerate(logs):
         async with waiting("copying the job log", clock):

@@ -19,6 +19,7 @@ from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
+    IsSure,
     LogsOfTasks,
     Settings,
     owner_name,
@@ -84,6 +85,7 @@ def restore_savepoint(
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogsOfTasks = None,
+    is_sure: IsSure = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a new job that starts from a savepoint.
@@ -94,6 +96,8 @@ def restore_savepoint(
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> list[dict[str, JsonValue]]:
+        if task:
+            await require_all_tasks(settings, task, is_sure=is_sure)
         async with AsyncExitStack() as stack:
             logs: list[OldLog] = []
             for log in task or (None,):
@@ -102,8 +106,6 @@ def restore_savepoint(
                 await stack.enter_async_context(job.held(position))
                 await _check_locations(job, commit, locations)
                 logs.append(OldLog(job, commit, log, partial(_query, job, commit, locations)))
-            if task is not None:
-                await require_all_tasks(settings, task)
             async with waiting_for_progress(
                 "beginning the new job", making.clock, making.on_progress
             ) as on_progress:
@@ -137,6 +139,7 @@ def rescale_job(
     config: ConfigFiles = None,
     setting: Settings = None,
     task: LogsOfTasks = None,
+    is_sure: IsSure = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a new job with another number of tasks.
@@ -147,6 +150,8 @@ def rescale_job(
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> Sequence[int]:
+        if task:
+            await require_all_tasks(settings, task, is_sure=is_sure)
         async with _old_tasks(settings, task) as old:
             await _check_locations(old[0].job, old[0].commit, locations)
             identity = old[0].commit.identity
@@ -211,8 +216,6 @@ async def _old_tasks(
             _require_all_committed(job, commit)
             await stack.enter_async_context(job.held(job.view.last_commit_position))
             tasks += [OldTask(job, commit, TaskName(name)) for name in sorted(commit.versions)]
-        if logs is not None:
-            await require_all_tasks(settings, [task.name for task in tasks])
         yield tasks
 
 

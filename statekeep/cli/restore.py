@@ -9,7 +9,7 @@ import typer
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job
-from statekeep.cli.local_disk import require_directory, told_of
+from statekeep.cli.local_disk import require_apart, require_directory, told_of
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
 from statekeep.cli.output import JsonValue, joined, print_json, print_table
 from statekeep.clock import SystemClock
@@ -42,12 +42,14 @@ def restore(
 
     At one commit, verified; the job may go on meanwhile.
     """
+    settings = read_config(config, setting)
     require_directory(directory.absolute())
+    require_apart(directory.absolute(), settings.job.local_dir)
 
     async def run() -> list[dict[str, JsonValue]]:
         clock = SystemClock()
         bar = RestoreProgressBar(clock.monotonic_ns)
-        async with read_job(read_config(config, setting), clock, task=task) as job:
+        async with read_job(settings, clock, task=task) as job:
             position, commit = job.find_commit(which)
             async with job.held(position):
                 return [

@@ -1,15 +1,23 @@
 """A log that is still empty: is the task new, or do the settings look for its log in the wrong place?"""
 
 import logging
+import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.backends.optional_powers import FindsState
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains
+from statekeep.checkpoint.log_scope import task_scope
 from statekeep.clock import Clock
 from statekeep.errors import ConfigError, RetriableError
+
+_NUMBERED: Final = re.compile(r"Partition ([1-9][0-9]*)")
+"""Every numbered task but the first, whose log says how many there are."""
+_FIRST: Final = "Partition 0"
 
 logger = logging.getLogger(__name__)
 
@@ -125,3 +133,45 @@ async def require_no_state(
                 hint="set job.log.backend to the backend that holds the log, with its settings. To "
                 "begin with empty state, choose another job.name or delete that place",
             )
+
+
+async def require_within_task_count(
+    log_backend: StateBackendFactory,
+    task: TaskIdentity,
+    executor: BlockingExecutor,
+    clock: Clock,
+) -> None:
+    """Make sure that a job which a tool made with so many tasks gets no other; writes nothing.
+
+    The keys of the whole job were given to that many tasks: another one would begin with empty
+    state, though the program sends it keys.
+
+    Raises:
+        ConfigError: The task's number is too high.
+        CheckpointCorruptError: The log that says how many there are cannot be read.
+        RetriableError: A service may answer later.
+    """
+    match = _NUMBERED.fullmatch(task.task_name)
+    if match is None:
+        return
+    log = log_backend.job_log(task_scope(task.job_name, task.operator, _FIRST), executor, clock)
+    try:
+        count = await _task_count(log)
+    finally:
+        await log.close()
+    if 0 < count <= int(match[1]):
+        raise ConfigError(
+            f"the job has fewer tasks: job={task.job_name} task={task.task_name} tasks={count}",
+            hint=f"run it on {count} tasks, or make a job with more of them: `statekeep rescale "
+            "--partitions`. To begin with empty state, choose another job.name",
+        )
+
+
+async def _task_count(log: JobLog) -> int:
+    """Return the number of tasks that a log says its job has; 0 if it says none."""
+    if not await log.is_there():
+        return 0
+    reader = LogReader(log)
+    await reader.catch_up()
+    commit = reader.view.last_commit
+    return 0 if commit is None else commit.identity.task_count

@@ -20,7 +20,12 @@ from statekeep.config.model import Config, StoreSettings
 from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
-from statekeep.container.new_log import answering, require_no_other_log, require_no_state
+from statekeep.container.new_log import (
+    answering,
+    require_no_other_log,
+    require_no_state,
+    require_within_task_count,
+)
 from statekeep.container.task import Task
 from statekeep.container.task_events import TaskEvents
 from statekeep.container.task_log import TaskLog
@@ -130,6 +135,7 @@ async def _check_new(parts: TaskParts, scope: str, copies: CheckpointCopies) -> 
         is_log_named=parts.config.job.log_backend is not None,
     )
     await require_no_other_log(factories, scope, log_backend.name, parts.executor, parts.clock)
+    await require_within_task_count(log_backend, parts.task, parts.executor, parts.clock)
     # A log that ends with the process is empty at each start of it, which then says so.
     if log_backend.properties.is_durable and not await copies.has_any():
         await require_no_state(factories, parts.task, log_backend.name, parts.executor, parts.clock)

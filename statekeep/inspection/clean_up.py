@@ -168,8 +168,10 @@ async def _clean_up(
     """Sweep one task in a backend that cleans up task by task."""
     markers = [checkpoint.markers_of(backend) for checkpoint in sweep.retained[task]]
     try:
-        await manager.init(None)
         names = None
+        # To get ready may be to create what is missing: a preview that tells nothing needs none.
+        if is_deleting or isinstance(manager, PreviewsCleanUp):
+            await manager.init(None)
         if isinstance(manager, PreviewsCleanUp):
             names = await manager.unreached(markers, sweep.closed)
         if is_deleting:

@@ -296,8 +296,9 @@ async def open_job(
         RetriableError: A service may answer later.
     """
     async with open_log_place(config, clock, task=task) as place:
+        # Asked first: where a log is a topic, what is not there is read in vain for long.
         reader = LogReader(place.log)
-        records = await reader.catch_up()
+        records = await reader.catch_up() if await place.log.is_there() else ()
         if not records:
             raise _no_such_job(config, place.log_backend, task)
         reader.require_here()

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import (
@@ -191,13 +193,13 @@ async def rescale(
 
     Raises:
         ConfigError: There is a job of the new name, two tasks read one input to different ends or
-            list different stores, a key cannot be routed, or a task that has a version has no state.
+            list different stores or hold the same key, a key cannot be routed, or a task that has a version has no state.
         RestoreFailedError: A task's state is out of reach.
         CommitFailedError: A backend did not take it.
     """
     offsets = _union_of_offsets(tasks)
     stores = _stores_of_each(tasks)
-    commit = _newest(tasks)
+    commit = _counting(_newest(tasks), 0 if is_one_log else partitions)
     names = [TaskName(f"Partition {number}") for number in range(partitions)]
     logs = [(None, names)] if is_one_log else [(name, [name]) for name in names]
     for log, _ in logs:
@@ -273,7 +275,8 @@ class _NewTasks:
         """Distribute the entries of an old task.
 
         Raises:
-            ConfigError: None of its stores has a file, so that its version cannot be whole.
+            ConfigError: None of its stores has a file, so that its version cannot be whole; or one
+                of its keys is another task's too.
         """
         if not any(version.store_files(store) for store in task.stores):
             raise ConfigError(
@@ -294,13 +297,20 @@ class _NewTasks:
             for store in task.stores:
                 if version.store_files(store):
                     source = self._open_store(work, store)
-                    splitters[store].split(source, self._open[store], self._making.on_entries)
+                    splitters[store].split(
+                        task.name, source, self._open[store], self._making.on_entries
+                    )
 
     def seal(
         self, batch: int, splitters: Mapping[StoreName, StateSplitter]
     ) -> Mapping[TaskName, SealedVersion | None]:
-        """Seal what each task has got; None for one that got nothing."""
+        """Seal what each task has got; None for one that got nothing.
+
+        Raises:
+            CheckpointCorruptError: One has not got what it was given.
+        """
         for store, splitter in splitters.items():
+            splitter.check(self._open[store])
             splitter.finish(self._open[store])
         sealed: dict[TaskName, SealedVersion | None] = {}
         for number, (name, work) in enumerate(zip(self._names, self._work, strict=True)):
@@ -361,3 +371,9 @@ def _stores_of_each(tasks: Sequence[OldTask]) -> Sequence[StoreName]:
 def _newest(tasks: Sequence[OldTask]) -> CommitRecord:
     """Return the commit with the highest batch: no version of the new job may be numbered below."""
     return max((task.commit for task in tasks), key=lambda commit: commit.batch)
+
+
+def _counting(commit: CommitRecord, task_count: int) -> CommitRecord:
+    """Return the commit as one of a job that has so many tasks; 0 leaves it to ``partitions``."""
+    identity = msgspec.structs.replace(commit.identity, task_count=task_count)
+    return msgspec.structs.replace(commit, identity=identity)

@@ -22,8 +22,9 @@ async def check_move(source: JobLog, target: JobLog, backend: str) -> None:
         CheckpointCorruptError: A record cannot be read.
         RetriableError: A service may answer later.
     """
+    view = await _read_view(source, backend)
     await target.probe()
-    if (await _read_view(source, backend)).moved_to is None:
+    if view.moved_to is None:
         await source.probe()
         _require_stale(await source.read(0), await target.read(0))
 
@@ -69,8 +70,12 @@ async def move_log(source: JobLog, target: JobLog, backend: str, *, owner: str) 
 async def _read_view(log: JobLog, backend: str) -> LogView:
     """Return what a log says, unless it has moved to another place than this one."""
     reader = LogReader(log)
-    if not await reader.catch_up():
-        raise ConfigError("there is no log to move", key="job.name")
+    if not await log.is_there() or not await reader.catch_up():
+        raise ConfigError(
+            "there is no log to move",
+            key="job.name",
+            hint="check job.name, job.log.backend and, in plain Python, --task",
+        )
     if reader.view.moved_to != backend:
         reader.require_here()
     return reader.view

@@ -109,7 +109,11 @@ def _commit(state: SparkState, store: StoreName) -> CommitRecord:
         batch=state.version - 1,
         checkpoint_id="",
         identity=JobIdentity(
-            job_uid="", job_name="", partitions=1, stores={MAIN_OPERATOR: [str(store)]}
+            job_uid="",
+            job_name="",
+            partitions=1,
+            task_count=state.partitions,
+            stores={MAIN_OPERATOR: [str(store)]},
         ),
     )
 

@@ -7,12 +7,16 @@ from typing import Final, cast
 from typing_extensions import override
 
 from statekeep.backends.dotted_path import load_object
+from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.records import JobIdentity
-from statekeep.errors import ConfigError
+from statekeep.errors import CheckpointCorruptError, ConfigError
 from statekeep.stores.base import KeyValueStore
 
 _CHUNK: Final = 10_000
 """Entries in one write."""
+
+_SHOWN_BYTES: Final = 40
+"""Of a key in an error: it may be long, and only has to be known again."""
 
 _OWN_ROUTERS: Final = {"spark-murmur3-pmod-1": "statekeep.spark.rescaling:SparkSplitter"}
 """``{router: dotted path of its splitter}``; loaded when asked for, as it needs pyspark."""
@@ -24,8 +28,8 @@ Router = Callable[[bytes, int], int]
 class StateSplitter(ABC):
     """Distributes one store of the old tasks over the same store of the new ones.
 
-    `split` is called for each old task in turn, then `finish` once. Blocks; used by one thread at a
-    time.
+    `split` is called for each old task in turn, then `check` and `finish` once each. Blocks; used
+    by one thread at a time.
 
     Attributes:
         counts: Entries given to each new task so far.
@@ -38,6 +42,7 @@ class StateSplitter(ABC):
     @abstractmethod
     def split(
         self,
+        task: TaskName,
         source: KeyValueStore,
         targets: Sequence[KeyValueStore],
         on_entries: Callable[[int], None],
@@ -45,14 +50,29 @@ class StateSplitter(ABC):
         """Write every entry of an old store to the one new store that it belongs to.
 
         Args:
-            source: Of an old task; only read.
+            task: The old one, for errors.
+            source: Its store; only read.
             targets: Of the new tasks, by number.
             on_entries: Told of the entries written, now and then, on this thread.
 
         Raises:
-            ConfigError: An entry cannot be routed.
+            ConfigError: An entry cannot be routed, or its key is that of another old task's entry.
             CheckpointCorruptError: An entry cannot be read.
         """
+
+    def check(self, targets: Sequence[KeyValueStore]) -> None:
+        """Make sure that every new store holds as many entries as it was given.
+
+        Raises:
+            CheckpointCorruptError: One does not.
+        """
+        for partition, (store, given) in enumerate(zip(targets, self.counts, strict=True)):
+            found = sum(1 for _ in store.scan())
+            if found != given:
+                raise CheckpointCorruptError(
+                    f"the new task does not hold what it was given: task=Partition {partition} "
+                    f"store={store.name} entries={found} given={given}"
+                )
 
     @abstractmethod
     def finish(self, targets: Sequence[KeyValueStore]) -> None:
@@ -60,16 +80,20 @@ class StateSplitter(ABC):
 
 
 class RoutedWrites:
-    """Gathers entries for the new stores and writes them in large pieces."""
+    """Gathers the entries of one old task and writes them to the new stores in large pieces."""
 
     def __init__(
         self,
+        task: TaskName,
         targets: Sequence[KeyValueStore],
         counts: list[int],
         on_entries: Callable[[int], None],
     ) -> None:
+        self._task = task
         self._targets = targets
         self._counts = counts
+        # Keys of one task differ among themselves: only what others gave can be in the way.
+        self._has_others = [count > 0 for count in counts]
         self._on_entries = on_entries
         self._waiting: list[dict[bytes, bytes | None]] = [{} for _ in targets]
         self._count = 0
@@ -82,14 +106,32 @@ class RoutedWrites:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was taken in."""
+        """Write what was taken in.
+
+        Raises:
+            ConfigError: A key is there already, by another old task: one of the two would be lost.
+        """
         for partition, entries in enumerate(self._waiting):
             if entries:
+                if self._has_others[partition]:
+                    self._require_new(partition, list(entries))
                 self._targets[partition].write(entries)
                 self._counts[partition] += len(entries)
         self._on_entries(self._count)
         self._waiting = [{} for _ in self._targets]
         self._count = 0
+
+    def _require_new(self, partition: int, keys: Sequence[bytes]) -> None:
+        store = self._targets[partition]
+        for key, found in zip(keys, store.get_many(keys), strict=True):
+            if found is not None:
+                raise ConfigError(
+                    "two tasks hold the same key, and one new task would get both: "
+                    f"store={store.name} key={shown_key(key)} task={self._task} "
+                    f"new_task=Partition {partition}",
+                    hint="only one of the two values could stay: let the program of the old job "
+                    "keep them in one task, or under different keys, and commit; then try again",
+                )
 
 
 class RoutedSplitter(StateSplitter):
@@ -102,16 +144,17 @@ class RoutedSplitter(StateSplitter):
     @override
     def split(
         self,
+        task: TaskName,
         source: KeyValueStore,
         targets: Sequence[KeyValueStore],
         on_entries: Callable[[int], None],
     ) -> None:
-        writes = RoutedWrites(targets, self.counts, on_entries)
+        writes = RoutedWrites(task, targets, self.counts, on_entries)
         for key, value in source.scan():
             partition = self._router(key, len(targets))
             if not 0 <= partition < len(targets):
                 raise ConfigError(
-                    f"the router names no task: key={key!r} partition={partition} "
+                    f"the router names no task: key={shown_key(key)} partition={partition} "
                     f"partitions={len(targets)}"
                 )
             writes.add(partition, key, value)
@@ -120,6 +163,12 @@ class RoutedSplitter(StateSplitter):
     @override
     def finish(self, targets: Sequence[KeyValueStore]) -> None:
         del targets  # nothing stands in every store
+
+
+def shown_key(key: bytes) -> str:
+    """Return a key as errors show it: printable, and its beginning if it is long."""
+    rest = len(key) - _SHOWN_BYTES
+    return repr(key) if rest <= 0 else f"{key[:_SHOWN_BYTES]!r}... ({rest} more bytes)"
 
 
 def splitter_for(

@@ -6,6 +6,7 @@ import msgspec
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
+from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.inspection.splitting import RoutedWrites, StateSplitter
 from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
@@ -34,6 +35,7 @@ class SparkSplitter(StateSplitter):
     @override
     def split(
         self,
+        task: TaskName,
         source: KeyValueStore,
         targets: Sequence[KeyValueStore],
         on_entries: Callable[[int], None],
@@ -43,7 +45,7 @@ class SparkSplitter(StateSplitter):
             _require_empty(source)
             return
         prefixes = self._registry.add(key_schema, variables)
-        writes = RoutedWrites(targets, self.counts, on_entries)
+        writes = RoutedWrites(task, targets, self.counts, on_entries)
         route = _Route(key_schema, len(targets))
         for key, value in source.scan():
             if key == REGISTRY_KEY:

@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, ConfigError, VersionDamagedError
 from statekeep.fault_points import fault_point
@@ -25,6 +26,20 @@ from statekeep.stores.work_directory import LOCK_FILE, Identity, WorkDirectory, 
 __all__ = ["Identity", "TaskDirectory", "WorkDirectory"]
 
 _WORK_PREFIX: Final = "work-"
+
+
+def find_local_dir(path: Path) -> Path | None:
+    """Return the local directory of jobs that a path is or lies in, by what they leave there.
+
+    Blocks. What a `statekeep restore` has made is none: only commits write checkpoints beside
+    versions.
+
+    Args:
+        path: Absolute; need not be there.
+    """
+    below = f"*/{escape_name(MAIN_OPERATOR)}/*/*/{CHECKPOINT_FILE}"
+    around = (path, *path.parents)
+    return next((found for found in around if next(found.glob(below), None) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)

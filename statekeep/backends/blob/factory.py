@@ -28,7 +28,7 @@ from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_writer import WriterLimits
 from statekeep.backends.blob.encoded_stream import SALT_BYTES
 from statekeep.backends.blob.encryption_keys import KeyProvider, load_key_provider
-from statekeep.backends.blob.found_state import find_state
+from statekeep.backends.blob.found_state import find_state, find_task_logs
 from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.index_tree import describe_index
 from statekeep.backends.blob.job_log import BlobJobLog
@@ -204,6 +204,16 @@ class BlobBackendFactory(StateBackendFactory):
         manager = self.blob_store_manager(executor, clock)
         try:
             return await find_state(manager, task)
+        finally:
+            await manager.close()
+
+    async def task_logs(
+        self, job_name: str, operator: str, executor: BlockingExecutor, clock: Clock
+    ) -> Sequence[str]:
+        """Return the tasks that have a log: see `ListsTaskLogs`."""
+        manager = self.blob_store_manager(executor, clock)
+        try:
+            return await find_task_logs(manager, job_name, operator)
         finally:
             await manager.close()
 

@@ -1,11 +1,11 @@
-"""Blobs of a task whose log nobody knows: found by their names."""
+"""Logs of a job, and blobs of a task whose log nobody knows: found by their names."""
 
 import re
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.names import job_prefix
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.escaping import escape_name, unescape_name
 
 
 async def find_state(manager: BlobStoreManager, task: TaskIdentity) -> str | None:
@@ -24,3 +24,17 @@ async def find_state(manager: BlobStoreManager, task: TaskIdentity) -> str | Non
         if match is not None:
             return match[0]
     return None
+
+
+async def find_task_logs(manager: BlobStoreManager, job_name: str, operator: str) -> list[str]:
+    """Return the tasks of a job in plain Python that have records of a log, sorted.
+
+    Raises:
+        ConfigError: The place refuses us.
+        RetriableError: The service may answer later.
+    """
+    await manager.init()
+    prefix = f"{escape_name(job_name)}/{escape_name(operator)}/"
+    form = re.compile(rf"{re.escape(prefix)}([^/]+)/log/[^/]+$")
+    found = (form.search(blob_id) for blob_id in await manager.list(prefix))
+    return sorted({unescape_name(match[1]) for match in found if match is not None})

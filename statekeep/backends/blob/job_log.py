@@ -100,6 +100,12 @@ class BlobJobLog(JobLog):
         return records
 
     @override
+    async def is_there(self) -> bool:
+        # Read first: one that is raised after it leaves newer records than the old ones.
+        floor = await self.read_floor()
+        return max(await self._listed("log", _RECORD), default=-1) >= floor
+
+    @override
     async def read_floor(self) -> int:
         await self._blobs.init()
         return max(await self._listed("log-floor", _FLOOR), default=0)

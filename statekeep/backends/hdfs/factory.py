@@ -105,6 +105,12 @@ class HdfsBackendFactory(StateBackendFactory):
         """Return the folder of a task's files: see `FindsState`."""
         return await self._blobs.find_state(task, executor, clock)
 
+    async def task_logs(
+        self, job_name: str, operator: str, executor: BlockingExecutor, clock: Clock
+    ) -> Sequence[str]:
+        """Return the tasks that have a log: see `ListsTaskLogs`."""
+        return await self._blobs.task_logs(job_name, operator, executor, clock)
+
     async def describe(
         self,
         task: TaskIdentity,

@@ -105,6 +105,11 @@ class Cluster:
             described = self._client.describe_cluster(request_timeout=self._timeout_s)
             return len(self._wait(described, what).nodes)
 
+    def topics(self) -> Collection[str]:
+        """Return the names of all topics that we may see."""
+        with explained_errors("topics cannot be listed"):
+            return list(self._client.list_topics(timeout=self._timeout_s).topics)
+
     def describe(self, topics: Collection[str]) -> Mapping[str, TopicFacts]:
         """Return the facts of those of ``topics`` that are there."""
         found: dict[str, TopicFacts] = {}

@@ -23,12 +23,13 @@ from statekeep.backends.kafka.checkpoint_store import KafkaCheckpointStore
 from statekeep.backends.kafka.checkpoint_topic import KafkaCheckpointManager, checkpoint_topic
 from statekeep.backends.kafka.job_log import KafkaJobLog
 from statekeep.backends.kafka.marker import ChangelogMarker
-from statekeep.backends.kafka.names import topic_name
+from statekeep.backends.kafka.names import log_topic, task_of_log, topic_name
 from statekeep.backends.kafka.restore import REPLAYS_AT_ONCE, KafkaRestoreManager
 from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
 from statekeep.backends.kafka.shared_cluster import SharedCluster
-from statekeep.backends.kafka.topics import ChangelogTopics
+from statekeep.backends.kafka.topics import ChangelogTopics, patient
 from statekeep.backends.optional_powers import SnapshotNode
+from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.wrappers import InFlightLimit
 from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
@@ -85,7 +86,7 @@ class KafkaBackendFactory(StateBackendFactory):
 
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
-        topic = topic_name(self._kafka_settings.topic_prefix, *scope.split("/"), "job-log")
+        topic = log_topic(self._kafka_settings.topic_prefix, scope)
         return KafkaJobLog(self._kafka_settings, topic, executor=executor, clock=clock)
 
     @override
@@ -94,6 +95,23 @@ class KafkaBackendFactory(StateBackendFactory):
     ) -> CheckpointStore:
         topic = topic_name(self._kafka_settings.topic_prefix, *scope.split("/"), "checkpoints")
         return KafkaCheckpointStore(self._kafka_settings, topic, executor=executor, clock=clock)
+
+    async def task_logs(
+        self, job_name: str, operator: str, executor: BlockingExecutor, clock: Clock
+    ) -> Sequence[str]:
+        """Return the tasks whose logs have a topic: see `ListsTaskLogs`."""
+        cluster = self._clusters.borrow()
+        try:
+            topics = await patient(self._kafka_settings, clock).run(
+                lambda: run_to_end(executor, cluster.topics),
+                operation="list the topics of job logs",
+                subject=job_name,
+            )
+        finally:
+            await run_to_end(executor, self._clusters.give_back)
+        prefix = self._kafka_settings.topic_prefix
+        found = (task_of_log(prefix, job_name, operator, topic) for topic in topics)
+        return sorted({task for task in found if task is not None})
 
     async def describe(
         self,

@@ -3,14 +3,18 @@
 import re
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.escaping import escape_name, unescape_name
 from statekeep.errors import ConfigError
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9-]")
 _TASK_NUMBER: Final = re.compile(r"Partition (0|[1-9][0-9]{0,8})")
 _MAX_TOPIC_LENGTH: Final = 249
+_ESCAPED: Final = "(?:[A-Za-z0-9-]|_[0-9a-f]{2})+"
+_LOG: Final = "job-log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,23 @@ def topic_name(prefix: str, *parts: str) -> str:
     if len(name) > _MAX_TOPIC_LENGTH:
         raise ConfigError(f"name is too long for a topic: name={name}")
     return name
+
+
+def log_topic(prefix: str, scope: str) -> str:
+    """Return the topic of the job log of a scope.
+
+    Raises:
+        ConfigError: The name is too long for a topic.
+    """
+    return topic_name(prefix, *scope.split("/"), _LOG)
+
+
+def task_of_log(prefix: str, job_name: str, operator: str, topic: str) -> str | None:
+    """Return the task of a job in plain Python whose log a topic is; None for any other topic."""
+    start = topic_name(prefix, escape_name(job_name), escape_name(operator), "")
+    form = rf"{re.escape(start)}({_ESCAPED})\.{_LOG}"
+    match = re.fullmatch(form, topic)
+    return None if match is None else unescape_name(unquote(match[1].replace("_", "%")))
 
 
 def changelog_topic(prefix: str, task: TaskIdentity, store: StoreName) -> str:

@@ -143,6 +143,18 @@ async def test_records_below_the_floor_are_left_out_though_a_trim_was_cut_short(
     assert [position for position, _ in await log.read(1)] == [3, 4]
 
 
+async def test_a_log_is_there_if_anything_can_be_read_of_it(
+    log: BlobJobLog, blobs: BlobStoreManager
+) -> None:
+    assert not await log.is_there()
+    await filled(log, 2)
+    assert await log.is_there()
+    await log.trim(1)
+    assert await log.is_there()
+    await blobs.put("job/log-floor/00000000000000000003", b"", METADATA, if_absent=True)
+    assert not await log.is_there()
+
+
 async def test_next_trim_finishes_one_that_was_cut_short(
     log: BlobJobLog, blobs: BlobStoreManager
 ) -> None:

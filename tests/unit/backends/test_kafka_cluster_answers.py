@@ -9,11 +9,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from statekeep.backends.kafka import cluster as cluster_module
 from statekeep.backends.kafka.admin import KafkaAdmin
 from statekeep.backends.kafka.cluster import Cluster
-from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.factory import KafkaBackendFactory
+from statekeep.backends.kafka.names import ChangelogPartition, log_topic
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
 from statekeep.errors import RetriableError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
@@ -36,6 +39,16 @@ class FakeAdmin:
             else:
                 futures[place].set_exception(KafkaException(self._answer))
         return futures
+
+
+class ListingAdmin:
+    """Has some topics."""
+
+    def __init__(self, *topics: str) -> None:
+        self._topics = topics
+
+    def list_topics(self, **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(topics=dict.fromkeys(self._topics))
 
 
 class SilentCluster:
@@ -76,3 +89,24 @@ async def test_a_cluster_that_does_not_answer_is_away_and_not_set_up_wrongly() -
     with pytest.raises(RetriableError, match="backend=far") as caught:
         await admin.validate_resources()
     assert "backends.far.bootstrap.servers" in caught.value.__notes__[0]
+
+
+@pytest.mark.asyncio
+async def test_the_tasks_of_a_job_are_those_whose_logs_have_a_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = {"bootstrap.servers": "127.0.0.1:1"}
+    factory = KafkaBackendFactory(BackendName("kafka"), settings)
+    executor, clock = SerialExecutor(), FakeClock()
+    tasks = ["Partition 0", "Partition 12", "totals.of day/1", "köln"]
+    logs = [("my job", task) for task in tasks] + [("my job 2", "Partition 1")]
+    topics = [log_topic("kafka", task_scope(job, MAIN_OPERATOR, task)) for job, task in logs]
+    others = ["kafka.my_2520job.job-log", "kafka.my_2520job.main.counts.changelog", "elsewhere"]
+    admin = ListingAdmin(*topics, *others)
+
+    def build(_: KafkaSettings) -> ListingAdmin:
+        return admin
+
+    monkeypatch.setattr(cluster_module, "build_admin", build)
+    found = await factory.task_logs("my job", MAIN_OPERATOR, executor, clock)
+    assert found == sorted(tasks)

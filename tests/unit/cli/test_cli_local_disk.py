@@ -39,6 +39,48 @@ def test_what_stands_in_the_way_of_a_directory_is_told(
     assert "hint: name another one" in result.err
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["local", "local/orders", "local/orders/main/Partition_0/mine", "link"],
+    ids=["itself", "of the job", "deep in it", "link"],
+)
+@pytest.mark.parametrize(
+    "settings",
+    ["", "--set job.logged.store.base.dir={elsewhere}"],
+    ids=["settings", "what lies there"],
+)
+def test_the_local_directory_of_jobs_is_no_place_for_a_restore(
+    statekeep: CommandLine, job: Path, place: str, settings: str
+) -> None:
+    (job / "link").symlink_to(job / "local")
+    before = sorted(job.rglob("*"))
+    options = settings.format(elsewhere=job / "elsewhere")
+    result = statekeep(f"restore {job / place} {LOG} {options}")
+    assert result.status == 2
+    assert (
+        f"jobs keep their local state there: directory={job / place} local_dir={job / 'local'}"
+        in result.err
+    )
+    assert f"hint: name a directory that neither lies in {job / 'local'}" in result.err
+    assert sorted(job.rglob("*")) == before
+
+
+def test_a_directory_around_the_local_one_is_no_place_for_a_restore(
+    statekeep: CommandLine, job: Path
+) -> None:
+    result = statekeep(f"restore {job} {LOG}")
+    assert (result.status, f"local_dir={job / 'local'}" in result.err) == (2, True)
+
+
+def test_a_directory_of_an_earlier_restore_is_none_of_a_job(
+    statekeep: CommandLine, job: Path
+) -> None:
+    older = statekeep(f"checkpoints list {LOG} --json").json[1]["commit"]
+    assert statekeep(f"restore {job / 'mine'} {older} {LOG}").status == 0
+    assert statekeep(f"restore {job / 'mine'} {LOG}").status == 0
+    assert len([*(job / "mine").rglob("SEAL-MANIFEST")]) == 2
+
+
 @pytest.mark.usefixtures("full_disk")
 def test_a_restore_to_a_full_disk_names_its_directory_and_no_setting(
     statekeep: CommandLine, tmp_path: Path

@@ -78,7 +78,7 @@ def test_no_log_is_moved_while_one_of_the_job_is_left_out(
 ) -> None:
     before = history(statekeep, named)
     result = statekeep(f"migrate-log --to far --task '{named}' --yes")
-    assert (result.status, "a task is left out" in result.err) == (2, True)
+    assert (result.status, "tasks of the job are left out" in result.err) == (2, True)
     assert history(statekeep, named) == before
 
 

@@ -1,6 +1,7 @@
 """Commands that ask for logs which are not there, where such a log cannot be read (Kafka)."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from cli_kit import TASK, CommandLine
@@ -33,6 +34,29 @@ def no_log_is_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlobJobLog, "read", read_what_is_there)
     monkeypatch.setattr(BlobJobLog, "is_there", is_there)
     monkeypatch.setattr(BlobJobLog, "probe", make)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("checkpoints list", "the job has no log here: job=orders"),
+        ("verify", "the job has no log here: job=orders"),
+        ("gc --dry-run", "the job has no log here: job=orders"),
+        ("savepoint create v1 --yes", "the job has no log here: job=orders"),
+        ("reset --yes", "there is no log to reset"),
+        ("migrate-log --to far --yes", "there is no log to move"),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["--set job.id=2", "--task 'Partition 7'"], ids=["job", "task"])
+def test_a_job_or_task_that_is_not_there_is_told_at_once(
+    statekeep: CommandLine, job: Path, line: str, complaint: str, wrong: str
+) -> None:
+    task = "" if "--task" in wrong else LOG
+    before = sorted(job.rglob("*"))
+    result = statekeep(f"{line} {task} {wrong}")
+    assert (result.status, complaint in result.err) == (2, True)
+    assert "hint: check job.name" in result.err
+    assert sorted(job.rglob("*")) == before
 
 
 def test_a_log_moves_though_the_next_task_has_none(statekeep: CommandLine) -> None:

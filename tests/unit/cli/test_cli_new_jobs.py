@@ -193,12 +193,12 @@ def test_a_rescaled_job_goes_back_to_its_first_form(statekeep: CommandLine, job:
 @pytest.mark.parametrize(
     ("named", "complaint"),
     [
-        ([0, 2], "a task is left out or named twice: expected=Partition 1"),
-        ([0, 0], "a task is left out or named twice: expected=Partition 1"),
-        ([1, 2], "a task is left out or named twice: expected=Partition 0"),
-        ([1, 0], "a task is left out: task=Partition 2"),
+        ([0, 2], "tasks of the job are left out: tasks=Partition 1"),
+        ([0, 0, 1, 2], "tasks are named twice: tasks=Partition 0"),
+        ([1, 2], "tasks of the job are left out: tasks=Partition 0"),
+        ([1], "tasks of the job are left out: tasks=Partition 0,Partition 2"),
     ],
-    ids=["gap", "twice", "first", "last"],
+    ids=["gap", "twice", "first", "several"],
 )
 def test_a_task_that_is_not_named_stops_the_rescaling(
     statekeep: CommandLine, job: Path, named: list[int], complaint: str
@@ -217,7 +217,7 @@ def test_a_task_that_is_not_named_stops_the_restore_of_a_savepoint(
     asyncio.run(commit_numbers(job, [1], name="Partition 1"))
     statekeep(f"savepoint create v1 {LOG} --task 'Partition 1' --yes")
     result = statekeep(f"savepoint restore v1 --as orders-2 --task '{named}'")
-    assert (result.status, "a task is left out" in result.err) == (2, True)
+    assert (result.status, "tasks of the job are left out" in result.err) == (2, True)
     assert not list(job.rglob("*orders-2*"))
 
 
@@ -241,6 +241,21 @@ def test_tasks_with_different_stores_are_not_rescaled(
         "--set stores.extra.backup.factories=near"
     )
     assert (result.status, "two tasks have different stores" in result.err) == (2, True)
+    assert not list(job.rglob("*orders-2*"))
+
+
+def test_a_key_of_two_tasks_that_one_new_task_would_get_makes_no_job(
+    statekeep: CommandLine, job: Path
+) -> None:
+    asyncio.run(commit_numbers(job, [6, 4], name="Partition 1"))
+    result = statekeep(
+        f"rescale --partitions 2 --as orders-2 --router cli_kit:route {LOG} --task 'Partition 1'"
+    )
+    assert result.status == 2
+    assert (
+        "two tasks hold the same key, and one new task would get both: store=counts key=b'key-4' "
+        "task=Partition 1 new_task=Partition 0" in result.err
+    )
     assert not list(job.rglob("*orders-2*"))
 
 

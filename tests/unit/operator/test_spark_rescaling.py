@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from operator_kit import memory_store
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from statekeep.errors import CheckpointCorruptError, StateSchemaError
+from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.errors import CheckpointCorruptError, ConfigError, StateSchemaError
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.key_hash import (
     KeyHasher,
@@ -82,8 +83,9 @@ def task_of(key: UserDay, partitions: int) -> int:
 def split(stores: Sequence[KeyValueStore], partitions: int) -> list[KeyValueStore]:
     splitter = SparkSplitter(partitions)
     targets: list[KeyValueStore] = [memory_store() for _ in range(partitions)]
-    for store in stores:
-        splitter.split(store, targets, lambda _: None)
+    for number, store in enumerate(stores):
+        splitter.split(TaskName(f"Partition {number}"), store, targets, lambda _: None)
+    splitter.check(targets)
     splitter.finish(targets)
     return targets
 
@@ -138,6 +140,14 @@ def test_an_entry_of_no_known_variable_is_refused() -> None:
     store.put(b"\x00\x09" + CODEC.encode(("a", 1)), b"stray")
     with pytest.raises(CheckpointCorruptError, match="entry of an unknown variable"):
         split([store], 2)
+
+
+def test_one_key_in_two_tasks_is_refused() -> None:
+    one, other = (store_of({("count", ("a", 1), b""): n}, variables("count")) for n in (b"1", b"2"))
+    with pytest.raises(ConfigError, match="two tasks hold the same key") as refused:
+        split([one, other], 2)
+    assert "store=state" in str(refused.value)
+    assert "task=Partition 1 new_task=Partition" in str(refused.value)
 
 
 def test_entries_without_a_registry_are_refused() -> None:
