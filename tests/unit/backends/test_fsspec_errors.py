@@ -139,7 +139,8 @@ def quoting_errors() -> list[Exception]:
     lost = requests.exceptions.ConnectionError("url: /webhdfs/v1/?delegation=secret")
     missing = FileNotFoundError("x")
     missing.__cause__ = lost
-    return [gcs_error(500), http_error(500), lost, missing]
+    refused = OSError("Forbidden: https://storage.example/o?upload_id=secret")
+    return [gcs_error(500), http_error(500), lost, missing, refused]
 
 
 @pytest.mark.asyncio

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
+from statekeep.config.redact import redact
 from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -24,7 +25,7 @@ _FINAL: Final = {
     errno.EISDIR: "a directory stands where a file is needed",
 }
 _QUOTABLE: Final = ("builtins", "asyncio.", "paramiko.", "socket", "statekeep.")
-"""Modules whose errors quote nothing secret."""
+"""Modules whose errors quote nothing secret, unless a library puts a URL into one."""
 
 
 class Place(Protocol):
@@ -74,7 +75,9 @@ def quotable(error: BaseException) -> BaseException | None:
     """
     below: BaseException | None = error
     while below is not None:
-        if not type(below).__module__.startswith(_QUOTABLE):
+        text = str(below)
+        is_plain = type(below).__module__.startswith(_QUOTABLE)
+        if not is_plain or redact(text, is_secret=False) != text:
             return None
         below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
     return error
