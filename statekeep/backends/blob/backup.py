@@ -25,7 +25,12 @@ from statekeep.backends.blob.index import (
     SnapshotMetadata,
 )
 from statekeep.backends.blob.index_blobs import IndexBlobs
-from statekeep.backends.blob.local_deltas import PackedDelta, changes_since, pack_deltas
+from statekeep.backends.blob.local_deltas import (
+    PackedDelta,
+    changes_since,
+    merged_bytes,
+    pack_deltas,
+)
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob.snapshot_policy import SnapshotPolicy
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
@@ -293,10 +298,11 @@ class BlobBackupManager(TaskBackupManager):
         self, plan: _StoreUpload, base: SnapshotIndex, changes: Sequence[LocalFile]
     ) -> _Content:
         """Upload what was changed since the base, whose image and deltas stay."""
-        packed = await self._context.executor.run(
-            pack_deltas, plan.commit.version, plan.store, changes
-        )
-        added = await run_all(self._upload_delta(plan, delta) for delta in packed)
+        run = self._context.executor.run
+        # Nothing that is merged waits for a share of the buffer of its own meanwhile.
+        async with self._limits.buffers.hold(2 * merged_bytes(changes)):
+            packed = await run(pack_deltas, plan.commit.version, plan.store, changes)
+            added = await run_all(self._upload_delta(plan, delta) for delta in packed)
         return _Content(
             image=base.dir_index.without_removed(),
             image_version=base.image_version or base.version,

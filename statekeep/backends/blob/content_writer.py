@@ -65,11 +65,12 @@ class Written:
 
 
 class ContentWriter:
-    """Writes the content of one store in one upload; each file is read once.
+    """Writes the content of one store in one upload.
 
-    What was read is compared with the seal manifest before anything refers to it. Memory: raw and
-    encoded bytes of what is on its way, within ``limits.buffers``; what is put from a file without
-    being encoded is the manager's to bound.
+    Each file is read once; a large one that is stored as it is, once more to be hashed. What was read
+    is compared with the seal manifest before anything refers to it. Memory: raw and encoded bytes of
+    what is on its way, within ``limits.buffers``; what is put from a file without being encoded is the
+    manager's to bound, and what is given as bytes its giver's.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class ContentWriter:
     async def _write_plain(
         self, path: Path, file: LocalFile, name: str, known: FileDigests | None
     ) -> Written:
-        """Store a large file as it is; it is hashed while it is on its way."""
+        """Store a large file as it is; it is read again and hashed while it is on its way."""
         if known is not None:
             blob_id = await self._put(self._name(name), path, name, known.sha256)
             return Written((FileBlob(blob_id=blob_id, offset=0),), known)

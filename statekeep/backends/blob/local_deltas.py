@@ -49,6 +49,12 @@ def changes_since(
     ]
 
 
+def merged_bytes(files: Sequence[LocalFile]) -> int:
+    """Return the bytes of deltas that `pack_deltas` makes one of, in memory; 0: it leaves them as they are."""
+    total = sum(file.size for file in files)
+    return total if len(files) > 1 and total <= _MERGE_BYTES else 0
+
+
 def pack_deltas(
     version: SealedVersion, store: StoreName, files: Sequence[LocalFile]
 ) -> Sequence[PackedDelta]:
@@ -62,7 +68,7 @@ def pack_deltas(
     Raises:
         VersionDamagedError: One is gone or not what was sealed: it must not become a backup.
     """
-    if len(files) > 1 and sum(file.size for file in files) <= _MERGE_BYTES:
+    if merged_bytes(files):
         return [_merge(version, store, files)]
     return [_check(version, file) for file in files]
 

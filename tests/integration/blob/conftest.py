@@ -68,15 +68,13 @@ def azure_container(azure_server: AzureServer) -> Iterator[ContainerClient]:
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[GcsServer]:
-    with required(gcs_emulator("statekeep")) as server, pytest.MonkeyPatch.context() as patch:
-        # Else gcsfs looks for a kind of bucket that only Google's own service has, for a minute.
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    with required(gcs_emulator("statekeep")) as server:
         yield server
 
 
 @pytest.fixture
-def gcs_server_without_conditions(gcs_server: GcsServer) -> Iterator[GcsServer]:
-    """One that overwrites where it was asked to create; ``gcs_server`` has set the environment."""
+def gcs_server_without_conditions() -> Iterator[GcsServer]:
+    """One that overwrites where it was asked to create."""
     with required(gcs_emulator("statekeep", has_conditions=False)) as server:
         yield server
 

@@ -10,6 +10,7 @@ import pytest
 from azure.core import exceptions as azure_errors
 from azure.core.pipeline.transport import HttpRequest
 from azure.storage.blob import BlobProperties
+from azure.storage.blob._shared.authentication import AzureSigningError
 
 from statekeep.backends.blob.managers.azure_client import AzureClient
 from statekeep.backends.blob.managers.object_client import ObjectStamps
@@ -67,6 +68,12 @@ def answered(code: str, status: int) -> azure_errors.HttpResponseError:
     return error
 
 
+def denied(status: int) -> azure_errors.ClientAuthenticationError:
+    error = azure_errors.ClientAuthenticationError("m")
+    error.status_code = status
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -77,7 +84,9 @@ def answered(code: str, status: int) -> azure_errors.HttpResponseError:
         (answered("BlobNotFound", 404), BlobNotFoundError),
         (answered("ContainerNotFound", 404), ConfigError),
         (answered("AuthorizationFailure", 403), ConfigError),
-        (azure_errors.ClientAuthenticationError("m"), ConfigError),
+        (azure_errors.ClientAuthenticationError("no credential gave a token"), RetriableError),
+        (denied(401), ConfigError),
+        (AzureSigningError("not a key"), ConfigError),
         (azure_errors.ServiceRequestError("no route"), RetriableError),
         (azure_errors.ServiceRequestError("CERTIFICATE_VERIFY_FAILED"), ConfigError),
         (ConnectionResetError(), RetriableError),
@@ -118,6 +127,13 @@ def test_no_traceback_shows_a_connection_string(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountKey=hidden")
     with pytest.raises(ConfigError, match="not a connection string") as caught:
         AzureClient("container", "", None, AzureSettings(), 4)
+    assert "hidden" not in shown(caught.value)
+
+
+@pytest.mark.parametrize("account_url", ["foo", "http://", "foo?sig=hidden"])
+def test_an_account_url_that_is_none_is_refused_unseen(key: None, account_url: str) -> None:
+    with pytest.raises(ConfigError, match="not the URL of a storage account") as caught:
+        AzureClient("container", "", account_url, AzureSettings(), 4)
     assert "hidden" not in shown(caught.value)
 
 

@@ -1,6 +1,7 @@
 """Encoded and packed content is moved with bounded memory, in both directions."""
 
 import asyncio
+import random
 import tracemalloc
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from encoded_kit import KEY_LINE
+from increments_kit import IncrementJob
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.blob import snapshot_policy
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
@@ -142,4 +145,44 @@ async def test_a_restore_takes_no_more_memory_than_it_holds_of_the_buffer(
     ((most, held),) = found
     assert most <= held
     await task.close()
+    forget_root(str(tmp_path))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("form", [{}, {"compression": "zstd"}], ids=["plain", "compressed"])
+@pytest.mark.parametrize("value_bytes", [1000, MIB], ids=["small", "above the buffer"])
+async def test_a_delta_that_is_made_of_others_holds_its_share_of_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: dict[str, str], value_bytes: int
+) -> None:
+    monkeypatch.setattr(snapshot_policy, "_FREE_DELTA_BYTES", 100 * MIB)
+    held: dict[str, tuple[int, int]] = {}
+
+    class Watching(MemoryBlobStoreManager):
+        @override
+        async def put(
+            self,
+            name: str,
+            content: bytes | Path,
+            metadata: BlobMetadata,
+            *,
+            if_absent: bool = False,
+        ) -> str:
+            assert isinstance(content, bytes)
+            claimed = MIB - job.factory._buffers._free
+            held[metadata.payload_name] = (len(content), claimed)
+            return await super().put(name, content, metadata, if_absent=if_absent)
+
+    job = IncrementJob(
+        tmp_path,
+        settings={"buffer.bytes": "1MiB", **form},
+        make_blobs=lambda: Watching(str(tmp_path), SerialExecutor()),
+    )
+    await job.manager.init(None)
+    draw = random.Random(1)
+    first = await job.commit(job.seal(None, {b"key": draw.randbytes(4 * MIB)}))
+    batches = [{b"%d" % number: draw.randbytes(value_bytes)} for number in range(3)]
+    second = await job.commit(job.seal(first.version, *batches))
+    assert len(second.index.deltas) == 1
+    size, claimed = held["changes.delta"]
+    assert claimed >= min(2 * size, MIB)
     forget_root(str(tmp_path))

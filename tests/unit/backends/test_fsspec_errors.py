@@ -3,6 +3,7 @@
 import errno
 import importlib
 import json
+import socket
 import ssl
 import traceback
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 import pytest
+import requests
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]  # as above
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]  # as above
 from log_kit import InlineExecutor
@@ -76,8 +78,8 @@ async def test_errors_are_told_by_what_the_caller_can_do(
         await local.list("a/")
 
 
-def gcs_error(status: int) -> Exception:
-    error: Exception = HttpError({"code": status, "message": "sig=secret"})
+def gcs_error(status: int, message: str = "sig=secret") -> Exception:
+    error: Exception = HttpError({"code": status, "message": message})
     return error
 
 
@@ -97,6 +99,7 @@ def http_error(status: int) -> aiohttp.ClientResponseError:
         (gcs_error(429), ThrottledError),
         (gcs_error(503), ThrottledError),
         (gcs_error(401), ConfigError),
+        (gcs_error(401, "Invalid Credentials"), RetriableError),
         (gcs_error(400), ConfigError),
         (OSError("Forbidden: b/bucket/o\nno access"), ConfigError),
         (ValueError("Bad Request: b/bucket/o\ninvalid"), ConfigError),
@@ -132,19 +135,39 @@ async def test_foreign_errors_are_told_by_what_the_caller_can_do(
     assert type(caught.value) is expected
 
 
+def quoting_errors() -> list[Exception]:
+    lost = requests.exceptions.ConnectionError("url: /webhdfs/v1/?delegation=secret")
+    missing = FileNotFoundError("x")
+    missing.__cause__ = lost
+    refused = OSError("Forbidden: https://storage.example/o?upload_id=secret")
+    return [gcs_error(500), http_error(500), lost, missing, refused]
+
+
 @pytest.mark.asyncio
-@pytest.mark.parametrize("error", [gcs_error(500), http_error(500)], ids=["gcsfs", "aiohttp"])
+@pytest.mark.parametrize("error", quoting_errors(), ids=lambda error: type(error).__name__)
 async def test_what_a_client_quotes_of_its_request_is_in_no_traceback(
     local: FsspecBlobStoreManager, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(local, "_place", FailingPlace(error))
 
-    with pytest.raises(RetriableError) as caught:
+    with pytest.raises(StateBackupError) as caught:
         await local.list("a/")
 
     told = "".join(traceback.format_exception(caught.value))
-    assert type(error).__name__ in told
+    assert isinstance(error, FileNotFoundError) or type(error).__name__ in told
     assert "secret" not in told
+
+
+@pytest.mark.asyncio
+async def test_no_traceback_shows_the_token_of_a_namenode_that_is_down() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        uri = f"webhdfs://127.0.0.1:{free.getsockname()[1]}/backups"
+    manager = FsspecBlobStoreManager(uri, {"token": "secret"}, InlineExecutor())
+
+    with pytest.raises(RetriableError, match="filesystem did not answer") as caught:
+        await manager.init()
+
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.asyncio

@@ -1,12 +1,14 @@
 """How answers of S3 become errors of ours, and settings become fields of requests."""
 
 import io
+import traceback
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore import exceptions as boto_errors
+from botocore.parsers import ResponseParserError
 from typing_extensions import override
 
 from statekeep.backends.blob.managers.object_client import (
@@ -110,6 +112,7 @@ def answered(code: str, status: int) -> boto_errors.ClientError:
             ConfigError,
         ),
         (boto_errors.NoCredentialsError(), ConfigError),
+        (ResponseParserError("a page of a proxy"), RetriableError),
         (ConnectionResetError(), RetriableError),
     ],
     ids=str,
@@ -174,6 +177,23 @@ def test_unfinished_uploads_are_those_of_every_page_by_the_names_of_their_blobs(
 def test_an_unknown_profile_is_told() -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         S3Client("bucket", "", S3Settings(profile="no-such-profile"), 4)
+
+
+@pytest.mark.parametrize("is_set", [True, False], ids=["setting", "environment"])
+@pytest.mark.parametrize(
+    "endpoint", ["minio:9000", "minio", "http://user:hidden@minio:9000", "http://hidden@minio"]
+)
+def test_an_endpoint_that_is_no_plain_url_is_refused_unseen(
+    monkeypatch: pytest.MonkeyPatch,
+    endpoint: str,
+    is_set: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(ConfigError, match="endpoint") as caught:
+        S3Client("bucket", "", S3Settings(endpoint=endpoint if is_set else None), 4)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "http://" in told
+    assert "hidden" not in told
 
 
 def test_no_proxy_password_is_shown() -> None:

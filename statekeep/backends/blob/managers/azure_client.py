@@ -202,7 +202,7 @@ class AzureClient(ObjectClient):
         try:
             yield
         except azure_errors.ClientAuthenticationError as exc:
-            raise ConfigError(f"access denied: {where} status={exc.status_code}") from None
+            raise _told_denial(exc, where) from None
         except (
             azure_errors.ServiceRequestError,
             azure_errors.ServiceResponseError,
@@ -274,7 +274,14 @@ def _container_client(
             raise ConfigError(msg) from None  # it may quote the string
     if account_url is None:
         account_url = _account_of_environment()
-    return ContainerClient(account_url, container, credential=_credential(), **options)
+    try:
+        return ContainerClient(account_url, container, credential=_credential(), **options)
+    except ValueError:
+        raise ConfigError(
+            "not the URL of a storage account, or not one for these credentials",
+            key="blob.store.azure.account.url",
+            hint="it is https://<account>.blob.core.windows.net; only keys and SAS go over http",
+        ) from None  # as above
 
 
 def _account_of_environment() -> str:
@@ -303,6 +310,16 @@ def _credential() -> str | TokenCredential:
             hint="set AZURE_STORAGE_KEY, or pip install 'statekeep[azure]'",
         ) from exc
     return DefaultAzureCredential()
+
+
+def _told_denial(error: azure_errors.ClientAuthenticationError, where: str) -> Exception:
+    is_answer = error.status_code is not None
+    is_bad_key = type(error).__name__ == "AzureSigningError"  # which the SDK does not export
+    if is_answer or is_bad_key:
+        return ConfigError(f"access denied: {where} status={error.status_code}")
+    told = RetriableError(f"no credentials were found, or none gave a token: {where}")
+    told.add_note("hint: set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or see azure-identity")
+    return told
 
 
 def _told(error: azure_errors.HttpResponseError, name: str, where: str) -> Exception:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Final
 
+from statekeep.backends.blob.managers.place import quotable
 from statekeep.errors import (
     BlobNotFoundError,
     ConfigError,
@@ -29,8 +30,6 @@ _DENIED_KINDS: Final = {
     "paramiko.ssh_exception.AuthenticationException",
     "paramiko.ssh_exception.BadHostKeyException",
 }
-_QUOTABLE: Final = ("builtins", "paramiko.")
-"""Modules whose errors quote nothing secret."""
 _GOOGLE_AUTH: Final = "google.auth."
 
 
@@ -59,8 +58,7 @@ def mapped_foreign_errors(
         told = _told(exc, name, f"root={root} name={name} kind={type(exc).__name__}")
         if told is None:
             raise
-        is_quotable = type(exc).__module__.startswith(_QUOTABLE)
-        raise told from (exc if is_quotable else None)
+        raise told from quotable(exc)
 
 
 def _told(exc: Exception, name: str, where: str) -> StateBackupError | None:
@@ -69,10 +67,11 @@ def _told(exc: Exception, name: str, where: str) -> StateBackupError | None:
         return ConfigError(f"the certificate of the filesystem's server is not trusted: {where}")
     status = _status(exc)
     if status is not None:
-        return _told_status(status, name, f"{where} status={status}")
-    if isinstance(exc, OSError):
-        is_tls = isinstance(exc, ssl.SSLError)  # whose numbers are not those of the system
-        return RetriableError(f"the filesystem did not answer: {where}") if is_tls else None
+        # So gcsfs tells also that it could not renew a token just now.
+        is_passing = "Invalid Credentials" in str(exc)
+        return _told_status(status, name, f"{where} status={status}", is_passing=is_passing)
+    if isinstance(exc, OSError) and not isinstance(exc, ssl.SSLError):
+        return None  # an SSLError has numbers that are not those of the system
     if _is_denied(exc):
         return ConfigError(f"access denied: {where}")
     if isinstance(exc, _REFUSED) and not isinstance(exc, json.JSONDecodeError):
@@ -80,10 +79,11 @@ def _told(exc: Exception, name: str, where: str) -> StateBackupError | None:
     return RetriableError(f"the filesystem did not answer: {where}")
 
 
-def _told_status(status: int, name: str, where: str) -> StateBackupError:
+def _told_status(status: int, name: str, where: str, *, is_passing: bool) -> StateBackupError:
     if status in _THROTTLED:
         return ThrottledError(f"the filesystem asks for fewer requests: {where}")
-    if status == HTTPStatus.REQUEST_TIMEOUT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    is_late = status == HTTPStatus.REQUEST_TIMEOUT
+    if is_late or is_passing or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return RetriableError(f"the filesystem did not answer: {where}")
     if status in _DENIED:
         return ConfigError(f"access denied: {where}")

@@ -15,6 +15,7 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.foreign_errors import mapped_foreign_errors
 from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.backends.blob.managers.object_places import missing_package_told
 from statekeep.backends.blob.managers.place import Place, mapped_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
 from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
@@ -40,9 +41,6 @@ _CHUNK_BYTES: Final = 8 << 20
 """Read at a time by `download`: its bound on memory, and how far a cancel has to wait."""
 
 _GCS: Final = frozenset({"gs", "gcs"})
-_CONNECT_S: Final = 10
-_ANSWER_S: Final = 60
-"""Without a byte; a request to GCS that hangs longer is given up and made again."""
 
 _NO_PLACE: Final = (ImportError, ValueError, TypeError)
 """What a filesystem is refused with before it is reached: its package, its URI, its options."""
@@ -179,20 +177,17 @@ def _place(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
     if is_sftp(root_uri):
         return SftpPlace(partial(_url_to_fs, root_uri, **storage_options))
     if urlsplit(root_uri).scheme in _GCS:
-        storage_options = {"requests_timeout": _deadlines()} | dict(storage_options)
+        with missing_package_told("gcs"):
+            from statekeep.backends.blob.managers.gcs_place import (  # noqa: PLC0415  # it needs gcsfs
+                GcsPlace,
+            )
+        return GcsPlace(root_uri, storage_options)
     filesystem, path = _url_to_fs(root_uri, **storage_options)
     if isinstance(filesystem, LocalFileSystem):
         return LocalPlace(Path(path))
     if renames_atomically(filesystem):
         return RenamingPlace(filesystem, path)
     return RemotePlace(filesystem, path)
-
-
-def _deadlines() -> object:
-    """Return ends for the requests of gcsfs, which by itself waits for an answer without one."""
-    from aiohttp import ClientTimeout  # noqa: PLC0415  # comes with gcsfs
-
-    return ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_ANSWER_S)
 
 
 def _read_range(place: Place, name: str, start: int, end: int) -> bytes:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
+from statekeep.config.redact import redact
 from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -23,6 +24,8 @@ _FINAL: Final = {
     errno.ENOTDIR: "a file stands where a directory is needed",
     errno.EISDIR: "a directory stands where a file is needed",
 }
+_QUOTABLE: Final = ("builtins", "asyncio.", "paramiko.", "socket", "statekeep.")
+"""Modules whose errors quote nothing secret, unless a library puts a URL into one."""
 
 
 class Place(Protocol):
@@ -64,6 +67,22 @@ class Place(Protocol):
         ...
 
 
+def quotable(error: BaseException) -> BaseException | None:
+    """Return an error that another may be raised from; None where a traceback must not show it.
+
+    Texts of client libraries may quote a request with what is secret in it: their own errors, of
+    which many are an `OSError`, and those that were raised on the way to this one.
+    """
+    below: BaseException | None = error
+    while below is not None:
+        text = str(below)
+        is_plain = type(below).__module__.startswith(_QUOTABLE)
+        if not is_plain or redact(text, is_secret=False) != text:
+            return None
+        below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
+    return error
+
+
 @contextmanager
 def mapped_errors(root: str, name: str) -> Generator[None]:
     """Tell an `OSError` of a filesystem as one of ours.
@@ -77,15 +96,16 @@ def mapped_errors(root: str, name: str) -> Generator[None]:
     try:
         yield
     except FileExistsError as exc:
-        raise BlobExistsError(name) from exc
+        raise BlobExistsError(name) from quotable(exc)
     except FileNotFoundError as exc:
-        raise BlobNotFoundError(name) from exc
+        raise BlobNotFoundError(name) from quotable(exc)
     except OSError as exc:
         reason = _FINAL.get(exc.errno or 0)
         if reason is None and isinstance(exc, PermissionError):
             reason = _FINAL[errno.EACCES]
         if reason is not None:
             msg = f"{reason}: root={root} name={name}"
-            raise ConfigError(msg) from exc
-        msg = f"the filesystem did not answer: root={root} name={name}"
-        raise RetriableError(msg) from exc
+            raise ConfigError(msg) from quotable(exc)
+        kind = type(exc).__name__
+        msg = f"the filesystem did not answer: root={root} name={name} kind={kind}"
+        raise RetriableError(msg) from quotable(exc)

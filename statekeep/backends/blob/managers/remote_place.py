@@ -1,15 +1,18 @@
 """Blobs on any filesystem that fsspec knows, except the local one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # it ships no types
+from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]  # it ships no types
+from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # as above
 
 from statekeep.errors import ConfigError
 
 _generic_pipe_file = cast("Any", AbstractFileSystem).pipe_file
+_generic_find = cast("Any", AbstractFileSystem).find
+_generic_async_find = cast("Any", AsyncFileSystem)._find  # noqa: SLF001  # what its `find` is made of
 
 
 class RemotePlace:
@@ -67,20 +70,44 @@ class RemotePlace:
 
     def list(self, prefix: str) -> Sequence[str]:
         """Return the names that begin with ``prefix``."""
+        if not _has_own_find(self._fs):
+            return self._listed_by_level(prefix)
         self._fs.invalidate_cache()
-        below = prefix.rpartition("/")[0]
-        try:
-            paths = cast("list[str]", self._fs.find(self._path(below) if below else self._root))
-        except FileNotFoundError:
-            return []
-        names = [path.removeprefix(f"{self._root}/") for path in paths]
-        return [name for name in names if name.startswith(prefix)]
+        with suppress(FileNotFoundError):
+            return self._names(cast("list[str]", self._fs.find(self._directory(prefix))), prefix)
+        return []
 
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         """Do nothing: what an unfinished write leaves is the filesystem's."""
 
     def close(self) -> None:
         """Do nothing: fsspec shares its filesystems and keeps them."""
+
+    def _listed_by_level(self, prefix: str) -> Sequence[str]:
+        """List one directory after the other: fsspec's own `find` takes one that cannot be for empty."""
+        waiting = [self._directory(prefix)]
+        paths: list[str] = []
+        while waiting:
+            directory = waiting.pop()
+            with suppress(FileNotFoundError):  # it has gone meanwhile, or was never there
+                for entry in self._entries(directory):
+                    name = str(entry["name"])
+                    if entry["type"] != "directory":
+                        paths.append(name)
+                    elif name != directory:
+                        waiting.append(name)
+        return self._names(paths, prefix)
+
+    def _directory(self, prefix: str) -> str:
+        return self._path(prefix.rpartition("/")[0]).rstrip("/") or "/"
+
+    def _names(self, paths: Sequence[str], prefix: str) -> Sequence[str]:
+        names = [path.removeprefix(f"{self._root}/") for path in paths]
+        return [name for name in names if name.startswith(prefix)]
+
+    def _entries(self, directory: str) -> Sequence[Mapping[str, Any]]:
+        self._fs.invalidate_cache()
+        return cast("Sequence[Mapping[str, Any]]", self._fs.ls(directory, detail=True))
 
     def _is_generic(self) -> bool:
         """Return whether the filesystem has no way of its own to write a small file."""
@@ -94,3 +121,11 @@ class RemotePlace:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def _has_own_find(filesystem: object) -> bool:
+    """Return whether a filesystem lists in a way of its own: object stores do, in one request."""
+    kind = cast("Any", type(filesystem))
+    if isinstance(filesystem, AsyncFileSystem):
+        return kind._find is not _generic_async_find  # noqa: SLF001  # what `find` is made of
+    return kind.find is not _generic_find

@@ -2,7 +2,7 @@
 
 import io
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -118,24 +118,8 @@ class RenamingPlace(RemotePlace):
                 self.delete(name)
 
     def _files(self, prefix: str) -> Sequence[str]:
-        """Return the names of all files in the directory of a prefix, and below it.
-
-        Not by the filesystem's own walk, which takes a directory that cannot be read for an empty
-        one. One that is missing has gone meanwhile, or was never there.
-        """
-        waiting = [self._path(prefix.rpartition("/")[0]).rstrip("/") or "/"]
-        paths: list[str] = []
-        while waiting:
-            with told_java_errors(self._root), suppress(FileNotFoundError):
-                for entry in self._entries(waiting.pop()):
-                    below = waiting if entry["type"] == "directory" else paths
-                    below.append(str(entry["name"]))
-        names = [path.removeprefix(f"{self._root}/") for path in paths]
-        return [name for name in names if name.startswith(prefix)]
-
-    def _entries(self, directory: str) -> Sequence[Mapping[str, Any]]:
-        self._fs.invalidate_cache()
-        return cast("Sequence[Mapping[str, Any]]", self._fs.ls(directory, detail=True))
+        with told_java_errors(self._root):
+            return self._listed_by_level(prefix)
 
     def _delete(self, path: str) -> None:
         """Delete a file, and the directories that are empty by that, up to the root."""

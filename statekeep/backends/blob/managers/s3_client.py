@@ -4,11 +4,12 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final, cast
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import boto3  # pyright: ignore[reportMissingTypeStubs]  # it ships no types
 from botocore import exceptions as boto_errors  # pyright: ignore[reportMissingTypeStubs]
 from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
+from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 from typing_extensions import override
 from urllib3.exceptions import HTTPError
 
@@ -83,15 +84,7 @@ class S3Client(ObjectClient):
         self._tags = settings.tags
         self._checksum = {"ChecksumAlgorithm": "CRC32"} if settings.checksum == "crc32" else {}
         with self._mapped(""):
-            session = boto3.Session(profile_name=settings.profile)
-            # The methods of a client are made at run time.
-            self._s3 = cast("Any", session).client(
-                "s3",
-                endpoint_url=settings.endpoint,
-                region_name=settings.region,
-                verify=settings.ca_bundle,
-                config=_sdk_config(settings, connections),
-            )
+            self._s3 = _sdk_client(settings, connections)
 
     @override
     def check(self) -> None:
@@ -254,6 +247,7 @@ class S3Client(ObjectClient):
             boto_errors.IncompleteReadError,
             HTTPError,
             OSError,
+            ResponseParserError,
         ) as exc:
             msg = f"the object store did not answer: {where} kind={type(exc).__name__}"
             raise RetriableError(msg) from exc
@@ -275,6 +269,27 @@ def _read_body(body: Any, into: memoryview | None) -> PartBytes:  # noqa: ANN401
     if body.readinto(bytearray(1)):
         body.close()  # it is longer than what was asked for
     return into
+
+
+def _sdk_client(settings: S3Settings, connections: int) -> Any:  # noqa: ANN401 - made at run time
+    session = cast("Any", boto3.Session(profile_name=settings.profile))
+    msg = "not the URL of an S3 store: s3.endpoint, or the SDK's own setting of an endpoint"
+    try:
+        client = session.client(
+            "s3",
+            endpoint_url=settings.endpoint,
+            region_name=settings.region,
+            verify=settings.ca_bundle,
+            config=_sdk_config(settings, connections),
+        )
+    except boto_errors.BotoCoreError:
+        raise
+    except ValueError:  # its text quotes the endpoint, as do many others later on
+        raise ConfigError(msg, hint="it begins with http:// or https://") from None
+    if "@" in urlsplit(str(client.meta.endpoint_url)).netloc:
+        hint = "http://host:port and no more: credentials come from the SDK's usual chain"
+        raise ConfigError(msg, hint=hint)
+    return client
 
 
 def _sdk_config(settings: S3Settings, connections: int) -> Config:

@@ -149,7 +149,10 @@ class SftpPlace:
 
     def _new_connection(self) -> "_Connection":
         try:
-            return _Connection(*self._connect(skip_instance_cache=True, timeout=_CONNECT_S))
+            opened = self._connect(
+                skip_instance_cache=True, timeout=_CONNECT_S, transport_factory=_impatient_transport
+            )
+            return _Connection(*opened)
         except Exception as exc:
             # Of a key file that the server refused, paramiko tells only that it is no key of the
             # other kinds, by its most general error.
@@ -172,6 +175,7 @@ class _Connection:
         self.fs = cast("Any", filesystem)
         self.root = root.rstrip("/")
         self.fs.ftp.get_channel().settimeout(_ANSWER_S)
+        self.fs.client.get_transport().set_keepalive(0)  # see `_impatient_transport`
 
     def path(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root
@@ -194,3 +198,15 @@ class _Connection:
         self.fs.client.close()
         if transport is not None:
             transport.join(_CLOSE_S)  # a thread, which is now asked to end
+
+
+def _impatient_transport(sock: object, **options: object) -> object:
+    """Make a transport of paramiko that closes itself if the server is silent before it is open.
+
+    By itself paramiko waits for ever for an answer to the request for SFTP.
+    """
+    from paramiko import Transport  # noqa: PLC0415  # fsspec has it by now
+
+    transport = cast("Any", Transport)(sock, **options)
+    transport.packetizer.set_keepalive(_ANSWER_S, transport.close)
+    return transport

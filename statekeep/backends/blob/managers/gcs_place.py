@@ -1,0 +1,52 @@
+"""Blobs in Google Cloud Storage, through gcsfs."""
+
+from collections.abc import Mapping
+from inspect import unwrap
+from pathlib import Path
+from typing import Any, Final, cast
+
+from aiohttp import ClientTimeout
+from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]  # it ships no types
+from typing_extensions import override
+
+from statekeep.backends.blob.managers.remote_place import RemotePlace
+
+_CONNECT_S: Final = 10
+_ANSWER_S: Final = 60
+"""Without a byte of an answer; a request that hangs longer is given up and made again."""
+_REQUEST_S: Final = 300
+"""Of a whole request: nothing else ends one whose body is not taken."""
+_CHUNK_BYTES: Final = 8 << 20
+"""Of a file, in memory at a time; by itself gcsfs takes 50 MiB."""
+
+
+class GcsPlace(RemotePlace):
+    """A `Place` in a bucket. What is stored is compared with its MD5, which the service tells.
+
+    A request is made once: repeating it is the caller's, who lets all transfers rest after a refusal.
+    """
+
+    def __init__(self, root_uri: str, options: Mapping[str, Any]) -> None:
+        """Find the credentials.
+
+        Args:
+            root_uri: ``gs://bucket/path``.
+            options: Of gcsfs; they win over what is set here.
+        """
+        timeout = ClientTimeout(total=_REQUEST_S, sock_connect=_CONNECT_S, sock_read=_ANSWER_S)
+        defaults = {"consistency": "md5", "requests_timeout": timeout}
+        filesystem = cast("Any", _OneTryFileSystem)(**{**defaults, **options})
+        super().__init__(filesystem, filesystem._strip_protocol(root_uri))  # noqa: SLF001  # as fsspec calls it
+
+    @override
+    def put(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
+        if if_absent or isinstance(content, bytes):
+            super().put(name, content, if_absent=if_absent)
+        else:
+            self._fs.put_file(str(content), self._path(name), chunksize=_CHUNK_BYTES)
+
+
+class _OneTryFileSystem(GCSFileSystem):  # type: ignore[misc]  # as above
+    """Makes each request once, and asks no bucket for its kind, as `gcsfs.GCSFileSystem` does."""
+
+    _request = unwrap(cast("Any", GCSFileSystem)._request)  # noqa: SLF001  # of its retries
