@@ -52,7 +52,9 @@ class AwaitedCommits:
         checkpoint_id = self._commit(batch)
         if self._reign.committer.committed_batch < batch:
             msg = f"the batch could not be committed: batch={batch}"
-            raise CommitFailedError(msg, checkpoint_id=checkpoint_id, step="record")
+            error = CommitFailedError(msg, checkpoint_id=checkpoint_id, step="record")
+            # What it failed by names the task and the backend.
+            raise self._reign.committer.final_error or error
 
     def commit_at_limit(self, batch: int) -> None:
         """Let no batch be processed before ``batch`` is committed: a replay could be impossible.
