@@ -23,7 +23,7 @@ from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.clock import Clock
-from statekeep.errors import CheckpointCorruptError, StateBackupError
+from statekeep.errors import CheckpointCorruptError, StateBackupError, UnknownFormatError
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class EventWriter:
 async def read_events(store: CheckpointStore, epochs: Iterable[int]) -> Sequence[Event]:
     """Return the events of some reigns, in order of epoch and sequence.
 
-    A segment that is truncated or damaged is skipped with a warning.
+    A segment that is truncated or damaged, or that a newer release wrote, is skipped with a warning.
 
     Raises:
         RetriableError: The service may answer later.
@@ -190,7 +190,7 @@ async def read_events(store: CheckpointStore, epochs: Iterable[int]) -> Sequence
         for name in sorted(segments, key=lambda name: (len(name), name)):
             try:
                 events += decode_segment(segments[name], where=f"epoch={epoch} segment={name}")
-            except CheckpointCorruptError as exc:
+            except (CheckpointCorruptError, UnknownFormatError) as exc:
                 logger.warning("segment of events is skipped: error=%s", exc)
     return events
 
@@ -205,7 +205,8 @@ def decode_segment(data: bytes, *, where: str) -> Sequence[Event]:
     """Read one segment back.
 
     Raises:
-        CheckpointCorruptError: Truncated, damaged, or of a newer format.
+        CheckpointCorruptError: Truncated or damaged.
+        UnknownFormatError: A newer version of Statekeep wrote it.
     """
     found = unframe(data, where=where)
     if found.kind != _KIND:

@@ -5,7 +5,8 @@ A header line, then the payload, which is JSON; so a person can read it with a t
     statekeep 1 <kind> <crc32, 8 hex digits> <payload length in bytes>
     {"type":"epoch","epoch":3,"nonce":"5f0c…","owner":"host-a:4711"}
 
-The CRC-32 is that of the kind's letters followed by the payload.
+The CRC-32 is that of the kind's letters followed by the payload. A later format has to keep the
+header and what its checksum and length say: so an older release tells it from damage.
 """
 
 import re
@@ -13,7 +14,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 _FORMAT_VERSION: Final = 1
 _HEADER: Final = re.compile(rb"statekeep ([0-9]{1,9}) ([a-z-]{1,32}) ([0-9a-f]{8}) ([0-9]{1,12})")
@@ -57,14 +58,12 @@ def unframe(data: bytes, *, where: str) -> Frame:
         where: Named in errors, such as ``position=7``.
 
     Raises:
-        CheckpointCorruptError: Truncated, damaged, foreign, or of a newer format.
+        CheckpointCorruptError: Truncated, damaged or foreign.
+        UnknownFormatError: Of a newer format, and whole as far as this one can tell.
     """
     header = _read_header(data)
     if header is None:
         msg = f"no statekeep header: {where} bytes={len(data)}"
-        raise CheckpointCorruptError(msg)
-    if header.version != _FORMAT_VERSION:
-        msg = f"unknown format version: {where} version={header.version}"
         raise CheckpointCorruptError(msg)
     payload = data.partition(b"\n")[2]
     if header.payload_bytes != len(payload):
@@ -72,6 +71,11 @@ def unframe(data: bytes, *, where: str) -> Frame:
         raise CheckpointCorruptError(msg)
     if header.crc != _crc(header.kind, payload):
         msg = f"wrong checksum: {where} bytes={len(data)}"
+        raise CheckpointCorruptError(msg)
+    if header.version > _FORMAT_VERSION:
+        raise UnknownFormatError(f"unknown format version: {where} version={header.version}")
+    if header.version < _FORMAT_VERSION:
+        msg = f"there was no such format version: {where} version={header.version}"
         raise CheckpointCorruptError(msg)
     return Frame(header.kind.decode(), payload)
 

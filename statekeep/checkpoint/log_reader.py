@@ -32,6 +32,7 @@ class LogReader:
 
         Raises:
             CheckpointCorruptError: Any other record cannot be read, or one is missing.
+            UnknownFormatError: A newer version of Statekeep has written to the log.
             RetriableError: The service may answer later; what was folded stays folded.
         """
         found: list[tuple[int, Record]] = []

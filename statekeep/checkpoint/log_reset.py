@@ -101,11 +101,12 @@ class LogRemains:
 
 
 async def read_remains(log: JobLog) -> LogRemains:
-    """Read a log, whether its records can be read or not.
+    """Read a log, whether its records are damaged or not.
 
     Raises:
         ConfigError: There is no log.
         CheckpointCorruptError: A position in the middle is missing.
+        UnknownFormatError: A newer version of Statekeep has written to it: it is left alone.
         RetriableError: The service may answer later.
     """
     return _fold(await log.read(0) if await log.is_there() else ())
@@ -146,6 +147,7 @@ async def reset_log(
     Raises:
         ConfigError: There is no log.
         CheckpointCorruptError: A position in the middle is missing.
+        UnknownFormatError: A newer version of Statekeep has written to it: nothing was changed.
         RetriableError: The service may answer later.
     """
     while True:

@@ -6,11 +6,12 @@ an error: a log that a newer statekeep wrote is not guessed at.
 """
 
 from collections.abc import Mapping
+from typing import Final, get_args
 
 import msgspec
 
 from statekeep.checkpoint.framing import claimed_kind, frame, unframe
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 
 class _Record(
@@ -234,9 +235,12 @@ def decode_record(data: bytes, *, where: str) -> Record:
         where: Named in errors, such as ``position=7``.
 
     Raises:
-        CheckpointCorruptError: Truncated, damaged, of an unknown type or of a newer format.
+        CheckpointCorruptError: Truncated or damaged.
+        UnknownFormatError: A newer version of Statekeep wrote it: of another format or type.
     """
     framed = unframe(data, where=where)
+    if framed.kind not in _KINDS:
+        raise UnknownFormatError(f"log record of an unknown type: {where} type={framed.kind}")
     try:
         return _decoder.decode(framed.payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
@@ -251,3 +255,6 @@ def is_damaged_batch(data: bytes) -> bool:
 
 def _kind_of(record_type: type[Record]) -> str:
     return str(record_type.__struct_config__.tag)
+
+
+_KINDS: Final = frozenset(map(_kind_of, get_args(Record)))

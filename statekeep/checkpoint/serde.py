@@ -23,7 +23,7 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 T = TypeVar("T")
 
@@ -38,6 +38,10 @@ class _CheckpointV2Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab
     checkpoint_id: str
     input_offsets: Mapping[str, str]
     state_checkpoint_markers: Mapping[str, Mapping[str, str]]
+    version: int = _V2
+
+
+class _Versioned(msgspec.Struct, frozen=True, kw_only=True):
     version: int = _V2
 
 
@@ -63,6 +67,7 @@ class _FailedJson(msgspec.Struct, frozen=True, kw_only=True):
 
 _v1_decoder = msgspec.json.Decoder(dict[str, _InputOffsetJson])
 _v2_decoder = msgspec.json.Decoder(_CheckpointV2Json)
+_version_decoder = msgspec.json.Decoder(_Versioned)
 _finished_decoder = msgspec.json.Decoder(_FinishedJson)
 _failed_decoder = msgspec.json.Decoder(_FailedJson)
 
@@ -123,12 +128,16 @@ def decode_checkpoint_v2(data: bytes, where: str) -> CheckpointV2:
         where: Named in errors, such as ``task=Partition 3``.
 
     Raises:
-        CheckpointCorruptError: Truncated, damaged, or of another form or version.
+        CheckpointCorruptError: Truncated, damaged, or of another form.
+        UnknownFormatError: Of a newer form.
     """
+    # First: the fields of another form may be others.
+    version = _decode(_version_decoder, data, where).version
+    if version > _V2:
+        raise UnknownFormatError(f"unknown checkpoint version: {where} version={version}")
+    if version < _V2:
+        raise CheckpointCorruptError(f"not a checkpoint of form {_V2}: {where} version={version}")
     found = _decode(_v2_decoder, data, where)
-    if found.version != _V2:
-        msg = f"unknown checkpoint version: {where} version={found.version}"
-        raise CheckpointCorruptError(msg)
     return CheckpointV2(
         checkpoint_id=CheckpointId.parse(found.checkpoint_id),
         input_offsets={_v2_ssp(key, where): offset for key, offset in found.input_offsets.items()},
@@ -219,7 +228,8 @@ def decode_attempt_entry(data: bytes, where: str) -> AttemptEntry:
         where: Named in errors, such as ``attempt=7-3 task=Partition 3``.
 
     Raises:
-        CheckpointCorruptError: Truncated, damaged, or of an unknown kind or format.
+        CheckpointCorruptError: Truncated, damaged, or of an unknown kind.
+        UnknownFormatError: A newer version of Statekeep wrote it.
     """
     framed = unframe(data, where=where)
     if framed.kind == _FAILED:

@@ -32,7 +32,7 @@ app = typer.Typer(
     name="statekeep",
     help="Look at the backups of a job's state, and look after its checkpoints.",
     epilog="Exit status: 0 fine, 1 not confirmed, or an error that nobody foresaw, 2 wrong setting "
-    "or argument, 3 damaged, 4 unavailable, 5 fenced, 6 refused for another reason.",
+    "or argument, or data of a newer version, 3 damaged, 4 unavailable, 5 fenced, 6 refused for another reason.",
     context_settings={"max_content_width": 120},
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -21,7 +21,8 @@ class ExitStatus(IntEnum):
     BUG = 1
     """A question was not answered with yes, or an error that nobody foresaw, then with a traceback."""
     USAGE = 2
-    """A setting, an option or an argument is wrong, or there is no such job or commit."""
+    """A setting, an option or an argument is wrong, there is no such job or commit, or a newer
+    version of Statekeep wrote what is there."""
     DAMAGED = 3
     """Something that a commit needs is missing or damaged, in every copy that was asked for."""
     UNAVAILABLE = 4
@@ -35,7 +36,7 @@ class ExitStatus(IntEnum):
 def exit_status_of(error: StateBackupError) -> ExitStatus:
     """Return what a command exits with that ends with this error."""
     match error:
-        case ConfigError():
+        case ConfigError() | RestoreFailedError(__cause__=ConfigError()):
             return ExitStatus.USAGE
         case CheckpointCorruptError() | BlobNotFoundError() | RestoreFailedError(is_for_good=True):
             return ExitStatus.DAMAGED

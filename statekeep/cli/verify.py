@@ -10,7 +10,7 @@ import typer
 
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
-from statekeep.cli.exit_status import ExitStatus
+from statekeep.cli.exit_status import ExitStatus, exit_status_of
 from statekeep.cli.job_reading import read_job
 from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
@@ -19,6 +19,10 @@ from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError, RestoreFailedError
 from statekeep.inspection.job import InspectedJob, Progress
 from statekeep.restore.progress import RestoreProgressBar
+
+_Row = dict[str, JsonValue]
+_Found = tuple[_Row, ExitStatus]
+"""What is shown of one task in one backend, and what the command would end with if it were the only one."""
 
 
 def verify(
@@ -38,7 +42,7 @@ def verify(
     of one task at a time.
     """
 
-    async def run() -> list[dict[str, JsonValue]]:
+    async def run() -> list[_Found]:
         clock = SystemClock()
         bar = RestoreProgressBar(clock.monotonic_ns)
         async with read_job(read_config(config, setting), clock, task=task) as job:
@@ -52,10 +56,11 @@ def verify(
                     f"backends={','.join(sorted({holder for _, holder in held}))}"
                 )
             async with job.held(position):
-                rows = [await _verify(job, commit, *part, bar.update) for part in parts]
-            return rows + [_unheld(commit, name) for name in _versions_without(commit, held)]
+                found = [await _verify(job, commit, *part, bar.update) for part in parts]
+            return found + [_unheld(commit, name) for name in _versions_without(commit, held)]
 
-    rows = asyncio.run(run())
+    found = asyncio.run(run())
+    rows = [row for row, _ in found]
     if as_json:
         print_json(rows)
     else:
@@ -63,10 +68,10 @@ def verify(
             ["task", "backend", "bytes", "state"],
             [[row["task"], row["backend"], row["bytes"], row["error"] or "fine"] for row in rows],
         )
-    if any(row["is-damaged"] for row in rows):
-        raise typer.Exit(ExitStatus.DAMAGED)
-    if any(row["error"] for row in rows):
-        raise typer.Exit(ExitStatus.UNAVAILABLE)
+    statuses = {status for _, status in found}
+    for status in (ExitStatus.DAMAGED, ExitStatus.UNAVAILABLE, ExitStatus.USAGE):
+        if status in statuses:
+            raise typer.Exit(status)
 
 
 def _holders(job: InspectedJob, commit: CommitRecord, task: TaskName) -> list[BackendName]:
@@ -82,9 +87,10 @@ def _versions_without(
     return sorted(tasks - {name for name, _ in held})
 
 
-def _unheld(commit: CommitRecord, task: TaskName) -> dict[str, JsonValue]:
+def _unheld(commit: CommitRecord, task: TaskName) -> _Found:
     error = f"no backend holds anything of the version: version={commit.versions[task]}"
-    return {"task": task, "backend": None, "bytes": 0, "error": error, "is-damaged": True}
+    row: _Row = {"task": task, "backend": None, "bytes": 0, "error": error, "is-damaged": True}
+    return row, ExitStatus.DAMAGED
 
 
 async def _verify(
@@ -93,8 +99,8 @@ async def _verify(
     task: TaskName,
     backend: BackendName,
     on_progress: Progress,
-) -> dict[str, JsonValue]:
-    row: dict[str, JsonValue] = {
+) -> _Found:
+    row: _Row = {
         "task": task,
         "backend": backend,
         "bytes": 0,
@@ -111,5 +117,5 @@ async def _verify(
             )
         except RestoreFailedError as exc:
             told = "; ".join([str(exc), *getattr(exc, "__notes__", ())])
-            return row | {"error": told, "is-damaged": exc.is_for_good}
-    return row | {"bytes": outcome.bytes_fetched}
+            return row | {"error": told, "is-damaged": exc.is_for_good}, exit_status_of(exc)
+    return row | {"bytes": outcome.bytes_fetched}, ExitStatus.FINE

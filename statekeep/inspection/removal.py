@@ -10,7 +10,7 @@ from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.config.model import Config
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, UnknownFormatError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
 from statekeep.inspection.job import InspectedJob, LogPlace
 from statekeep.inspection.job_owner import JobOwner
@@ -72,9 +72,10 @@ async def find_what_a_reset_deletes(
 
     Raises:
         ConfigError: There is no log, or it has moved.
+        UnknownFormatError: A newer version of Statekeep has written to it.
         RetriableError: A service may answer later.
     """
-    remains = await read_remains(place.log)
+    remains = await _read_remains(place.log)
     _require_here(remains)
     remains.pins = _savepoints(remains)
     leftovers: list[Leftovers] = []
@@ -98,10 +99,11 @@ async def require_resettable(
     Raises:
         ConfigError: There is no log, it has moved or is the copy of one that has not, it has
             savepoints, or the next start would go on from a checkpoint beside the log.
+        UnknownFormatError: A newer version of Statekeep has written to it.
         RetriableError: A service may answer later.
     """
     _require_no_copies(config)
-    remains = await read_remains(place.log)
+    remains = await _read_remains(place.log)
     _require_resettable(remains, is_dropping_savepoints=is_dropping_savepoints)
     for backend, factory in place.factories.items():
         if backend != place.log_backend and factory.properties.can_hold_job_log:
@@ -119,7 +121,7 @@ async def _require_no_original(log: JobLog, backend: str, remains: LogRemains) -
     """
     if not await log.is_there():
         return
-    other = await read_remains(log)
+    other = await _read_remains(log)
     if other.moved_to is None and other.identities.keys() & remains.identities.keys():
         raise ConfigError(
             f"the log is the copy of one whose backups are in use: backend={backend}",
@@ -186,6 +188,15 @@ def _require_no_copies(config: Config) -> None:
         key="task.checkpoint.factory",
         hint=f"delete the {place}, and reset with settings that leave task.checkpoint.factory out",
     )
+
+
+async def _read_remains(log: JobLog) -> LogRemains:
+    """Read a log that is to be reset; damage is no obstacle, a newer release is."""
+    try:
+        return await read_remains(log)
+    except UnknownFormatError as exc:
+        exc.add_note("the log is not reset: what it says of the job's backups is not known here")
+        raise
 
 
 def _require_here(remains: LogRemains) -> None:

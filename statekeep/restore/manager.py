@@ -11,7 +11,12 @@ from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.config.model import StoreSettings
-from statekeep.errors import RestoreFailedError, VersionDamagedError
+from statekeep.errors import (
+    ConfigError,
+    RestoreFailedError,
+    UnknownFormatError,
+    VersionDamagedError,
+)
 from statekeep.fault_points import fault_point
 from statekeep.restore.fetch import FetchMeter, StoreFetcher, StoreOutOfReachError, fetch_all
 from statekeep.restore.plan import BadMarkers, StorePlan, plan_restore
@@ -81,8 +86,8 @@ class TaskRestorer:
 
     For each candidate, newest first: the local version, if every byte of it verifies; else each
     store from the first backend of its list that can, all of this one commit; else, if every copy
-    of a store is missing or damaged, the next candidate, for all stores. An outage is not damage:
-    it is an error, never an older commit. Nothing is usable before all of it is verified and
+    of a store is missing or damaged, the next candidate, for all stores. An outage is not damage,
+    nor is what a newer release wrote: they are errors, never an older commit. Nothing is usable before all of it is verified and
     adopted under the committed name. Coroutines of the container's event loop; one restore at a time.
     """
 
@@ -123,6 +128,7 @@ class TaskRestorer:
         self._new_uid = new_uid
         self._is_clean_start = any(store.is_cleaned_on_start for store in stores.values())
         self._failures: list[RestoreFailure] = []
+        self._obstacles: list[Exception] = []
         self._meter = FetchMeter(task.task_name, on_progress)
 
     async def restore(self, candidates: Sequence[RestoreCandidate]) -> RestoreOutcome:
@@ -136,7 +142,9 @@ class TaskRestorer:
 
         Raises:
             RestoreFailedError: None can be restored, or a backend that may still hold a newer commit
-                than those that can does not answer; every failure is a note of it.
+                than those that can does not answer, or lets nobody read it before something is
+                mended, which is then the cause; every failure is a note of it.
+            UnknownFormatError: A newer version of Statekeep wrote the version on this disk.
             TaskFencedError: A backend found a newer owner.
         """
         began_ns = self._clock.monotonic_ns()
@@ -144,18 +152,14 @@ class TaskRestorer:
         self._meter = FetchMeter(self._task.task_name, self._on_progress)
         try:
             for candidate in candidates:
+                self._obstacles = []
                 try:
                     version, sources = await self._restore_candidate(candidate)
                 except StoreOutOfReachError as exc:
                     if exc.is_for_good:
                         continue
-                    error = self._error(is_for_good=False)
-                    error.add_note(
-                        "hint: start again once the backend answers, or with settings that name the"
-                        " one that has the state; take a backend that is gone for good out of"
-                        " stores.<name>.restore.factories"
-                    )
-                    raise error from None
+                    error, cause = self._obstructed()
+                    raise error from cause
                 elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
                 return self._outcome(candidate, version, sources, elapsed_ms)
         finally:
@@ -296,8 +300,8 @@ class TaskRestorer:
         for version_id in reversed(self._directory.versions()):
             try:
                 version = self._directory.find(version_id)
-            except VersionDamagedError:
-                continue  # its damage matters only to who wants this very version
+            except (VersionDamagedError, UnknownFormatError):
+                continue  # which matters only to who wants this very version
             if version is not None:
                 found.append(version)
         return found
@@ -308,6 +312,8 @@ class TaskRestorer:
     def _note_source(
         self, store: StoreName, backend: str, marker: Marker, exc: Exception, *, is_bad: bool
     ) -> None:
+        if not is_bad:
+            self._obstacles.append(exc)
         self._note(RestoreFailure(store, backend, marker, f"{type(exc).__name__}: {exc}", is_bad))
 
     def _note(self, failure: RestoreFailure) -> None:
@@ -347,6 +353,20 @@ class TaskRestorer:
             candidate=candidate,
         )
 
+    def _obstructed(self) -> tuple[RestoreFailedError, ConfigError | None]:
+        """Return the error of a commit that is not lost, and what to mend if that is all it takes."""
+        error = self._error(is_for_good=False)
+        to_mend = [exc for exc in self._obstacles if isinstance(exc, ConfigError)]
+        for note in dict.fromkeys(note for exc in to_mend for note in _notes(exc)):
+            error.add_note(note)
+        if to_mend and len(to_mend) == len(self._obstacles):
+            return error, to_mend[0]
+        error.add_note(
+            "hint: start again once the backend answers, or with settings that name the one that has"
+            " the state; take a backend that is gone for good out of stores.<name>.restore.factories"
+        )
+        return error, None
+
     def _error(self, *, is_for_good: bool) -> RestoreFailedError:
         error = RestoreFailedError(
             f"no retained commit can be restored: tries={len(self._failures)}",
@@ -360,6 +380,10 @@ class TaskRestorer:
                 f"{failure.error}"
             )
         return error
+
+
+def _notes(exc: Exception) -> list[str]:
+    return getattr(exc, "__notes__", [])
 
 
 def _find_verified(directory: TaskDirectory, version_id: VersionId) -> SealedVersion | None:

@@ -26,7 +26,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 from statekeep.stores.block_codec import BlockCodec, NoCodec, codec_numbered
 from statekeep.stores.delta_records import Records, read_records
 
@@ -237,7 +237,8 @@ class DeltaReader:
             where: Named in errors, such as a path.
 
         Raises:
-            CheckpointCorruptError: No delta, damaged, or of a newer format.
+            CheckpointCorruptError: No delta, or damaged.
+            UnknownFormatError: A newer version of Statekeep wrote it.
         """
         self._source = source
         self._where = where
@@ -249,14 +250,14 @@ class DeltaReader:
         magic, version, header_bytes = _PREAMBLE.unpack(preamble)
         if magic != MAGIC:
             raise self._corrupt("not a delta")
-        if version != FORMAT_VERSION:
-            raise self._corrupt(f"delta of an unknown format version {version}")
         if header_bytes > _MAX_HEADER_BYTES:
             raise self._corrupt("header of a delta is damaged")
         payload = self._read(header_bytes)
         self._header_crc = zlib.crc32(payload, zlib.crc32(preamble))
         if self._read(_U32.size) != _U32.pack(self._header_crc):
             raise self._corrupt("header of a delta is damaged")
+        if version != FORMAT_VERSION:
+            raise self._unknown(f"delta of an unknown format: version={version}")
         try:
             self.header = _header_decoder.decode(payload)
         except msgspec.MsgspecError as exc:
@@ -315,6 +316,7 @@ class DeltaReader:
 
         Raises:
             CheckpointCorruptError: Truncated or damaged.
+            UnknownFormatError: It is compressed in another way.
         """
         stored_bytes, raw_bytes, codec, crc = _BLOCK.unpack(self._head)
         if self._codec.number != codec:
@@ -333,7 +335,7 @@ class DeltaReader:
     def _find_codec(self, number: int) -> BlockCodec:
         codec = codec_numbered(number)
         if codec is None:
-            raise self._corrupt(f"block has an unknown codec {number}")
+            raise self._unknown(f"block of an unknown codec: codec={number}")
         return codec
 
     def _read_end(self, mark: bytes) -> None:
@@ -359,6 +361,9 @@ class DeltaReader:
 
     def _corrupt(self, what: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(f"{what}: {self._where}")
+
+    def _unknown(self, what: str) -> UnknownFormatError:
+        return UnknownFormatError(f"{what} {self._where}")
 
 
 def header_end(start: bytes) -> int:

@@ -24,6 +24,7 @@ class MemoryStore(KeyValueStore):
 
         Raises:
             VersionDamagedError: The image is damaged.
+            UnknownFormatError: A newer version of Statekeep wrote it.
             ConfigError: The directory is not writable.
         """
         super().__init__(name)

@@ -16,7 +16,12 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.errors import CheckpointCorruptError, ConfigError, VersionDamagedError
+from statekeep.errors import (
+    CheckpointCorruptError,
+    ConfigError,
+    UnknownFormatError,
+    VersionDamagedError,
+)
 from statekeep.fault_points import fault_point
 from statekeep.stores.local_files import explained_errors, make_local_dir, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
@@ -126,6 +131,7 @@ class TaskDirectory:
 
         Raises:
             VersionDamagedError: It is here, but partial, damaged or another task's.
+            UnknownFormatError: A newer version of Statekeep wrote it.
             ConfigError: The local directory is another user's.
         """
         self._check_local_dir()
@@ -140,7 +146,11 @@ class TaskDirectory:
         return sealed
 
     def find_whole(self, version: VersionId) -> SealedVersion | None:
-        """Return a version if it is here and every byte of it is as it was sealed."""
+        """Return a version if it is here and every byte of it is as it was sealed.
+
+        Raises:
+            UnknownFormatError: A newer version of Statekeep wrote it.
+        """
         try:
             sealed = self.find(version)
             if sealed is not None:
@@ -190,6 +200,7 @@ class TaskDirectory:
 
         Raises:
             ConfigError: The disk is full or not writable.
+            UnknownFormatError: A newer version of Statekeep wrote the one of that name: it stays.
         """
         with work:
             image, manifest = work.close_as_image(version, parent, lineage)
@@ -268,6 +279,9 @@ class TaskDirectory:
             raise VersionDamagedError(f"version has no seal manifest: path={path}") from exc
         except CheckpointCorruptError as exc:
             raise VersionDamagedError(f"seal manifest is damaged: path={path}") from exc
+        except UnknownFormatError as exc:
+            exc.add_note(f"hint: or remove {directory}, if every store of the task has a backup")
+            raise
         own = (self._identity.job_name, self._identity.operator, self._identity.task_name)
         if manifest.version != version or own != (
             manifest.job_name,

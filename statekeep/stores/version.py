@@ -20,7 +20,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.errors import CheckpointCorruptError, VersionDamagedError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError, VersionDamagedError
 from statekeep.stores.local_files import crc32_of, explained_errors, replace_durably
 
 MANIFEST_FILE: Final = "SEAL-MANIFEST"
@@ -78,7 +78,8 @@ class SealManifest:
         """Read a manifest back.
 
         Raises:
-            CheckpointCorruptError: Damaged, truncated, or of a newer format.
+            CheckpointCorruptError: Damaged or truncated.
+            UnknownFormatError: A newer version of Statekeep wrote it.
         """
         manifest = unframe(data, where=where)
         try:
@@ -200,11 +201,11 @@ class SealedVersion:
                 raise VersionDamagedError(msg)
 
     def read_checkpoint(self) -> bytes | None:
-        """Return what `write_checkpoint` wrote; None where it is missing or damaged."""
+        """Return what `write_checkpoint` wrote; None where it cannot be read."""
         path = self.directory / CHECKPOINT_FILE
         try:
             found = unframe(path.read_bytes(), where=f"path={path}")
-        except (FileNotFoundError, CheckpointCorruptError):
+        except (FileNotFoundError, CheckpointCorruptError, UnknownFormatError):
             return None
         return found.payload if found.kind == _CHECKPOINT_KIND else None
 

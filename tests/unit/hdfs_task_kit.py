@@ -1,5 +1,7 @@
 """One task on the HDFS backend, on a directory."""
 
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,3 +64,11 @@ def upload_of(commit: Commit) -> str:
 def damage(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+
+
+def upgrade(path: Path) -> None:
+    """Make a file one of the next format, as far as its header goes, which is whole."""
+    data = path.read_bytes()
+    magic, version, size = struct.unpack_from("<8sII", data)
+    header = struct.pack("<8sII", magic, version + 1, size) + data[16 : 16 + size]
+    path.write_bytes(header + struct.pack("<I", zlib.crc32(header)) + data[20 + size :])

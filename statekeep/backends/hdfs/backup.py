@@ -36,6 +36,7 @@ from statekeep.errors import (
     BackendClosedError,
     BlobNotFoundError,
     CheckpointCorruptError,
+    UnknownFormatError,
 )
 from statekeep.fault_points import fault_point
 from statekeep.stores.block_codec import codec_named
@@ -268,7 +269,7 @@ class HdfsBackupManager(TaskBackupManager):
             plan = await files.plan(base)
             self._check_not_damaged(files.path(plan.files[0]))
             snapshot, newest = [await files.header(plan.files[n]) for n in (0, -1)]
-        except (BlobNotFoundError, CheckpointCorruptError) as exc:
+        except (BlobNotFoundError, CheckpointCorruptError, UnknownFormatError) as exc:
             logger.warning(
                 "base is unusable, the upload is full: "
                 "task=%s checkpoint_id=%s backend=%s store=%s marker=%s error=%s",

@@ -61,6 +61,7 @@ async def delete_unreached(
         BlobNotFoundError: A file of a retained commit is gone: nothing of its store was deleted, and
             all other stores were tried. A note names the store.
         CheckpointCorruptError: A header cannot be read: as above.
+        UnknownFormatError: A newer version of Statekeep wrote a file: as above.
         RetriableError: The service may answer later; some of it may be deleted.
     """
     if not closed_attempts:

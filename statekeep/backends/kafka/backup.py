@@ -22,7 +22,12 @@ from statekeep.backends.retry import Retrier
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
-from statekeep.errors import BackendClosedError, CheckpointCorruptError, RetriableError
+from statekeep.errors import (
+    BackendClosedError,
+    CheckpointCorruptError,
+    RetriableError,
+    UnknownFormatError,
+)
 from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
@@ -350,7 +355,7 @@ class KafkaBackupManager(TaskBackupManager):
             return None
         try:
             base = ChangelogMarker.decode(marker)
-        except CheckpointCorruptError:
+        except (CheckpointCorruptError, UnknownFormatError):
             return None
         is_here = ChangelogPartition(base.topic, base.partition) == at.place
         return base if is_here and base.topic_id in {"", at.topic_id} else None

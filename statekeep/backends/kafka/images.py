@@ -8,7 +8,7 @@ from typing import Final
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_keys import StoreFactoryName
-from statekeep.errors import CheckpointCorruptError, VersionDamagedError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change, DeltaReader
 from statekeep.stores.delta_records import Records
@@ -42,12 +42,12 @@ def opened_image(version: SealedVersion, store: StoreName, uid: str) -> Generato
 
 
 def find_beside(version: SealedVersion, other: VersionId) -> SealedVersion | None:
-    """Return another version of the same task if it is on this disk and whole."""
+    """Return another version of the same task if it is on this disk and can be read."""
     if other == version.id:
         return version
     try:
         return TaskDirectory(version.directory.parent, version.manifest).find(other)
-    except VersionDamagedError:
+    except (VersionDamagedError, UnknownFormatError):
         return None
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.checkpoint.checkpoints import Marker
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 _VERSION: Final = 1
 _NO_BUCKET: Final = -1
@@ -33,7 +33,12 @@ class _MarkerJson(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     oldest_offset: int = 0
 
 
+class _Versioned(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+
+
 _decoder = msgspec.json.Decoder(_MarkerJson)
+_version_decoder = msgspec.json.Decoder(_Versioned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +91,15 @@ class ChangelogMarker:
         """Read a marker of ours or of Samza.
 
         Raises:
-            CheckpointCorruptError: It is of another form or version.
+            CheckpointCorruptError: It is of another form.
+            UnknownFormatError: It is of a newer version.
         """
         try:
-            read = _decoder.decode(marker.encode())
+            read = _read(marker)
             offset = None if read.changelog_offset is None else int(read.changelog_offset)
             digest = int(read.content_digest, 16) if read.content_digest else None
         except (msgspec.MsgspecError, ValueError) as exc:
             raise CheckpointCorruptError(f"not a changelog marker: marker={marker!r}") from exc
-        if read.version != _VERSION:
-            msg = f"changelog marker of an unknown version: version={read.version}"
-            raise CheckpointCorruptError(msg)
         ssp = read.changelog_ssp
         if ssp.key_bucket != _NO_BUCKET or ssp.partition < 0 or (offset or 0) < 0:
             raise CheckpointCorruptError(f"changelog marker of no partition: marker={marker!r}")
@@ -113,3 +116,19 @@ class ChangelogMarker:
             is_transactional=read.is_transactional,
             start=read.oldest_offset,
         )
+
+
+def _read(marker: Marker) -> _MarkerJson:
+    """Read the JSON; its version first, since another one may have other fields.
+
+    Raises:
+        UnknownFormatError: It is of a newer version.
+        ValueError: It is of another form.
+    """
+    data = marker.encode()
+    version = _version_decoder.decode(data).version
+    if version > _VERSION:
+        raise UnknownFormatError(f"changelog marker of an unknown format: version={version}")
+    if version < _VERSION:
+        raise ValueError(f"there was no such version: version={version}")
+    return _decoder.decode(data)

@@ -20,6 +20,7 @@ from statekeep.errors import (
     CommitFailedError,
     ConfigError,
     StateBackupError,
+    UnknownFormatError,
 )
 from statekeep.spark.driver.commit_records import bases_of, encoded_bases
 from statekeep.spark.driver.commit_summary import CommitSummary
@@ -175,7 +176,7 @@ async def roll_forward(
 
     Returns:
         The commit; None if there is no such attempt, or if it cannot be completed: a task failed or
-        has lost its container, its entry is damaged, or the uploads take longer than a start should.
+        has lost its container, its entry cannot be read, or the uploads take longer than a start should.
 
     Raises:
         TaskFencedError: Another driver has taken over.
@@ -194,7 +195,7 @@ async def roll_forward(
         plan = _plan(key, attempt, view)
         gathered = await _gather(plan, checkpoints, clock, find_abandoned)
         return await committer.record_now(key, attempt, gathered)
-    except (CommitFailedError, CheckpointCorruptError) as exc:
+    except (CommitFailedError, CheckpointCorruptError, UnknownFormatError) as exc:
         logger.error(  # noqa: TRY400 - the text says it all
             "open attempt cannot be completed, it is void: attempt=%d-%d batch=%d error=%s",
             *key,

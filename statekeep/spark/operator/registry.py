@@ -7,7 +7,7 @@ from typing import Final, Literal
 import msgspec
 from pyspark.sql.types import StructType
 
-from statekeep.errors import CheckpointCorruptError, StateSchemaError
+from statekeep.errors import CheckpointCorruptError, StateSchemaError, UnknownFormatError
 from statekeep.spark.operator.changes import ChangeWriter
 from statekeep.stores.base import KeyValueStore
 
@@ -45,7 +45,12 @@ class _Content(msgspec.Struct):
     variables: dict[str, RegisteredVariable]
 
 
+class _Versioned(msgspec.Struct):
+    format_version: int
+
+
 _decoder: Final = msgspec.json.Decoder(_Content)
+_version_decoder: Final = msgspec.json.Decoder(_Versioned)
 
 
 class VariableRegistry:
@@ -58,7 +63,8 @@ class VariableRegistry:
         """Read what ``store`` holds.
 
         Raises:
-            StateSchemaError: It is of another format, or of another grouping key.
+            StateSchemaError: It is of another grouping key.
+            UnknownFormatError: A newer version of Statekeep wrote it.
             CheckpointCorruptError: It cannot be read.
         """
         self._writer = writer
@@ -123,15 +129,12 @@ class VariableRegistry:
 
 def _read(stored: bytes) -> _Content:
     try:
-        content = _decoder.decode(stored)
+        version = _version_decoder.decode(stored).format_version
+        if version != FORMAT_VERSION:
+            raise UnknownFormatError(f"state variables of an unknown format: version={version}")
+        return _decoder.decode(stored)
     except msgspec.DecodeError as exc:
         raise CheckpointCorruptError("registry of state variables cannot be read") from exc
-    if content.format_version != FORMAT_VERSION:
-        raise StateSchemaError(
-            "state is of a format that this release does not know: "
-            f"found={content.format_version} known={FORMAT_VERSION}"
-        )
-    return content
 
 
 def _require_same(what: str, part: str, stored: str, declared: StructType) -> None:
@@ -156,7 +159,7 @@ def stored_variables(
 
     Raises:
         CheckpointCorruptError: The registry cannot be read.
-        StateSchemaError: It is of another format.
+        UnknownFormatError: A newer version of Statekeep wrote it.
     """
     stored = store.get(REGISTRY_KEY)
     if stored is None:

@@ -20,7 +20,12 @@ from pyspark import TaskContext
 
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.errors import RetriableError, StateBackupError, VersionDamagedError
+from statekeep.errors import (
+    RetriableError,
+    StateBackupError,
+    UnknownFormatError,
+    VersionDamagedError,
+)
 from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import ANSWER_COLUMN
 from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
@@ -221,11 +226,11 @@ def stop_container(partition: int, spec: JobSpec, *, epoch: int) -> Iterator[pa.
 
 
 def find_version(directory: TaskDirectory, name: str) -> SealedVersion | None:
-    """Return a local version by name; None if it is absent or not whole."""
+    """Return a local version by name; None if it is absent or of no use here."""
     try:
         return directory.find(VersionId.parse(name))
-    except VersionDamagedError:
-        logger.exception("local version is damaged: version=%s", name)
+    except (VersionDamagedError, UnknownFormatError):  # the restore tells the two apart
+        logger.exception("local version cannot be used: version=%s", name)
         return None
 
 

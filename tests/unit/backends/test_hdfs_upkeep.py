@@ -1,24 +1,34 @@
 """What the HDFS backend does beside its commits: snapshots that are late, lineages that are long."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from hdfs_kit import header_of
-from hdfs_task_kit import Task, upload_of
+from hdfs_task_kit import Task, upgrade, upload_of
 from outage_kit import WaitingClock
 
 from statekeep.backends.hdfs import store_files
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
-from statekeep.errors import BlobNotFoundError, ConfigError
+from statekeep.errors import BlobNotFoundError, ConfigError, UnknownFormatError
 from statekeep.testing.backend_harness import STORE
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.key_value_harness import KeyValueHarness
+
+
+@pytest_asyncio.fixture
+async def task(tmp_path: Path) -> AsyncIterator[Task]:
+    made = Task(tmp_path / "place", tmp_path / "local")
+    await made.start()
+    yield made
+    await made.close()
 
 
 @pytest.mark.asyncio
@@ -192,3 +202,35 @@ async def test_a_store_that_cannot_be_cleaned_up_is_named_and_keeps_no_other_fro
     left = [(tmp_path / "place" / f"{markers[name]}.delta").exists() for name in stores]
     assert left == [True, False]
     await task.close()
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_of_a_newer_release_is_not_passed_over_for_an_older_one(
+    task: Task,
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(5)]
+    upgrade(task.file(commits[3], "snapshot"))
+    with pytest.raises(UnknownFormatError, match=r"version=2 .*\.snapshot"):
+        await task.restore(commits[4].checkpoint)
+
+
+@pytest.mark.asyncio
+async def test_clean_up_deletes_nothing_behind_a_snapshot_of_a_newer_release(task: Task) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(5)]
+    upgrade(task.file(commits[3], "snapshot"))
+    for commit in commits[:4]:
+        task.release(commit)
+    before = task.files()
+    with pytest.raises(UnknownFormatError, match="version=2") as raised:
+        await task.clean_up()
+    assert raised.value.__notes__[-1] == "task=Partition 0 backend=hdfs store=s1"
+    assert task.files() == before
+
+
+@pytest.mark.asyncio
+async def test_a_base_of_a_newer_release_makes_the_upload_full(task: Task) -> None:
+    base = await task.commit_next(a=b"0")
+    upgrade(task.file(base, "snapshot"))
+    commit = await task.commit_next(a=b"1")
+    assert task.file(commit, "snapshot").exists()
+    assert (await task.restore(commit.checkpoint)).content == {STORE: task.content}

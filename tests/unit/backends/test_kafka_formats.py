@@ -25,7 +25,12 @@ from statekeep.backends.kafka.names import (
     transactional_id,
 )
 from statekeep.checkpoint.checkpoints import Marker, StoreName, TaskName
-from statekeep.errors import CheckpointCorruptError, ConfigError, TaskFencedError
+from statekeep.errors import (
+    CheckpointCorruptError,
+    ConfigError,
+    TaskFencedError,
+    UnknownFormatError,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "kafka-marker.json"
 GOLDEN_WITH_DIGEST = GOLDEN.with_name("kafka-marker-with-digest.json")
@@ -79,15 +84,25 @@ def test_a_marker_reads_back_as_it_was(content: dict[bytes, bytes], offset: int 
         "",
         "{}",
         "blob-77",
-        GOLDEN.read_text().replace('"version":1', '"version":2'),
+        GOLDEN.read_text().replace('"version":1', '"version":0'),
         GOLDEN.read_text().replace('"partition":3', '"partition":-3'),
         GOLDEN.read_text().replace('"keyBucket":-1', '"keyBucket":4'),
         GOLDEN.read_text().replace("5678", "five"),
     ],
-    ids=["empty", "bare", "foreign", "newer", "partition", "bucket", "offset"],
+    ids=["empty", "bare", "foreign", "no version", "partition", "bucket", "offset"],
 )
 def test_other_markers_are_refused(text: str) -> None:
     with pytest.raises(CheckpointCorruptError):
+        ChangelogMarker.decode(Marker(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [GOLDEN.read_text().replace('"version":1', '"version":2'), '{"version":2,"place":[]}'],
+    ids=["like ours", "of another form"],
+)
+def test_a_marker_of_a_version_to_come_is_no_damage(text: str) -> None:
+    with pytest.raises(UnknownFormatError, match="version=2"):
         ChangelogMarker.decode(Marker(text))
 
 

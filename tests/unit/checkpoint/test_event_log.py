@@ -162,7 +162,7 @@ async def test_a_store_out_of_reach_costs_the_oldest_events_and_a_bounded_memory
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "newer"])
 @pytest.mark.parametrize("damaged", [0, 1, 2], ids=["the first", "in the middle", "the tail"])
 async def test_a_damaged_segment_is_skipped_with_a_warning_and_every_other_one_is_read(
     damage: str, damaged: int, caplog: pytest.LogCaptureFixture
@@ -179,6 +179,7 @@ async def test_a_damaged_segment_is_skipped_with_a_warning_and_every_other_one_i
         "truncated": data[:-5],
         "flipped": data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
         "emptied": b"",
+        "newer": data.replace(b" 1 ", b" 2 ", 1),
     }
     await store.write("events-1", name, spoilt[damage])
     with caplog.at_level(logging.WARNING):

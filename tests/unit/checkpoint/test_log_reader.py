@@ -5,8 +5,8 @@ from log_kit import batch_record, commit_record, driver_on, log_on, new_blobs
 
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.log_reader import LogReader
-from statekeep.checkpoint.records import ReleaseRecord
-from statekeep.errors import CheckpointCorruptError
+from statekeep.checkpoint.records import Record, ReleaseRecord
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 pytestmark = pytest.mark.asyncio
 
@@ -71,3 +71,22 @@ async def test_any_other_damaged_record_stops_with_a_way_out() -> None:
         await LogReader(log_on(blobs)).catch_up()
 
     assert caught.value.__notes__
+
+
+@pytest.mark.parametrize("record", [batch_record(7), commit_record(1)], ids=["batch", "commit"])
+async def test_a_record_of_a_newer_release_stops_and_is_no_reason_for_a_reset(
+    record: Record,
+) -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    position = await writer.append(record)
+    blob_id = (await blobs.list("job/log/"))[position]
+    newer = (await blobs.get(blob_id)).replace(b" 1 ", b" 2 ", 1)
+    await blobs.put(blob_id, newer, METADATA)
+
+    with pytest.raises(UnknownFormatError, match="position=1 version=2") as caught:
+        await LogReader(log_on(blobs)).catch_up()
+
+    assert caught.value.__notes__ == [
+        "hint: use the version of Statekeep that wrote it, or a newer one"
+    ]

@@ -15,7 +15,7 @@ from statekeep.checkpoint.records import (
     encode_record,
     is_damaged_batch,
 )
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 RECORDS: list[Record] = [
     EpochRecord(epoch=3, nonce="n", owner="host:1"),
@@ -79,6 +79,13 @@ def test_unknown_fields_are_ignored() -> None:
 def test_record_of_another_form_is_corrupt(payload: bytes) -> None:
     with pytest.raises(CheckpointCorruptError, match="here"):
         decode_record(frame("epoch", payload), where="here")
+
+
+def test_a_record_of_a_type_to_come_is_no_damage() -> None:
+    payload = b'{"type":"decree","epoch":3,"nonce":"n"}'
+
+    with pytest.raises(UnknownFormatError, match="here type=decree"):
+        decode_record(frame("decree", payload), where="here")
 
 
 def test_checkpoint_stands_in_a_commit_record_as_it_was_written() -> None:

@@ -28,7 +28,7 @@ from statekeep.checkpoint.serde import (
     with_backend_names,
 )
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GOLDEN_V1 = (GOLDEN / "checkpoint-v1.json").read_bytes().rstrip()
@@ -158,7 +158,7 @@ def test_unknown_fields_of_a_checkpoint_are_ignored() -> None:
         b"null",
         b"\xff",
         GOLDEN_V2[:-1],
-        minimal_v2(version=3),
+        minimal_v2(version=1),
         minimal_v2(checkpoint_id="yesterday"),
         minimal_v2(checkpoint_id=12),
         minimal_v2(input_offsets=None),
@@ -175,6 +175,12 @@ def test_unknown_fields_of_a_checkpoint_are_ignored() -> None:
 )
 def test_checkpoint_v2_of_another_form_is_corrupt(data: bytes) -> None:
     with pytest.raises(CheckpointCorruptError):
+        decode_checkpoint_v2(data, "here")
+
+
+@pytest.mark.parametrize("data", [minimal_v2(version=3), b'{"version":3}'], ids=repr)
+def test_checkpoint_of_a_form_to_come_is_no_damage(data: bytes) -> None:
+    with pytest.raises(UnknownFormatError, match="here version=3"):
         decode_checkpoint_v2(data, "here")
 
 

@@ -19,6 +19,7 @@ from statekeep.errors import (
     RestoreFailedError,
     RetriableError,
     StateBackupError,
+    UnknownFormatError,
 )
 from statekeep.testing.faults.blob_faults import Fault
 
@@ -128,6 +129,12 @@ def failed_commit(cause: Exception | None) -> CommitFailedError:
     return error
 
 
+def failed_restore(cause: Exception | None) -> RestoreFailedError:
+    error = RestoreFailedError("away", task_name=TASK, store_names=["a"])
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -138,9 +145,10 @@ def failed_commit(cause: Exception | None) -> CommitFailedError:
             RestoreFailedError("gone", task_name=TASK, store_names=["a"], is_for_good=True),
             ExitStatus.DAMAGED,
         ),
-        (RestoreFailedError("away", task_name=TASK, store_names=["a"]), ExitStatus.UNAVAILABLE),
+        (failed_restore(None), ExitStatus.UNAVAILABLE),
+        (failed_restore(UnknownFormatError("newer")), ExitStatus.USAGE),
     ],
-    ids=["upload away", "upload denied", "no upload", "restore gone", "restore away"],
+    ids=["upload away", "upload denied", "no upload", "restore gone", "restore away", "newer"],
 )
 def test_the_exit_status_is_that_of_the_cause(error: StateBackupError, status: ExitStatus) -> None:
     assert exit_status_of(error) == status

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import golden_kit
 import msgspec
@@ -15,7 +16,8 @@ from statekeep.checkpoint.records import CommitRecord, decode_record, encode_rec
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import RestoreFailedError, UnknownFormatError
+from statekeep.stores import delta
 
 JOBS = sorted(path.name.removesuffix(".tar.gz") for path in (GOLDEN / "jobs").glob("*.tar.gz"))
 CONTENT = {
@@ -101,5 +103,32 @@ async def test_a_log_of_a_format_to_come_is_refused_and_not_guessed_at(tmp_path:
     path, data = a_commit(unpack("blob-2", tmp_path))
     path.write_bytes(re.sub(rb"^statekeep 1 ", b"statekeep 2 ", data))
     async with Container(config_of("blob-2", tmp_path)) as container:
-        with pytest.raises(CheckpointCorruptError, match="unknown format version"):
+        with pytest.raises(UnknownFormatError, match="unknown format version"):
             await container.start_task(TASK, ["counts"])
+
+
+def backups(place: Path) -> dict[str, bytes]:
+    paths = (place / "orders").glob("state-*/**/*")
+    return {str(path): path.read_bytes() for path in paths if path.is_file()}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("job", ["blob-3", "hdfs-1"])
+async def test_what_a_later_release_committed_is_kept_for_it_and_no_older_commit_takes_its_place(
+    job: str, tmp_path: Path
+) -> None:
+    place, config = unpack(job, tmp_path), config_of(job, tmp_path)
+    async with Container(config) as container:
+        task = await container.start_task(TASK, ["counts"])
+        with patch.object(delta, "FORMAT_VERSION", delta.FORMAT_VERSION + 1):
+            task.store("counts").put(b"key-new", b"1")
+            await (await task.commit({INPUT: "4"}, force=True)).wait()
+    (tmp_path / "local").rename(tmp_path / "other-disk")
+    before = backups(place)
+    async with Container(config) as container:
+        with pytest.raises(RestoreFailedError) as caught:
+            await container.start_task(TASK, ["counts"])
+    assert "hint: use the version of Statekeep that wrote it" in "".join(caught.value.__notes__)
+    assert backups(place) == before
+    logs = (place / "orders" / "main" / "Partition_0" / "log").iterdir()
+    assert not [path for path in logs if b" bad-marker " in path.read_bytes()[:40]]

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 from golden_kit import golden_bytes
+from golden_topics_kit import TopicRecord, golden_records
 
 import statekeep
 from statekeep.checkpoint.records import Record
@@ -33,23 +34,59 @@ FORMATS: dict[str, Callable[[int], bytes]] = {
 """By module and constant: what bytes of some version look like."""
 
 
-def version_constants() -> Iterator[tuple[str, int]]:
-    """Yield the whole numbers of the package that are versions by their names."""
+FORMS_IN_TOPICS: dict[str, Callable[[TopicRecord], bool]] = {
+    "backends/kafka/checkpoint_store.py _SEPARATOR": lambda record: (
+        re.fullmatch(rb"[0-9]+-[0-9]+/Partition [0-9]+", record.key or b"") is not None
+    ),
+    "backends/kafka/epochs.py HEADER": lambda record: "statekeep" in dict(record.headers),
+    "backends/kafka/epochs.py _GIVEN_UP": lambda record: (
+        "statekeep-given-up" in dict(record.headers)
+        and (record.key or b"").startswith(b"statekeep-given-up ")
+    ),
+    "backends/kafka/job_log.py _FLOOR": lambda record: record.key == b"floor",
+    "backends/kafka/legacy_checkpoint.py _NOTHING": lambda record: (
+        re.search(rb'"offset":"[0-9]+-[0-9]+:null"', record.value or b"") is not None
+    ),
+}
+"""By module and constant: which records have the form. Nothing in a topic says a version of it."""
+NOT_IN_RECORDS = re.compile(
+    r".*HINT|backends/kafka/(settings\.py .*|names\.py .*|clients\.py _GROUP|cluster\.py _FOREVER|epochs\.py _UNKNOWN)"
+)
+
+
+def constants() -> Iterator[tuple[str, str, object]]:
+    """Yield the plain constants of the package's modules: module, name and value."""
     for path in sorted(PACKAGE.rglob("*.py")):
+        module = path.relative_to(PACKAGE).as_posix()
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             match node:
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=int(value))):
-                    pass
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(value))):
-                    pass
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
+                    yield module, name, value
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                    yield module, name, value
                 case _:
-                    continue
-            if NAME.fullmatch(name):
-                yield f"{path.relative_to(PACKAGE).as_posix()} {name}", value
+                    pass
 
 
-VERSIONS = dict(version_constants())
-GOLDEN_BYTES = dict(golden_bytes())
+def framed_kinds() -> Iterator[str]:
+    """Yield the kinds of frames that the package writes, but for the records of the log."""
+    values = {(module, name): value for module, name, value in constants()}
+    for module in sorted({module for module, _ in values}):
+        for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="frame"), args=[ast.Name(id=name), *_]):
+                    yield str(values[module, name])
+                case _:
+                    pass
+
+
+VERSIONS = {
+    f"{module} {name}": value
+    for module, name, value in constants()
+    if isinstance(value, int) and NAME.fullmatch(name)
+}
+TOPIC_RECORDS = dict(golden_records())
+GOLDEN_BYTES = dict(golden_bytes()) | {n: r.value for n, r in TOPIC_RECORDS.items() if r.value}
 
 
 def test_it_is_known_what_every_version_of_the_package_looks_like() -> None:
@@ -69,3 +106,23 @@ def test_every_version_stands_in_a_golden_file(constant: str, version: int) -> N
 def test_every_kind_of_record_stands_in_a_golden_log(kind: str) -> None:
     head = b"statekeep 1 %s " % kind.encode()
     assert [name for name, data in GOLDEN_BYTES.items() if data.startswith(head)]
+
+
+@pytest.mark.parametrize("kind", sorted(framed_kinds()))
+def test_every_kind_of_frame_stands_in_a_golden_file(kind: str) -> None:
+    head = b"statekeep 1 %s " % kind.encode()
+    assert [name for name, data in GOLDEN_BYTES.items() if data.startswith(head)]
+
+
+def test_it_is_known_what_every_form_in_a_topic_looks_like() -> None:
+    found = {
+        f"{module} {name}"
+        for module, name, value in constants()
+        if module.startswith("backends/kafka/") and isinstance(value, str | bytes)
+    }
+    assert {name for name in found if not NOT_IN_RECORDS.fullmatch(name)} == set(FORMS_IN_TOPICS)
+
+
+@pytest.mark.parametrize("form", FORMS_IN_TOPICS)
+def test_every_form_in_a_topic_stands_in_a_golden_topic(form: str) -> None:
+    assert [name for name, record in TOPIC_RECORDS.items() if FORMS_IN_TOPICS[form](record)]

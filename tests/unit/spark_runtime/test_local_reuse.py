@@ -82,6 +82,11 @@ def flip_a_bit(version: Path) -> None:
     file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
 
 
+def upgrade(version: Path) -> None:
+    file = version / MANIFEST_FILE
+    file.write_bytes(file.read_bytes().replace(b" 1 ", b" 2 ", 1))
+
+
 def _largest(version: Path) -> Path:
     files = [path for path in version.rglob("*") if path.is_file() and "db" in path.parts]
     return max(files, key=lambda path: path.stat().st_size)
@@ -102,10 +107,10 @@ def test_an_empty_state_needs_no_version(spec: JobSpec) -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [drop_the_manifest, drop_a_file, shorten_a_file, flip_a_bit],
-    ids=["no manifest", "a file is missing", "a file is shorter", "a bit is flipped"],
+    [drop_the_manifest, drop_a_file, shorten_a_file, flip_a_bit, upgrade],
+    ids=["no manifest", "no file", "a shorter file", "a flipped bit", "a newer release's"],
 )
-def test_a_version_that_is_partial_or_damaged_is_passed_over(
+def test_a_version_that_cannot_be_used_is_passed_over(
     spec: JobSpec, spoil: Callable[[Path], None]
 ) -> None:
     spoil(directory_of(spec, NEWER))

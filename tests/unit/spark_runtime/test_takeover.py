@@ -324,8 +324,12 @@ async def test_an_entry_that_was_written_while_the_hosts_were_asked_counts() -> 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "entry",
-    [FailedTask("upload", "backend is down"), b"nonsense"],
-    ids=["a task that failed", "a damaged entry"],
+    [
+        FailedTask("upload", "backend is down"),
+        b"nonsense",
+        encode_attempt_entry(FailedTask("upload", "down")).replace(b" 1 ", b" 2 ", 1),
+    ],
+    ids=["a task that failed", "a damaged entry", "an entry of a newer release"],
 )
 async def test_an_attempt_that_cannot_be_completed_is_given_up_at_once_and_loudly(
     entry: AttemptEntry | bytes, caplog: pytest.LogCaptureFixture

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 from statekeep.stores import delta
+from statekeep.stores.block_codec import NoCodec
 from statekeep.stores.delta import Change, DeltaCounts, DeltaHeader, DeltaReader, DeltaWriter
 
 HEADER = DeltaHeader(version="7_00000000000000aa", parent="6_00000000000000bb", store="state")
@@ -133,11 +134,30 @@ def test_a_damaged_block_yields_none_of_its_records() -> None:
         next(records)
 
 
-def test_a_newer_format_is_refused_by_its_number() -> None:
+def test_a_newer_format_is_refused_by_its_number_and_is_no_damage() -> None:
+    with patch.object(delta, "FORMAT_VERSION", 2):
+        data = written([])
+    with pytest.raises(UnknownFormatError, match="delta of an unknown format: version=2 path=x"):
+        read(data)
+
+
+def test_a_damaged_version_number_is_no_newer_format() -> None:
     data = bytearray(written([]))
     struct.pack_into("<I", data, 8, 2)
-    with pytest.raises(CheckpointCorruptError, match="unknown format version 2: path=x"):
+    with pytest.raises(CheckpointCorruptError, match="header of a delta is damaged"):
         read(bytes(data))
+
+
+def test_a_block_of_a_codec_to_come_is_no_damage() -> None:
+    class Later(NoCodec):
+        number = 7
+
+    target = io.BytesIO()
+    writer = DeltaWriter(target, HEADER, codec=Later())
+    writer.write({b"a": b"1"})
+    writer.finish()
+    with pytest.raises(UnknownFormatError, match="block of an unknown codec: codec=7 path=x"):
+        read(target.getvalue())
 
 
 def test_a_file_of_another_kind_is_no_delta() -> None:

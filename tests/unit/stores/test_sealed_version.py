@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.errors import VersionDamagedError
+from statekeep.errors import UnknownFormatError, VersionDamagedError
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.versions import STORE, FakeTask, seal_version
@@ -74,6 +74,15 @@ class TestDamage:
             with pytest.raises(VersionDamagedError, match="seal manifest is damaged"):
                 task.find(sealed.id)
 
+    def test_a_version_of_a_newer_release_is_not_damaged(
+        self, task: TaskDirectory, sealed: SealedVersion
+    ) -> None:
+        path = sealed.directory / "SEAL-MANIFEST"
+        path.write_bytes(path.read_bytes().replace(b" 1 ", b" 2 ", 1))
+        with pytest.raises(UnknownFormatError, match=f"path={path} version=2") as caught:
+            task.find(sealed.id)
+        assert any(f"remove {sealed.directory}" in note for note in caught.value.__notes__)
+
     def test_a_directory_without_a_manifest_is_no_version(
         self, task: TaskDirectory, sealed: SealedVersion
     ) -> None:
@@ -126,6 +135,8 @@ class TestCheckpointBesideTheVersion:
             data[position] ^= 1
             path.write_bytes(data)
             assert sealed.read_checkpoint() is None
+        path.write_bytes(whole.replace(b" 1 ", b" 2 ", 1))
+        assert sealed.read_checkpoint() is None
         path.write_bytes(whole[:-1])
         assert sealed.read_checkpoint() is None
 
