@@ -46,7 +46,8 @@ BLOB = BackendName("blob")
 STORE = StoreName("state")
 TASK = TaskIdentity("benchmark", "main", TaskName("Partition 0"))
 CHANGED_KEYS = 5_000
-CHANGED_BYTES = CHANGED_KEYS * (len(state.key(0)) + state.VALUE_BYTES)
+CHANGED_KEY_BYTES = len(state.key(0)) + state.VALUE_BYTES
+CHANGED_BYTES = CHANGED_KEYS * CHANGED_KEY_BYTES
 RESTORES = 3
 THREADS = 16
 
@@ -111,9 +112,13 @@ def restore_figures(case: str, seconds: Mapping[str, float]) -> list[Figure]:
 
 
 async def commit_all(
-    root: Path, size_mb: int, commits: int, executor: BlockingExecutor
+    root: Path,
+    size_mb: int,
+    commits: int,
+    executor: BlockingExecutor,
+    changed_keys: int = CHANGED_KEYS,
 ) -> Sequence[Commit]:
-    """Make the base and all commits; none is released."""
+    """Make the base and all commits, of so many random keys each; none is released."""
     contexts: dict[CheckpointId, CommitContext] = {}
     factory = _factory(root)
     manager = factory.backup_manager(
@@ -130,7 +135,7 @@ async def commit_all(
         _compact(cast("RocksDbStore", getattr(store, "_store")))  # noqa: B009  # a look behind the capture
         for number in range(commits + 1):
             if number:
-                state.change(store, draw.sample(numbers, CHANGED_KEYS), draw)
+                state.change(store, draw.sample(numbers, changed_keys), draw)
             version = work.seal(number, f"{number:032x}", base, committed=base.id if base else None)
             checkpoint_id = CheckpointId(0, number)
             contexts[checkpoint_id] = CommitContext(

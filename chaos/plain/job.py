@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from chaos.backends import Place
-from chaos.plain.records import changes_of
+from chaos.plain.records import changes_of, shown
 from chaos.plain.s3_weather import weathered_endpoint
 from chaos.plain.schedule import Life, Schedule
 from chaos.plain.weather import MANAGER, set_forecast
@@ -118,7 +118,7 @@ class Job:
 
     def _note_start(self, task: Task, stores: Sequence[str]) -> None:
         content = {
-            name: {key.decode(): value.decode() for key, value in task.store(name).scan()}
+            name: {key.decode(): shown(value) for key, value in task.store(name).scan()}
             for name in stores
         }
         self.journal(
@@ -165,6 +165,9 @@ class Job:
                 store.delete(change.key)
             else:
                 store.put(change.key, b"%d" % (int(store.get(change.key) or 0) + change.addend))
+        large = self.schedule.large
+        if large is not None and (large.task, large.number) == (task.name, number):
+            task.store(large.store).put(large.key, large.value)
 
     async def _commit(self, task: Task, number: int, *, is_forced: bool = True) -> TaskCommit:
         self.journal({"event": "begun", "task": task.name, "offset": number})

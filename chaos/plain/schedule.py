@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from chaos.backends import Place, draw_late_snapshots, fault_points_of
+from chaos.plain.records import LargeValue
 from chaos.plain.weather import WEATHER
 from chaos.servers import NO_SERVER
 from chaos.weather import Weather
@@ -24,6 +25,8 @@ _LATEST_MS: Final = 250
 """When something from outside strikes a life whose places are local: it is over in a second."""
 _LATEST_ON_SERVERS_MS: Final = 5_000
 """The same where a commit takes most of a second: else only its start would be struck."""
+_LARGE_BYTES: Final = (8 << 20, 12 << 20)
+"""Two parts or three, as S3 has at least 5 MiB in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class Schedule:
     victim: str
     """The one backend whose blobs may be damaged."""
     steps: Sequence[Step]
+    large: LargeValue | None = None
+    """Written beside all else, where a place moves it in parts."""
 
 
 def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedule:
@@ -97,7 +102,7 @@ def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedu
     count = draw.randrange(1, 5)
     ends = sorted(draw.randrange(1, records + 1) for _ in range(count))
     lives = _Lives(draw, places, directory / victim if victim else None, is_eager=is_eager)
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         steps=[_draw_step(draw, lives, number, end) for number, end in enumerate(ends, 1)],
         tasks=[f"Partition {number}" for number in range(draw.randrange(1, 4))],
@@ -111,6 +116,27 @@ def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedu
         optional=draw.choice(places[1:]).name if places[1:] and _happens(draw, 0.15) else "",
         victim=victim,
     )
+    return _with_large_value(schedule, places)
+
+
+def _with_large_value(schedule: Schedule, places: Sequence[Place]) -> Schedule:
+    """Return some of the schedules with a value that S3 moves in parts, up and down.
+
+    By a generator of its own: the rest of a seed's schedule stays as it was before.
+    """
+    seed = f"large-value-{schedule.seed}"
+    draw = random.Random(seed)  # noqa: S311 - replayable, not secret
+    if not _happens(draw, 0.25) or all(place.kind != "blob-s3" for place in places):
+        return schedule
+    large = LargeValue(
+        task=draw.choice(schedule.tasks),
+        number=draw.randrange(schedule.records),
+        store=draw.choice(list(schedule.stores)),
+        size=draw.randrange(*_LARGE_BYTES),
+        seed=seed,
+    )
+    settings = {**schedule.settings, "blob.store.part.bytes": "1MiB"}
+    return replace(schedule, large=large, settings=settings)
 
 
 def _draw_settings(draw: random.Random) -> Mapping[str, str]:

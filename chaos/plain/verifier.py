@@ -13,7 +13,7 @@ from chaos.backends import Place
 from chaos.evidence.leftovers import find_leftovers
 from chaos.evidence.snapshots import list_blobs, read_snapshot
 from chaos.plain.log_evidence import Commit, TaskHistory, read_history
-from chaos.plain.records import changes_of
+from chaos.plain.records import changes_of, shown
 from chaos.plain.schedule import Schedule
 
 Event = Mapping[str, Any]
@@ -131,7 +131,11 @@ class Verifier:
                     content.pop(key, None)
                 else:
                     content[key] = content.get(key, 0) + change.addend
-        return {s: {k: str(v) for k, v in content.items()} for s, content in totals.items()}
+        found = {s: {k: str(v) for k, v in content.items()} for s, content in totals.items()}
+        large = self._schedule.large
+        if large is not None and large.task == task and large.number <= offset:
+            found[large.store][large.key.decode()] = shown(large.value)
+        return found
 
     def _read_histories(self) -> Mapping[str, TaskHistory]:
         return {
@@ -196,7 +200,7 @@ class Verifier:
             self._fail(14, f"{history.task}: the commit at {commit.position}: {exc}")
             return
         expected = self.expected_content(history.task, commit.offset)[store]
-        if {key.decode(): value.decode() for key, value in found.items()} != expected:
+        if {key.decode(): shown(value) for key, value in found.items()} != expected:
             self._fail(18, f"{history.task}: {place.name} holds another state of {store}: {marker}")
         self.checked |= {18, 19} if place.form == "kafka" else {18}
 

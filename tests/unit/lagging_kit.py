@@ -1,4 +1,4 @@
-"""An executor one of whose threads is slow, for tests of what a cancel leaves behind."""
+"""Executors whose calls take some turns of the loop, as those of threads do: they lag, they overlap."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from typing_extensions import override
 
+from statekeep.backends.blob.managers.parts import Part
 from statekeep.testing.executor import SerialExecutor
 
 P = ParamSpec("P")
@@ -47,3 +48,34 @@ class LaggingExecutor(SerialExecutor):
         """Make what is left behind."""
         self._go_on.set()
         await asyncio.gather(*self._calls, return_exceptions=True)
+
+
+class OverlappingCalls(SerialExecutor):
+    """Each call takes some turns of the loop, so that calls overlap as those of threads do.
+
+    Attributes:
+        most_calls: Under way at once.
+        most_bytes: Of uploaded parts in memory at once: from their calls' begins to their ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = self._bytes = self.most_calls = self.most_bytes = 0
+
+    @override
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        given = [*args, *getattr(call, "args", ())]
+        part_bytes = sum(each.size for each in given if isinstance(each, Part))
+        self._count(1, part_bytes)
+        try:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            return await super().run(call, *args, **kwargs)
+        finally:
+            self._count(-1, -part_bytes)
+
+    def _count(self, calls: int, size: int) -> None:
+        self._calls += calls
+        self._bytes += size
+        self.most_calls = max(self.most_calls, self._calls)
+        self.most_bytes = max(self.most_bytes, self._bytes)

@@ -136,7 +136,7 @@ class ObjectsInMemory(ObjectClient):
     @override
     def list(self, prefix: str) -> Sequence[str]:
         self._begin("list")
-        return [name for name in self.objects if name.startswith(prefix)]
+        return [name for name in tuple(self.objects) if name.startswith(prefix)]
 
     @override
     def close(self) -> None:

@@ -2,51 +2,77 @@
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 
 import pytest
+import pytest_asyncio
 from azure.storage.blob import ContainerClient
+from servers.azurite import AzureServer
+from servers.gcs import GcsServer
+from servers.relay import LostAnswer
 from servers.seaweedfs import S3Server
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.retry import Retrier, RetryPolicy
-from statekeep.backends.wrappers import RetryingBlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.job_log import PositionTakenError
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
-from statekeep.testing.faults.blob_faults import Fault, FaultPlan, FaultyBlobStoreManager
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 RACERS = 8
 
 
-@pytest.fixture(params=["s3", "azure"])
-def factory(request: pytest.FixtureRequest) -> BlobBackendFactory:
-    prefix = uuid.uuid4().hex
-    if request.param == "s3":
-        server: S3Server = request.getfixturevalue("s3_server")
-        bucket = request.getfixturevalue("s3_bucket")
-        settings = {"uri": f"s3://{bucket}/{prefix}", "s3.endpoint": server.endpoint}
-    else:
-        container: ContainerClient = request.getfixturevalue("azure_container")
-        settings = {"uri": f"az://{container.container_name}/{prefix}"}
-    return BlobBackendFactory(BackendName("blob"), settings)
+@dataclass
+class Place:
+    """A new place on a server, which may be reached by another port than the server's own."""
+
+    server_port: int
+    settings_by: Callable[[int], dict[str, str]]
+
+    def factory(self, port: int) -> BlobBackendFactory:
+        return BlobBackendFactory(BackendName("blob"), self.settings_by(port))
 
 
-def losing_answers(factory: BlobBackendFactory) -> BlobStoreManager:
-    """A manager whose first put lands and raises, and is repeated."""
-    plan = FaultPlan([Fault("put", moment="after")])
-    inner = FaultyBlobStoreManager(
-        factory.blob_store_manager(SerialExecutor(), SystemClock()), plan
+def s3_place(request: pytest.FixtureRequest, prefix: str) -> Place:
+    server: S3Server = request.getfixturevalue("s3_server")
+    uri = f"s3://{request.getfixturevalue('s3_bucket')}/{prefix}"
+    return Place(server.port, lambda port: {"uri": uri, "s3.endpoint": f"http://127.0.0.1:{port}"})
+
+
+def azure_place(request: pytest.FixtureRequest, prefix: str) -> Place:
+    server: AzureServer = request.getfixturevalue("azure_server")
+    container: ContainerClient = request.getfixturevalue("azure_container")
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+
+    def settings(port: int) -> dict[str, str]:
+        reached = replace(server, port=port).connection_string
+        patch.setenv("AZURE_STORAGE_CONNECTION_STRING", reached)
+        return {"uri": f"az://{container.container_name}/{prefix}"}
+
+    return Place(server.port, settings)
+
+
+def gcs_place(request: pytest.FixtureRequest, prefix: str) -> Place:
+    server: GcsServer = request.getfixturevalue("gcs_server")
+    settings = {"uri": f"gs://statekeep/{prefix}", "storage.options.token": "anon"}
+    return Place(
+        server.port,
+        lambda port: settings | {"storage.options.endpoint_url": f"http://127.0.0.1:{port}"},
     )
-    retrier = Retrier(RetryPolicy(), FakeClock())
-    return RetryingBlobStoreManager(inner, retrier, SerialExecutor())
+
+
+@pytest.fixture(params=[s3_place, azure_place, gcs_place], ids=["s3", "azure", "gcs"])
+def place(request: pytest.FixtureRequest) -> Place:
+    make: Callable[[pytest.FixtureRequest, str], Place] = request.param
+    return make(request, uuid.uuid4().hex)
+
+
+@pytest.fixture
+def factory(place: Place) -> BlobBackendFactory:
+    return place.factory(place.server_port)
 
 
 @pytest.mark.asyncio
@@ -84,25 +110,40 @@ async def test_of_eight_racers_one_wins_each_position(factory: BlobBackendFactor
     await executor.close()
 
 
+@pytest_asyncio.fixture
+async def executor() -> AsyncIterator[BoundedExecutor]:
+    executor = BoundedExecutor(RACERS, "log")
+    yield executor
+    await executor.close()
+
+
 @pytest.mark.asyncio
 async def test_an_append_that_landed_unheard_is_there_once_and_told_as_taken(
-    factory: BlobBackendFactory,
+    place: Place, executor: BoundedExecutor
 ) -> None:
-    log = BlobJobLog(losing_answers(factory), "job")
-    with pytest.raises(PositionTakenError):
-        await log.append(0, b"mine")
-    assert await log.read(0) == [(0, b"mine")]
-    await log.close()
+    async with LostAnswer(place.server_port, b"mine") as relay:
+        log = place.factory(relay.port).job_log("job", executor, SystemClock())
+        with pytest.raises(PositionTakenError):
+            await log.append(0, b"mine")
+        assert relay.is_lost
+        assert await log.read(0) == [(0, b"mine")]
+        await log.close()
 
 
 @pytest.mark.asyncio
 async def test_a_task_checkpoint_that_landed_unheard_is_there_once(
-    factory: BlobBackendFactory,
+    place: Place, executor: BoundedExecutor
 ) -> None:
-    store = BlobCheckpointStore(losing_answers(factory), "job")
-    task = TaskName("Partition 0")
-    await store.write("1-1", task, b"checkpoint")
-    assert await store.read("1-1") == {task: b"checkpoint"}
-    await store.delete("1-1")
-    assert await store.read("1-1") == {}
-    await store.close()
+    async with LostAnswer(place.server_port, b"the checkpoint") as relay:
+        checkpoints = place.factory(relay.port).checkpoint_store("job", executor, SystemClock())
+        task = TaskName("Partition 0")
+        await checkpoints.write("1-1", task, b"the checkpoint")
+        assert relay.is_lost
+        assert await checkpoints.read("1-1") == {task: b"the checkpoint"}
+        blobs = place.factory(relay.port).blob_store_manager(executor, SystemClock())
+        await blobs.init()
+        assert len(await blobs.list("job/checkpoints/")) == 1
+        await blobs.close()
+        await checkpoints.delete("1-1")
+        assert await checkpoints.read("1-1") == {}
+        await checkpoints.close()

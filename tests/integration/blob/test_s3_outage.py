@@ -1,13 +1,14 @@
 """An S3 server whose connections break in the middle of a transfer."""
 
-import asyncio
 import hashlib
 import random
 import uuid
 from pathlib import Path
 
 import pytest
+from servers.relay import Relay
 from servers.seaweedfs import S3Server
+from typing_extensions import override
 
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob_store import BlobMetadata
@@ -22,79 +23,50 @@ BREAK_EVERY_BYTES = 11 << 20
 """Of all connections together: in the middle of some part."""
 
 
-class BreakingRelay:
-    """Passes bytes on to a server; now and then breaks the connection that is just in use."""
+class BreakingRelay(Relay):
+    """Now and then breaks the connection that is just in use."""
 
     def __init__(self, to_port: int) -> None:
-        self._to_port = to_port
+        super().__init__(to_port)
         self._bytes_left = BREAK_EVERY_BYTES
-        self._connections: set[asyncio.Task[None]] = set()
         self.broken_count = 0
 
-    async def start(self) -> int:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        return int(self._server.sockets[0].getsockname()[1])
-
-    async def close(self) -> None:
-        self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.add(asyncio.create_task(self._relay(reader, writer)))
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._carry(reader, far_writer))
-                group.create_task(self._carry(far_reader, writer))
-        except* ConnectionError:
-            pass
-        finally:
-            for end in (writer, far_writer):
-                end.transport.abort()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(64 << 10):
-            self._bytes_left -= len(data)
-            if self._bytes_left < 0:
-                self._bytes_left = BREAK_EVERY_BYTES
-                self.broken_count += 1
-                raise ConnectionResetError
-            writer.write(data)
-            await writer.drain()
-        raise ConnectionResetError  # one end has closed: so does the other
+    @override
+    def passes(self, data: bytes, *, is_answer: bool) -> bool:
+        self._bytes_left -= len(data)
+        if self._bytes_left >= 0:
+            return True
+        self._bytes_left = BREAK_EVERY_BYTES
+        self.broken_count += 1
+        return False
 
 
 @pytest.mark.asyncio
 async def test_transfers_survive_connections_that_break_under_them(
     s3_server: S3Server, s3_bucket: str, tmp_path: Path
 ) -> None:
-    relay = BreakingRelay(s3_server.port)
-    settings = {
-        "uri": f"s3://{s3_bucket}/{uuid.uuid4().hex}",
-        "s3.endpoint": f"http://127.0.0.1:{await relay.start()}",
-        "part.bytes": "5MiB",
-        "retry.policy.backoff.delay.millis": "10",
-        "retry.policy.backoff.max.delay.millis": "100",
-    }
-    executor = BoundedExecutor(4, "outage")
-    factory = BlobBackendFactory(BackendName("blob"), settings)
-    manager = factory.blob_store_manager(executor, SystemClock())
-    await manager.init()
-    content = random.Random(7).randbytes(48 << 20)
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(content)
-    blob_id = await manager.put("a/1", source, METADATA)
-    broken_by_put = relay.broken_count
-    sizes: list[int] = []
-    digest = await manager.download(blob_id, target, sizes.append)
-    assert digest == hashlib.sha256(content).hexdigest()
-    assert target.read_bytes() == content
-    assert sum(sizes) == len(content)
-    assert relay.broken_count > broken_by_put > 0
-    await manager.close()
-    await executor.close()
-    await relay.close()
+    async with BreakingRelay(s3_server.port) as relay:
+        settings = {
+            "uri": f"s3://{s3_bucket}/{uuid.uuid4().hex}",
+            "s3.endpoint": f"http://127.0.0.1:{relay.port}",
+            "part.bytes": "5MiB",
+            "retry.policy.backoff.delay.millis": "10",
+            "retry.policy.backoff.max.delay.millis": "100",
+        }
+        executor = BoundedExecutor(4, "outage")
+        factory = BlobBackendFactory(BackendName("blob"), settings)
+        manager = factory.blob_store_manager(executor, SystemClock())
+        await manager.init()
+        content = random.Random(7).randbytes(48 << 20)
+        source, target = tmp_path / "source", tmp_path / "target"
+        source.write_bytes(content)
+        blob_id = await manager.put("a/1", source, METADATA)
+        broken_by_put = relay.broken_count
+        sizes: list[int] = []
+        digest = await manager.download(blob_id, target, sizes.append)
+        assert digest == hashlib.sha256(content).hexdigest()
+        assert target.read_bytes() == content
+        assert sum(sizes) == len(content)
+        assert relay.broken_count > broken_by_put > 0
+        await manager.close()
+        await executor.close()

@@ -2,21 +2,19 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import pytest
 import pytest_asyncio
-from lagging_kit import TURNS
+from lagging_kit import OverlappingCalls
 from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from typing_extensions import override
 
 from statekeep.backends.blob.managers.object_client import ObjectStamps
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.part_buffers import PartBuffers
-from statekeep.backends.blob.managers.parts import Part
 from statekeep.backends.pacing import ByteBudget, TokenBucket
 from statekeep.errors import (
     RetriableError,
@@ -26,8 +24,6 @@ from statekeep.testing.blob_store_tests import METADATA, ignore_bytes
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
-P = ParamSpec("P")
-T = TypeVar("T")
 CONTENT = bytes(range(95))
 
 
@@ -41,37 +37,6 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "source"
     path.write_bytes(CONTENT)
     return path
-
-
-class OverlappingCalls(SerialExecutor):
-    """Each call takes some turns of the loop, so that calls overlap as those of threads do.
-
-    Attributes:
-        most_calls: Under way at once.
-        most_bytes: Of uploaded parts in memory at once: from their calls' begins to their ends.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls = self._bytes = self.most_calls = self.most_bytes = 0
-
-    @override
-    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        given = [*args, *getattr(call, "args", ())]
-        part_bytes = sum(each.size for each in given if isinstance(each, Part))
-        self._count(1, part_bytes)
-        try:
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
-            return await super().run(call, *args, **kwargs)
-        finally:
-            self._count(-1, -part_bytes)
-
-    def _count(self, calls: int, size: int) -> None:
-        self._calls += calls
-        self._bytes += size
-        self.most_calls = max(self.most_calls, self._calls)
-        self.most_bytes = max(self.most_bytes, self._bytes)
 
 
 class CountingBuffers(PartBuffers):

@@ -1,0 +1,120 @@
+"""How many requests a commit makes of an object store: as many as its change deserves."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from increments_kit import BLOB, Changes, IncrementJob
+from object_store_kit import ObjectsInMemory, ObjectStoreRig
+
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.blob.factory import BlobBackendFactory
+from statekeep.backends.blob.managers.object_places import ObjectPlace
+from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.checkpoint.checkpoints import SystemStreamPartition
+from statekeep.config.load import load_dict
+from statekeep.container.container import Container
+from statekeep.testing.backend_harness import BackendHarness
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.executor import SerialExecutor
+
+INPUT = SystemStreamPartition("gen", "numbers", 0)
+CHANGE: Changes = {b"000001": b"changed"}
+BASES = pytest.mark.parametrize(
+    ("keys", "versions"), [(10, 1), (20_000, 1), (20_000, 8)], ids=["small", "large", "many files"]
+)
+
+
+@pytest.fixture
+def client() -> ObjectsInMemory:
+    return ObjectsInMemory()
+
+
+@pytest.fixture
+def rig(client: ObjectsInMemory) -> ObjectStoreRig:
+    return ObjectStoreRig(client, SerialExecutor(), part_bytes=1 << 20, buffer_bytes=64 << 20)
+
+
+def batches(keys: int, versions: int) -> list[Changes]:
+    """Return what makes a base: each version leaves at least a file of its own."""
+    return [
+        {b"%06d" % key: b"v" * 100 for key in range(number, keys, versions)}
+        for number in range(versions)
+    ]
+
+
+@BASES
+@pytest.mark.asyncio
+async def test_a_commit_of_changes_is_three_requests_however_large_its_base(
+    client: ObjectsInMemory, rig: ObjectStoreRig, tmp_path: Path, keys: int, versions: int
+) -> None:
+    job = IncrementJob(tmp_path, "rocksdb", make_blobs=rig.manager)
+    await job.blobs.init()
+    await job.manager.init(None)
+    base = await job.commit(job.seal(None, *batches(keys, versions)))
+    assert len(list(base.index.files())) >= versions
+    version = job.seal(base.version, CHANGE)
+    client.requests.clear()
+    attempt = job.open_attempt(version)
+    await job.manager.upload(attempt.checkpoint_id, {})
+    # The base's index; the changes; the index.
+    assert client.requests == ["read 0", "put", "put"]
+
+
+@pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.asyncio
+async def test_a_snapshot_makes_requests_for_its_new_files_alone(
+    client: ObjectsInMemory, rig: ObjectStoreRig, tmp_path: Path, count: int
+) -> None:
+    def make_manager(_: Mapping[str, str], __: BlockingExecutor) -> BlobStoreManager:
+        return rig.manager()
+
+    settings = {"uri": "memory", "pack.max.file.bytes": "0"}
+    factory = BlobBackendFactory(BLOB, settings, make_manager=make_manager)
+    task = BackendHarness(factory, SerialExecutor(), FakeClock(), tmp_path)
+    await task.start()
+    files = {f"{number:06}.sst": b"%d" % number * 50 for number in range(count)}
+    await task.commit(task.seal(files))
+    client.requests.clear()
+    await task.commit(task.seal({**files, "new.sst": b"new"}))
+    assert client.requests == ["read 0", "put", "put"]
+    await task.close()
+
+
+@pytest.fixture
+def bucket(client: ObjectsInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def factory(*_: object) -> Callable[[], ObjectsInMemory]:
+        return lambda: client
+
+    monkeypatch.setattr(ObjectPlace, "client_factory", factory)
+
+
+@pytest.mark.parametrize("keys", [10, 20_000])
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("bucket")
+async def test_a_job_makes_as_many_requests_a_commit_however_large_its_stores(
+    client: ObjectsInMemory, tmp_path: Path, keys: int
+) -> None:
+    """Job log and clean-up included."""
+    config = load_dict(
+        {
+            "job.name": "job",
+            "job.logged.store.base.dir": tmp_path / "local",
+            "stores.backup.factories": "far",
+            "backends.far.factory": "blob",
+            "backends.far.uri": "s3://bucket/prefix",
+        }
+    )
+    commits = 5
+    async with Container(config) as container:
+        task = await container.start_task("Partition 0", ["changing", "still"])
+        for store in ("changing", "still"):
+            task.store(store).write(*batches(keys, 1))
+        await (await task.commit({INPUT: "0"}, force=True)).wait()
+        client.requests.clear()
+        for number in range(commits):
+            task.store("changing").put(b"000001", b"%d" % number)
+            await (await task.commit({INPUT: f"{number}"}, force=True)).wait()
+    # Three records, two indexes and the changes; the rest reads what is there, and cleans up.
+    assert client.requests.count("put") <= commits * 6 + 1
+    assert len(client.requests) <= commits * 18
