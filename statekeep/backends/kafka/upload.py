@@ -37,6 +37,7 @@ from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.settled_keys import SettledKeys
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
@@ -100,12 +101,14 @@ class StoreUpload:
         if base is None or increment is None:
             return await self._write_all()
         changes, content = increment
+        settled = SettledKeys()
         if self._has_tail(base):
             await self._require_own()
             async with self._image(self.commit.version, "v") as image:
-                await self._mend(image, self._after(base), is_full=False)
+                await self._mend(image, self._after(base), settled, is_full=False)
         while chunk := await run_to_end(self.executor, _next_chunk, changes):
-            await self._write(chunk)
+            left = settled.left(chunk)
+            await (self._write(left) if left else self.writer.commit_if_old())
         return replace(self._marker(content, base.offset), is_transactional=base.is_transactional)
 
     def finished(self, marker: ChangelogMarker) -> ChangelogMarker:
@@ -200,7 +203,7 @@ class StoreUpload:
             if self.at.end > self.at.start:
                 try:
                     await self._require_own()
-                    await self._mend(image, self.at.start, is_full=True)
+                    await self._mend(image, self.at.start, SettledKeys(), is_full=True)
                 except CheckpointCorruptError as exc:
                     exc.add_note("hint: delete the topic; the next commit fills it anew")
                     raise
@@ -224,8 +227,10 @@ class StoreUpload:
             self.seen[self.at.place] = self.at, owners
         owners.check()
 
-    async def _mend(self, image: KeyValueStore, start: int, *, is_full: bool) -> None:
-        """Set every key that stands from ``start`` on to its value in the version.
+    async def _mend(
+        self, image: KeyValueStore, start: int, settled: SettledKeys, *, is_full: bool
+    ) -> None:
+        """Set every key that stands from ``start`` on to its value in the version, once.
 
         Also keys of aborted and open transactions: writing what the version holds never harms. A
         full upload writes the keys that the version has anyway.
@@ -239,7 +244,7 @@ class StoreUpload:
 
         async def write_found() -> None:
             while found:
-                entries = _looked_up(image, dict.fromkeys(found.pop()))
+                entries = _looked_up(image, settled.new(found.pop()))
                 while chunk := await run_to_end(self.executor, _next_chunk, entries):
                     await self._write([e for e in chunk if e[1] is None or not is_full])
 
