@@ -285,7 +285,8 @@ class TaskRestorer:
     def _note_source(
         self, store: StoreName, backend: str, marker: Marker, exc: Exception, *, is_bad: bool
     ) -> None:
-        self._note(RestoreFailure(store, backend, marker, f"{type(exc).__name__}: {exc}", is_bad))
+        told = "; ".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", ())])
+        self._note(RestoreFailure(store, backend, marker, told, is_bad))
 
     def _note(self, failure: RestoreFailure) -> None:
         """Every step down is an error in the log: somebody should look at it."""
