@@ -111,7 +111,7 @@ class StoreUpload:
             await (self._write(left) if left else self.writer.commit_if_old())
         return replace(self._marker(content, base.offset), is_transactional=base.is_transactional)
 
-    def finished(self, marker: ChangelogMarker) -> ChangelogMarker:
+    async def finish(self, marker: ChangelogMarker) -> ChangelogMarker:
         """Return what `run` gave with its offset, after the writer has committed.
 
         Raises:
@@ -123,12 +123,31 @@ class StoreUpload:
         offset = self.writer.offsets.get(self.at.place)
         if offset is None:
             raise RetriableError(f"offset of the records is unknown: place={self.at.place}")
-        if not self.writer.is_transactional and offset + 1 - self.at.end != self.record_count:
+        await self._require_unmixed(offset + 1)
+        return replace(marker, offset=offset, is_transactional=self.writer.is_transactional)
+
+    async def _require_unmixed(self, end: int) -> None:
+        """Make sure that up to ``end`` nobody else has written where this upload has.
+
+        A record ends each transaction, the last one behind ``end``. Where that does not add up the
+        records are counted: the transaction before the first may just have ended.
+        """
+        ends = max(0, self.writer.commit_counts.get(self.at.place, 0) - 1)
+        if end - self.at.end == self.record_count + ends:
+            return
+        base, found = self.base, 0
+
+        def count(records: list[Message]) -> None:
+            nonlocal found
+            found += len(records)
+
+        start = self.at.end if base is None or self._has_tail(base) else self._after(base)
+        await self._read(start, count, end=end, is_committed_only=False)
+        if found != self.record_count:
             raise RetriableError(
                 f"somebody else has written to the changelog meanwhile: place={self.at.place} "
-                f"records={self.record_count} offsets={offset + 1 - self.at.end}"
+                f"records={self.record_count} found={found}"
             )
-        return replace(marker, offset=offset, is_transactional=self.writer.is_transactional)
 
     @property
     def is_full(self) -> bool:
@@ -257,14 +276,18 @@ class StoreUpload:
         take: Callable[[list[Message]], object],
         *,
         is_committed_only: bool,
+        end: int | None = None,
         then: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Hand the records from ``start`` on to ``take``, and await ``then`` after each batch."""
+        """Hand the records from ``start`` on to ``take``, and await ``then`` after each batch.
+
+        Without an ``end``, to where the partition ended at the start.
+        """
         reader = PartitionReader(
             self.settings,
             self.at.place,
             start,
-            self.at.end,
+            self.at.end if end is None else end,
             is_committed_only=is_committed_only,
             executor=self.executor,
             clock=self.clock,

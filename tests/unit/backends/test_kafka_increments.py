@@ -20,7 +20,7 @@ from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.upload import StorePlace, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.errors import VersionDamagedError
+from statekeep.errors import RetriableError, VersionDamagedError
 from statekeep.stores.delta import Change
 from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.task_directory import TaskDirectory
@@ -77,7 +77,7 @@ class RecordingWriter(ChangelogWriter):
         self.looks.append(len(self.written))
 
     @override
-    async def _begin(self) -> None:
+    async def _begin(self, place: ChangelogPartition) -> None:
         pass
 
 
@@ -127,6 +127,10 @@ class Lineage:
 
     async def upload(self) -> tuple[ChangelogMarker, list[Change]]:
         """Upload the version, and return its marker and what was written."""
+        return await self.attempt().run(), self.writer.written
+
+    def attempt(self) -> StoreUpload:
+        """Return an upload of the version."""
         marker = ChangelogMarker(
             PLACE.topic,
             PLACE.partition,
@@ -135,7 +139,7 @@ class Lineage:
             str(self.base.id),
             ContentSummary.of(BASE.items()),
         )
-        once = StoreUpload(
+        return StoreUpload(
             settings=SETTINGS,
             commit=CommitContext(CheckpointId(0, 1), 1, 1, self.version, None, self.base.id),
             store=STORE,
@@ -148,7 +152,6 @@ class Lineage:
             clock=CLOCK,
             uid="a1",
         )
-        return await once.run(), self.writer.written
 
 
 @pytest.fixture
@@ -281,3 +284,56 @@ async def test_a_tail_of_more_keys_than_fit_in_memory_is_set_right_too(
     await counts_of(attempts, 3)
     last = attempts.writer.written[attempts.tail_count :]
     assert dict(last) == {b"0": b"3", b"1": b"3", b"2": None, b"new": b"2"}
+
+
+@dataclass
+class Finish:
+    """The end of an upload of four records, behind offset 9."""
+
+    lineage: Lineage
+    monkeypatch: pytest.MonkeyPatch
+    read: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """From where to where the changelog was looked at."""
+
+    async def run(self, offset: int, *, commit_count: int = 1, found: int = 0) -> int | None:
+        """Return the offset of the marker, where so many records are found by whoever looks."""
+
+        def build(_: object, __: object, start: int, end: int, **___: Any) -> TailReader:
+            self.read.append((start, end))
+            return TailReader([(b"key", b"1")] * found)
+
+        self.monkeypatch.setattr(upload, "PartitionReader", build)
+        once = self.lineage.attempt()
+        marker = await once.run()
+        self.lineage.writer.offsets[PLACE] = offset
+        self.lineage.writer.commit_counts[PLACE] = commit_count
+        return (await once.finish(marker)).offset
+
+
+@pytest.fixture
+def finish(lineage: Lineage, monkeypatch: pytest.MonkeyPatch) -> Finish:
+    return Finish(lineage, monkeypatch)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("offset", "commit_count"), [(13, 1), (15, 3)], ids=["one", "several"])
+async def test_records_with_nothing_but_ends_of_transactions_between_them_are_not_read(
+    finish: Finish, offset: int, commit_count: int
+) -> None:
+    assert await finish.run(offset, commit_count=commit_count) == offset
+    assert finish.read == []
+
+
+@pytest.mark.asyncio
+async def test_the_late_end_of_a_transaction_before_is_nobody_elses_record(finish: Finish) -> None:
+    assert await finish.run(14, found=4) == 14
+    assert finish.read == [(9, 15)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("commit_count", [1, 2], ids=["one transaction", "several"])
+async def test_a_record_of_somebody_else_among_them_is_a_reason_to_write_again(
+    finish: Finish, commit_count: int
+) -> None:
+    with pytest.raises(RetriableError, match="records=4 found=5"):
+        await finish.run(13 + commit_count, commit_count=commit_count, found=5)
