@@ -314,7 +314,8 @@ class TaskRestorer:
     ) -> None:
         if not is_bad:
             self._obstacles.append(exc)
-        self._note(RestoreFailure(store, backend, marker, f"{type(exc).__name__}: {exc}", is_bad))
+        told = "; ".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", ())])
+        self._note(RestoreFailure(store, backend, marker, told, is_bad))
 
     def _note(self, failure: RestoreFailure) -> None:
         """Every step down is an error in the log: somebody should look at it."""

@@ -52,7 +52,7 @@ transaction.state.log.min.isr={in_sync}
 transaction.state.log.num.partitions=4
 transaction.abort.timed.out.transaction.cleanup.interval.ms=500
 group.initial.rebalance.delay.ms=0
-auto.create.topics.enable=false
+auto.create.topics.enable={auto_create}
 broker.heartbeat.interval.ms=1000
 broker.session.timeout.ms=5000
 log.cleaner.backoff.ms=200
@@ -72,7 +72,13 @@ class KafkaBroker:
     """
 
     def __init__(
-        self, directory: Path, libraries: Path, number: int, ports: Sequence[tuple[int, int]]
+        self,
+        directory: Path,
+        libraries: Path,
+        number: int,
+        ports: Sequence[tuple[int, int]],
+        *,
+        makes_topics: bool = False,
     ) -> None:
         """Write its settings.
 
@@ -81,6 +87,7 @@ class KafkaBroker:
             libraries: The jars.
             number: Of the node, from 1.
             ports: For clients and for controllers, of each node.
+            makes_topics: A topic that a client asks for is created, as by default.
         """
         self.number = number
         self._port, controller = ports[number - 1]
@@ -98,6 +105,7 @@ class KafkaBroker:
                 port=self._port,
                 controller=controller,
                 directory=directory,
+                auto_create=str(makes_topics).lower(),
             )
         )
         self._node: ExitStack | None = None
@@ -200,19 +208,26 @@ class KafkaCluster:
 
 
 @contextmanager
-def kafka_broker() -> Generator[KafkaBroker]:
+def kafka_broker(*, makes_topics: bool = False) -> Generator[KafkaBroker]:
     """Run one node on a free port; its data is gone after.
+
+    Args:
+        makes_topics: A topic that a client asks for is created, as by default.
 
     Raises:
         ServerUnavailableError: There is no Java, or the artefacts cannot be fetched.
     """
-    with kafka_cluster(nodes=1) as cluster:
+    with kafka_cluster(nodes=1, makes_topics=makes_topics) as cluster:
         yield cluster.nodes[1]
 
 
 @contextmanager
-def kafka_cluster(*, nodes: int = 3) -> Generator[KafkaCluster]:
+def kafka_cluster(*, nodes: int = 3, makes_topics: bool = False) -> Generator[KafkaCluster]:
     """Run some nodes on free ports; their data is gone after.
+
+    Args:
+        nodes: How many.
+        makes_topics: A topic that a client asks for is created, as by default.
 
     Raises:
         ServerUnavailableError: There is no Java, or the artefacts cannot be fetched.
@@ -225,8 +240,9 @@ def kafka_cluster(*, nodes: int = 3) -> Generator[KafkaCluster]:
         made: list[KafkaBroker] = []
         for number in range(1, nodes + 1):
             directory = stack.enter_context(temporary_directory(f"kafka-{number}"))
-            made.append(KafkaBroker(directory, libraries, number, ports))
-            made[-1].format(cluster_id)
+            node = KafkaBroker(directory, libraries, number, ports, makes_topics=makes_topics)
+            made.append(node)
+            node.format(cluster_id)
         cluster = KafkaCluster(made)
         stack.callback(cluster.kill)
         cluster.start_missing()

@@ -250,7 +250,7 @@ class KafkaBackupManager(TaskBackupManager):
                 (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
                 upload.is_full,
             )
-        finished = {upload.store: upload.finished(markers[upload.store]) for upload in uploads}
+        finished = {upload.store: await upload.finish(markers[upload.store]) for upload in uploads}
         fault_point("upload.before_marker")
         return {store: marker.encode(self._backend) for store, marker in finished.items()}
 
@@ -277,6 +277,7 @@ class KafkaBackupManager(TaskBackupManager):
             )
             await self._writer.open()
         self._writer.offsets.clear()
+        self._writer.commit_counts.clear()
         return self._writer
 
     async def _drop_writer(self) -> None:

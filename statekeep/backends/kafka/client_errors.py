@@ -1,6 +1,6 @@
 """What the errors of the client library mean for a caller."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -35,6 +35,17 @@ _REFUSED: Final = frozenset(
         KafkaError.UNSUPPORTED_VERSION,
     }
 )
+_REMEDIES: Final[Mapping[int, tuple[str | None, str]]] = {
+    KafkaError.MSG_SIZE_TOO_LARGE: (
+        "kafka.max.message.bytes",
+        "raise kafka.max.message.bytes, and max.message.bytes of the topic",
+    ),
+    KafkaError.INVALID_TIMESTAMP: (
+        None,
+        "set the clock of this machine, or message.timestamp.type=LogAppendTime of the topic",
+    ),
+}
+"""The setting at fault, if it is one of ours, and what to do."""
 _GONE: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -71,12 +82,9 @@ def explained(error: KafkaError, what: str) -> StateBackupError | ProducerFenced
     text = f"{what} reason={error.name()}"
     if code in _FENCED:
         return ProducerFencedError(text)
-    if code == KafkaError.MSG_SIZE_TOO_LARGE:
-        return ConfigError(
-            text,
-            key="kafka.max.message.bytes",
-            hint="raise kafka.max.message.bytes, and max.message.bytes of the topic",
-        )
+    if code in _REMEDIES:
+        key, hint = _REMEDIES[code]
+        return ConfigError(text, key=key, hint=hint)
     if code in _REFUSED:
         return ConfigError(text, key="kafka.client")
     if code in _GONE:

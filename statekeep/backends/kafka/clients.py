@@ -86,7 +86,6 @@ def build_consumer(settings: KafkaSettings, *, is_committed_only: bool) -> Consu
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
         "check.crcs": True,
-        "allow.auto.create.topics": False,
         "error_cb": _log_error,
         "isolation.level": "read_committed" if is_committed_only else "read_uncommitted",
     }
@@ -110,6 +109,8 @@ def _common(settings: KafkaSettings) -> Mapping[str, Any]:
         "client.id": f"statekeep-{settings.topic_prefix}",
         **settings.client,
         "bootstrap.servers": settings.servers,
+        # A topic that somebody has deleted would come back in the cluster's own form.
+        "allow.auto.create.topics": False,
     }
 
 

@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportPrivateImportUsage=false
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -31,6 +32,12 @@ from statekeep.errors import ConfigError, RetriableError
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
+BROKER_TIME: Final = MappingProxyType({"message.timestamp.type": "LogAppendTime"})
+"""For each topic that is created: records bear the time of the nodes, not of the hosts that write. By it
+the cluster compacts; of a clock that is an hour ahead it would refuse records; and it says which of two
+forms of a checkpoint is stale."""
 _FOREVER: Final = "-1"
 _ASKED_BY: Final = MappingProxyType(
     {
@@ -84,6 +91,7 @@ class Cluster:
         """Build the client; nothing is reached yet."""
         self._settings = settings
         self._held = [build_admin(settings)]
+        self._warned: set[str] = set()
 
     def close(self) -> None:
         """Release the client: drops the last reference, as the library joins threads then."""
@@ -178,6 +186,22 @@ class Cluster:
                 key=problem.key,
                 hint=f"change the topic with kafka-configs, or {other}",
             )
+        self._warn_of_clocks(topic, found)
+
+    def _warn_of_clocks(self, topic: str, found: Mapping[str, str]) -> None:
+        """Say once that the times of a topic are those of its writers, as Samza's are."""
+        (name, needed), *_ = BROKER_TIME.items()
+        if found.get(name, needed) == needed or topic in self._warned:
+            return
+        self._warned.add(topic)
+        logger.warning(
+            "topic takes its times from the hosts that write, and a clock that is wrong may have records "
+            "refused or compacted too early, change that with kafka-configs: topic=%s %s=%s needed=%s",
+            topic,
+            name,
+            found[name],
+            needed,
+        )
 
     def _replica_problem(self, topic: str, form: TopicForm) -> TopicProblem | None:
         needed, key = form.replicas or self._settings.replicas

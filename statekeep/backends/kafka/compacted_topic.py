@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.kafka.client_errors import explained, explained_errors
 from statekeep.backends.kafka.clients import build_producer
-from statekeep.backends.kafka.cluster import Cluster, TopicForm
+from statekeep.backends.kafka.cluster import BROKER_TIME, Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings, Replicas
@@ -236,8 +236,7 @@ class CompactedTopic:
             config={
                 "cleanup.policy": "compact",
                 "max.message.bytes": str(self._settings.max_message_bytes),
-                # Which of two forms is stale goes by the broker's clock, not by those of the writers.
-                "message.timestamp.type": "LogAppendTime",
+                **BROKER_TIME,
             },
             replicas=self._replicas,
         )

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.kafka.client_errors import ProducerFencedError
-from statekeep.backends.kafka.cluster import Cluster, TopicForm
+from statekeep.backends.kafka.cluster import BROKER_TIME, Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
@@ -281,5 +281,6 @@ class KafkaJobLog(JobLog):
                 "retention.ms": "-1",
                 "retention.bytes": "-1",
                 "max.message.bytes": str(self._settings.max_message_bytes),
+                **BROKER_TIME,
             },
         )

@@ -17,6 +17,8 @@ from statekeep.errors import BlobNotFoundError, RetriableError
 _BATCH: Final = 10_000
 _WAIT_S: Final = 0.05
 """How long a batch is waited for that is not full: the last one of a stretch."""
+_OF_NO_CONCERN: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
+"""The library asks for the coordinator of a group that nothing here ever uses."""
 
 
 class PartitionReader:
@@ -116,7 +118,7 @@ class PartitionReader:
     def _look_at_events(self, batch: list[Message]) -> None:
         for message in batch:
             error = message.error()
-            if error is None:
+            if error is None or error.code() == _OF_NO_CONCERN:
                 continue
             if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # public name of the library
                 self.position = max(self.position, _offset(message))

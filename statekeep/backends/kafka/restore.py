@@ -36,6 +36,12 @@ logger = logging.getLogger(__name__)
 
 REPLAYS_AT_ONCE: Final = 16
 """Of all tasks and stores of a container: each one has a client that fetches megabytes ahead."""
+_SURE: Final = 0.9
+"""Part of ``min.compaction.lag.ms`` for which a changelog is surely not compacted beyond a checkpoint."""
+_COMPACTED_HINT: Final = (
+    "hint: let the job commit under Samza and stop it; then `statekeep reset`, with settings that leave out"
+    " task.checkpoint.factory, and start again with them as they are now"
+)
 
 
 class _UnknownChangelogError(RetriableError):
@@ -49,6 +55,8 @@ class _Stretch:
     marker: ChangelogMarker
     start: int
     end: int
+    is_last: bool = True
+    """Whether the partition ends there too."""
 
 
 class _Replayed:
@@ -121,7 +129,9 @@ class KafkaRestoreManager(TaskRestoreManager):
         try:
             for store in self._context.directories:
                 marker = self._marker(checkpoint, store)
-                self._stretches[store] = await self._find(cluster, marker)
+                stretch = await self._find(cluster, marker)
+                self._refuse_compacted(store, stretch, checkpoint)
+                self._stretches[store] = stretch
         finally:
             await run_to_end(self._context.executor, self._clusters.give_back)
 
@@ -172,6 +182,28 @@ class KafkaRestoreManager(TaskRestoreManager):
             )
         except _UnknownChangelogError as exc:
             raise BlobNotFoundError(_name(marker)) from exc
+
+    def _refuse_compacted(
+        self, store: StoreName, stretch: _Stretch, checkpoint: CheckpointV2
+    ) -> None:
+        """Make sure that a content that nothing is known of is still that of its checkpoint.
+
+        Raises:
+            CheckpointCorruptError: Later records may have taken the place of some.
+        """
+        if stretch.marker.content is not None or stretch.is_last:
+            return
+        age_ms = self._context.clock.time_ns() // 1_000_000 - checkpoint.checkpoint_id.millis
+        lag_ms = self._settings.min_compaction_lag_ms(store)
+        if age_ms <= _SURE * lag_ms:
+            return
+        error = CheckpointCorruptError(
+            "changelog may be compacted beyond a marker without a digest: "
+            f"topic={stretch.marker.topic} partition={stretch.marker.partition} "
+            f"offset={stretch.marker.offset} age_ms={age_ms} min.compaction.lag.ms={lag_ms}"
+        )
+        error.add_note(_COMPACTED_HINT)
+        raise error
 
     async def _restore_store(self, store: StoreName, stretch: _Stretch) -> None:
         run = self._context.executor
@@ -279,7 +311,7 @@ def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
             f"partition={marker.partition} offset={marker.offset} start={start} end={end}"
         )
         raise CheckpointCorruptError(msg)
-    return _Stretch(marker, start, marker.offset + 1)
+    return _Stretch(marker, start, marker.offset + 1, is_last=end == marker.offset + 1)
 
 
 def _name(marker: ChangelogMarker) -> str:

@@ -23,6 +23,7 @@ _CHANGELOG: Final = ".changelog"
 _OURS: Final = frozenset(
     {
         "acks",
+        "allow.auto.create.topics",
         "auto.offset.reset",
         "bootstrap.servers",
         "enable.auto.commit",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
-from statekeep.backends.kafka.cluster import Cluster, TopicForm
+from statekeep.backends.kafka.cluster import BROKER_TIME, Cluster, TopicForm
 from statekeep.backends.kafka.names import (
     ChangelogPartition,
     changelog_partition,
@@ -69,6 +69,7 @@ class ChangelogTopics:
                 "min.compaction.lag.ms": str(settings.min_compaction_lag_ms(store)),
                 "delete.retention.ms": str(settings.delete_retention_ms(store)),
                 "max.message.bytes": str(settings.max_message_bytes),
+                **BROKER_TIME,
             },
             replicas=settings.changelog_replicas(store),
         )

@@ -37,6 +37,7 @@ from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.kafka.settled_keys import SettledKeys
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
@@ -100,15 +101,17 @@ class StoreUpload:
         if base is None or increment is None:
             return await self._write_all()
         changes, content = increment
+        settled = SettledKeys()
         if self._has_tail(base):
             await self._require_own()
             async with self._image(self.commit.version, "v") as image:
-                await self._mend(image, self._after(base), is_full=False)
+                await self._mend(image, self._after(base), settled, is_full=False)
         while chunk := await run_to_end(self.executor, _next_chunk, changes):
-            await self._write(chunk)
+            left = settled.left(chunk)
+            await (self._write(left) if left else self.writer.commit_if_old())
         return replace(self._marker(content, base.offset), is_transactional=base.is_transactional)
 
-    def finished(self, marker: ChangelogMarker) -> ChangelogMarker:
+    async def finish(self, marker: ChangelogMarker) -> ChangelogMarker:
         """Return what `run` gave with its offset, after the writer has committed.
 
         Raises:
@@ -120,12 +123,31 @@ class StoreUpload:
         offset = self.writer.offsets.get(self.at.place)
         if offset is None:
             raise RetriableError(f"offset of the records is unknown: place={self.at.place}")
-        if not self.writer.is_transactional and offset + 1 - self.at.end != self.record_count:
+        await self._require_unmixed(offset + 1)
+        return replace(marker, offset=offset, is_transactional=self.writer.is_transactional)
+
+    async def _require_unmixed(self, end: int) -> None:
+        """Make sure that up to ``end`` nobody else has written where this upload has.
+
+        A record ends each transaction, the last one behind ``end``. Where that does not add up the
+        records are counted: the transaction before the first may just have ended.
+        """
+        ends = max(0, self.writer.commit_counts.get(self.at.place, 0) - 1)
+        if end - self.at.end == self.record_count + ends:
+            return
+        base, found = self.base, 0
+
+        def count(records: list[Message]) -> None:
+            nonlocal found
+            found += len(records)
+
+        start = self.at.end if base is None or self._has_tail(base) else self._after(base)
+        await self._read(start, count, end=end, is_committed_only=False)
+        if found != self.record_count:
             raise RetriableError(
                 f"somebody else has written to the changelog meanwhile: place={self.at.place} "
-                f"records={self.record_count} offsets={offset + 1 - self.at.end}"
+                f"records={self.record_count} found={found}"
             )
-        return replace(marker, offset=offset, is_transactional=self.writer.is_transactional)
 
     @property
     def is_full(self) -> bool:
@@ -200,7 +222,7 @@ class StoreUpload:
             if self.at.end > self.at.start:
                 try:
                     await self._require_own()
-                    await self._mend(image, self.at.start, is_full=True)
+                    await self._mend(image, self.at.start, SettledKeys(), is_full=True)
                 except CheckpointCorruptError as exc:
                     exc.add_note("hint: delete the topic; the next commit fills it anew")
                     raise
@@ -224,8 +246,10 @@ class StoreUpload:
             self.seen[self.at.place] = self.at, owners
         owners.check()
 
-    async def _mend(self, image: KeyValueStore, start: int, *, is_full: bool) -> None:
-        """Set every key that stands from ``start`` on to its value in the version.
+    async def _mend(
+        self, image: KeyValueStore, start: int, settled: SettledKeys, *, is_full: bool
+    ) -> None:
+        """Set every key that stands from ``start`` on to its value in the version, once.
 
         Also keys of aborted and open transactions: writing what the version holds never harms. A
         full upload writes the keys that the version has anyway.
@@ -239,7 +263,7 @@ class StoreUpload:
 
         async def write_found() -> None:
             while found:
-                entries = _looked_up(image, dict.fromkeys(found.pop()))
+                entries = _looked_up(image, settled.new(found.pop()))
                 while chunk := await run_to_end(self.executor, _next_chunk, entries):
                     await self._write([e for e in chunk if e[1] is None or not is_full])
 
@@ -252,14 +276,18 @@ class StoreUpload:
         take: Callable[[list[Message]], object],
         *,
         is_committed_only: bool,
+        end: int | None = None,
         then: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Hand the records from ``start`` on to ``take``, and await ``then`` after each batch."""
+        """Hand the records from ``start`` on to ``take``, and await ``then`` after each batch.
+
+        Without an ``end``, to where the partition ended at the start.
+        """
         reader = PartitionReader(
             self.settings,
             self.at.place,
             start,
-            self.at.end,
+            self.at.end if end is None else end,
             is_committed_only=is_committed_only,
             executor=self.executor,
             clock=self.clock,

@@ -2,6 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, ParamSpec
@@ -42,6 +43,7 @@ class ChangelogWriter(ABC):
 
     Attributes:
         offsets: Of the last record delivered to each partition by this writer.
+        commit_counts: Transactions with records of each partition that this writer has committed.
         sent_bytes: Keys and values that were given to the producer so far.
     """
 
@@ -59,6 +61,7 @@ class ChangelogWriter(ABC):
     ) -> None:
         """Build the producer; no I/O."""
         self.offsets: dict[ChangelogPartition, int] = {}
+        self.commit_counts: Counter[ChangelogPartition] = Counter()
         self.sent_bytes = 0
         self._name = name
         self._settings = settings
@@ -103,7 +106,7 @@ class ChangelogWriter(ABC):
         """
         if not entries:
             return
-        await self._begin()
+        await self._begin(place)
         await self._run(self._enqueue, place, entries, headers)
         await self._drain(min(_QUEUED_RECORDS, max(1, int(_QUEUED_BYTES / self._average_bytes))))
 
@@ -133,8 +136,8 @@ class ChangelogWriter(ABC):
         await self._run(_release, self._held)
 
     @abstractmethod
-    async def _begin(self) -> None:
-        """Get ready for some records."""
+    async def _begin(self, place: ChangelogPartition) -> None:
+        """Get ready for some records of a partition."""
 
     def _enqueue(
         self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
@@ -255,6 +258,7 @@ class TransactionWriter(ChangelogWriter):
             clock=clock,
         )
         self._is_in_transaction = False
+        self._places: set[ChangelogPartition] = set()
         self._begun_ns = 0
 
     @override
@@ -268,6 +272,8 @@ class TransactionWriter(ChangelogWriter):
             return
         await self._insist(self._producer.commit_transaction, "transaction cannot be committed")
         self._is_in_transaction = False
+        self.commit_counts.update(self._places)
+        self._places.clear()
 
     @override
     async def commit_if_old(self) -> None:
@@ -276,13 +282,14 @@ class TransactionWriter(ChangelogWriter):
             await self.commit()
 
     @override
-    async def _begin(self) -> None:
+    async def _begin(self, place: ChangelogPartition) -> None:
         await self.commit_if_old()
         if not self._is_in_transaction:
             with self._explained("transaction cannot begin"):
                 self._producer.begin_transaction()
             self._is_in_transaction = True
             self._begun_ns = self._clock.monotonic_ns()
+        self._places.add(place)
 
     async def _insist(self, call: Callable[[float], None], what: str) -> None:
         """Repeat a call of the transaction protocol as the library asks for."""
@@ -332,7 +339,7 @@ class PlainWriter(ChangelogWriter):
         pass
 
     @override
-    async def _begin(self) -> None:
+    async def _begin(self, place: ChangelogPartition) -> None:
         pass
 
 

@@ -1,8 +1,13 @@
 """Samza's checkpoint topic on a real broker, and a job of Samza that goes on here."""
 
+import asyncio
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
@@ -161,49 +166,58 @@ async def test_a_record_that_is_no_checkpoint_is_named(
         await manager.read_last(TASK)
 
 
+def settings_of(broker: KafkaBroker, root: Path, name: str) -> dict[str, str]:
+    return {
+        "job.name": name,
+        "job.logged.store.base.dir": str(root / "local"),
+        "stores.s.changelog": f"kafka.{name}-changelog",
+        "kafka.bootstrap.servers": broker.servers,
+        "kafka.max.message.bytes": "1000000",
+        "task.checkpoint.factory": "kafka",
+        "task.checkpoint.write.versions": "1,2",
+    }
+
+
 def config(broker: KafkaBroker, root: Path, name: str, **more: str) -> Config:
-    return load_dict(
-        {
-            "job.name": name,
-            "job.logged.store.base.dir": root / "local",
-            "stores.s.changelog": f"kafka.{name}-changelog",
-            "kafka.bootstrap.servers": broker.servers,
-            "kafka.max.message.bytes": 1_000_000,
-            "task.checkpoint.factory": "kafka",
-            "task.checkpoint.write.versions": "1,2",
-            **{key.replace("__", "."): value for key, value in more.items()},
-        },
-        "test",
-    )
+    own = {key.replace("__", "."): value for key, value in more.items()}
+    return load_dict(settings_of(broker, root, name) | own, "test")
 
 
-def samza_job(broker: KafkaBroker, name: str) -> dict[bytes, bytes]:
+def samza_job(broker: KafkaBroker, name: str, *, age_ms: int = 0) -> dict[bytes, bytes]:
     """Leave what a job of Samza leaves: a changelog with an uncommitted end, and checkpoints."""
     changelog, topic = f"{name}-changelog", checkpoint_topic(name, "1")
     admin = AdminClient({"bootstrap.servers": broker.servers})
     lag = {"cleanup.policy": "compact", "min.compaction.lag.ms": "14400000"}
-    made = admin.create_topics(
-        [NewTopic(changelog, 1, 1, config=lag), NewTopic(topic, 1, 1, config=lag)]
-    )
-    for future in made.values():
+    topics = [NewTopic(changelog, 1, 1, config=lag), NewTopic(topic, 1, 1, config=lag)]
+    for future in admin.create_topics(topics).values():
         future.result()
     put(broker, changelog, (b"a", b"1", 1), (b"b", b"1", 1), (b"a", None, 2), (b"c", b"98", 3))
+    made = CheckpointId(time.time_ns() // 1_000_000 - age_ms, 6).serialize()
+    ssp = SystemStreamPartition("kafka", changelog, 0)
+    first = encode_checkpoint_v1(CheckpointV1({CLICKS: "40", ssp: f"{made}:1"}))
+    put(broker, topic, (checkpoint_key(TASK, 1), first, 1))
+    samza_commit(broker, name, made, end=2)
+    return {b"b": b"1"}
+
+
+def samza_commit(broker: KafkaBroker, name: str, made: str, *, end: int) -> None:
+    """Write a checkpoint of form 2 with this id, and this offset of the changelog."""
+    stream = f"{name}-changelog"
     marker = {
         "version": 1,
-        "changelog-ssp": {"system": "kafka", "partition": 0, "stream": changelog, "keyBucket": -1},
-        "changelog-offset": "2",
+        "changelog-ssp": {"system": "kafka", "partition": 0, "stream": stream, "keyBucket": -1},
+        "changelog-offset": str(end),
     }
     factory = "org.apache.samza.storage.KafkaChangelogStateBackendFactory"
-    data = json.loads(v2("41")) | {"state-checkpoint-markers": {factory: {"s": json.dumps(marker)}}}
-    ssp = SystemStreamPartition("kafka", changelog, 0)
-    first = encode_checkpoint_v1(CheckpointV1({CLICKS: "40", ssp: "5-6:1"}))
+    data = json.loads(v2("41")) | {
+        "checkpoint-id": made,
+        "state-checkpoint-markers": {factory: {"s": json.dumps(marker)}},
+    }
     put(
         broker,
-        topic,
-        (checkpoint_key(TASK, 1), first, 1),
+        checkpoint_topic(name, "1"),
         (checkpoint_key(TASK, 2), json.dumps(data).encode(), 1),
     )
-    return {b"b": b"1"}
 
 
 @pytest.mark.asyncio
@@ -270,3 +284,31 @@ async def test_a_samza_job_whose_changelog_is_gone_does_not_start_empty(
     async with Container(config(broker, tmp_path, name)) as container:
         with pytest.raises(RestoreFailedError):
             await container.start_task(TASK, ["s"])
+
+
+def reset(broker: KafkaBroker, root: Path, name: str) -> None:
+    """Give the command that lets the job start anew, with settings that leave out Samza's topic."""
+    settings = settings_of(broker, root, name)
+    lines = [f"{k}={value}" for k, value in settings.items() if k != "task.checkpoint.factory"]
+    (root / "job.properties").write_text("\n".join(lines), encoding="utf-8")
+    of_job = ["--task", TASK, "--config", str(root / "job.properties")]
+    command = [sys.executable, "-m", "statekeep.cli", "reset", "--yes", *of_job]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+@pytest.mark.asyncio
+async def test_a_samza_job_whose_changelog_may_be_compacted_starts_once_it_has_committed_again(
+    broker: KafkaBroker, name: str, tmp_path: Path
+) -> None:
+    state = samza_job(broker, name, age_ms=4 * 60 * MINUTE)
+    async with Container(config(broker, tmp_path, name)) as container:
+        with pytest.raises(RestoreFailedError) as caught:
+            await container.start_task(TASK, ["s"])
+        assert "commit under Samza" in caught.value.__notes__[0]
+    samza_commit(broker, name, CheckpointId.at(time.time_ns()).serialize(), end=3)
+    await asyncio.to_thread(reset, broker, tmp_path, name)
+    async with Container(config(broker, tmp_path, name)) as container:
+        task = await container.start_task(TASK, ["s"])
+        assert dict(task.store("s").scan()) == {**state, b"c": b"98"}
+        task.store("s").put(b"d", b"2")
+        await (await task.commit({CLICKS: "50"}, force=True)).wait()

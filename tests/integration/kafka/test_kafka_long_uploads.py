@@ -74,7 +74,7 @@ async def test_changes_that_are_not_merged_are_written_behind_a_tail_that_is_put
     before = len(job.records())
     job.seal({b"a": b"2", b"d": b"2"})
     commit = await job.commit(manager, {b"a": b"3", b"c": None})
-    assert len(job.records()) == before + 6
+    assert len(job.records()) == before + 4
     assert (
         await job.restore(commit.checkpoint)
         == commit.content

@@ -100,6 +100,23 @@ async def test_a_stranger_in_the_middle_of_a_commit_has_it_written_again(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("keys", [[b"a"], [b"a", b"z"]], ids=["one", "two"])
+@pytest.mark.parametrize("step", ["_enqueue", "commit_transaction"])
+async def test_a_plain_zombie_in_the_middle_of_a_transaction_has_it_written_again(
+    job: ChangelogJob, interrupting: Interrupting, tmp_path: Path, step: str, keys: list[bytes]
+) -> None:
+    after = ChangelogJob(job.servers, tmp_path, job.task.job_name, executor=interrupting)
+    manager = await after.manager()
+    await after.commit(manager, {b"a": b"1", b"b": b"1"})
+    interrupting.arm(step, lambda: write(after, *keys))
+    commits = [await after.commit(manager, {b"b": b"2"}), await after.commit(manager, {b"c": b"1"})]
+    await after.close()
+    assert interrupting.has_struck
+    for commit in commits:
+        assert await restored(after, commit)
+
+
+@pytest.mark.asyncio
 async def test_a_stranger_does_not_make_up_for_a_record_that_was_refused(
     job: ChangelogJob, interrupting: Interrupting, tmp_path: Path
 ) -> None:

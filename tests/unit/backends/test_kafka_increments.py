@@ -1,15 +1,17 @@
 """Which records an increment writes, and what its marker says of the content, without a cluster."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from confluent_kafka import Message
 from typing_extensions import override
 
 from statekeep.backends.base import CommitContext
-from statekeep.backends.kafka import images
+from statekeep.backends.kafka import images, settled_keys, upload
 from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.backends.kafka.epochs import EpochStamp
 from statekeep.backends.kafka.marker import ChangelogMarker
@@ -18,7 +20,7 @@ from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.upload import StorePlace, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.errors import VersionDamagedError
+from statekeep.errors import RetriableError, VersionDamagedError
 from statekeep.stores.delta import Change
 from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.task_directory import TaskDirectory
@@ -75,7 +77,41 @@ class RecordingWriter(ChangelogWriter):
         self.looks.append(len(self.written))
 
     @override
-    async def _begin(self) -> None:
+    async def _begin(self, place: ChangelogPartition) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class FakeMessage:
+    _key: bytes
+
+    def key(self) -> bytes:
+        return self._key
+
+    def headers(self) -> None:
+        return None
+
+
+@dataclass
+class TailReader:
+    """Gives what stands behind the base's marker, some records at a time."""
+
+    records: Sequence[Change]
+    position: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.position == len(self.records)
+
+    async def open(self) -> None:
+        pass
+
+    async def next(self, take: Callable[[list[Message]], object]) -> None:
+        batch = self.records[self.position : self.position + 3]
+        self.position += len(batch)
+        take([cast("Message", FakeMessage(key)) for key, _ in batch])
+
+    async def close(self) -> None:
         pass
 
 
@@ -86,9 +122,15 @@ class Lineage:
     base: SealedVersion
     version: SealedVersion
     writer: RecordingWriter = field(default_factory=RecordingWriter)
+    tail_count: int = 0
+    """Records behind the base's marker and its commit record: the first that the writer was given."""
 
     async def upload(self) -> tuple[ChangelogMarker, list[Change]]:
         """Upload the version, and return its marker and what was written."""
+        return await self.attempt().run(), self.writer.written
+
+    def attempt(self) -> StoreUpload:
+        """Return an upload of the version."""
         marker = ChangelogMarker(
             PLACE.topic,
             PLACE.partition,
@@ -97,11 +139,11 @@ class Lineage:
             str(self.base.id),
             ContentSummary.of(BASE.items()),
         )
-        upload = StoreUpload(
+        return StoreUpload(
             settings=SETTINGS,
             commit=CommitContext(CheckpointId(0, 1), 1, 1, self.version, None, self.base.id),
             store=STORE,
-            at=StorePlace(PLACE, "topic id", 0, 10),
+            at=StorePlace(PLACE, "topic id", 0, 10 + self.tail_count),
             base=marker,
             is_known_own=True,
             stamp=EpochStamp("77aa", 1, 1),
@@ -110,7 +152,6 @@ class Lineage:
             clock=CLOCK,
             uid="a1",
         )
-        return await upload.run(), self.writer.written
 
 
 @pytest.fixture
@@ -199,3 +240,100 @@ async def test_few_values_are_looked_up_at_once_however_small_the_changes_are(
     await Lineage(base, version).upload()
     assert sum(counts) == 1_000
     assert max(counts) <= 16
+
+
+@pytest.fixture
+def attempts(lineage: Lineage, monkeypatch: pytest.MonkeyPatch) -> Lineage:
+    """A lineage whose uploads read what those before them wrote."""
+
+    def build(*args: object, **kwargs: Any) -> TailReader:
+        del args, kwargs
+        return TailReader(lineage.writer.written[: lineage.tail_count])
+
+    monkeypatch.setattr(upload, "PartitionReader", build)
+    return lineage
+
+
+async def counts_of(attempts: Lineage, count: int) -> list[int]:
+    """Upload the version again and again, and return how many records each time has written."""
+    counts: list[int] = []
+    for _ in range(count):
+        attempts.tail_count = len(attempts.writer.written)
+        await attempts.upload()
+        counts.append(len(attempts.writer.written) - attempts.tail_count)
+    return counts
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_merged", [True, False], ids=["merged", "in order"])
+async def test_a_void_attempt_leaves_no_more_than_the_one_before(
+    attempts: Lineage, monkeypatch: pytest.MonkeyPatch, *, is_merged: bool
+) -> None:
+    if not is_merged:
+        monkeypatch.setattr(images, "_MAX_MERGED_BYTES", 0)
+    first, *others = await counts_of(attempts, 5)
+    assert (first, others) == (4 if is_merged else 6, [4] * 4)
+    assert dict(attempts.writer.written) == {b"0": b"3", b"1": b"3", b"2": None, b"new": b"2"}
+
+
+@pytest.mark.asyncio
+async def test_a_tail_of_more_keys_than_fit_in_memory_is_set_right_too(
+    attempts: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settled_keys, "_MAX_BYTES", 1)
+    await counts_of(attempts, 3)
+    last = attempts.writer.written[attempts.tail_count :]
+    assert dict(last) == {b"0": b"3", b"1": b"3", b"2": None, b"new": b"2"}
+
+
+@dataclass
+class Finish:
+    """The end of an upload of four records, behind offset 9."""
+
+    lineage: Lineage
+    monkeypatch: pytest.MonkeyPatch
+    read: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """From where to where the changelog was looked at."""
+
+    async def run(self, offset: int, *, commit_count: int = 1, found: int = 0) -> int | None:
+        """Return the offset of the marker, where so many records are found by whoever looks."""
+
+        def build(_: object, __: object, start: int, end: int, **___: Any) -> TailReader:
+            self.read.append((start, end))
+            return TailReader([(b"key", b"1")] * found)
+
+        self.monkeypatch.setattr(upload, "PartitionReader", build)
+        once = self.lineage.attempt()
+        marker = await once.run()
+        self.lineage.writer.offsets[PLACE] = offset
+        self.lineage.writer.commit_counts[PLACE] = commit_count
+        return (await once.finish(marker)).offset
+
+
+@pytest.fixture
+def finish(lineage: Lineage, monkeypatch: pytest.MonkeyPatch) -> Finish:
+    return Finish(lineage, monkeypatch)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("offset", "commit_count"), [(13, 1), (15, 3)], ids=["one", "several"])
+async def test_records_with_nothing_but_ends_of_transactions_between_them_are_not_read(
+    finish: Finish, offset: int, commit_count: int
+) -> None:
+    assert await finish.run(offset, commit_count=commit_count) == offset
+    assert finish.read == []
+
+
+@pytest.mark.asyncio
+async def test_the_late_end_of_a_transaction_before_is_nobody_elses_record(finish: Finish) -> None:
+    assert await finish.run(14, found=4) == 14
+    assert finish.read == [(9, 15)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("commit_count", [1, 2], ids=["one transaction", "several"])
+async def test_a_record_of_somebody_else_among_them_is_a_reason_to_write_again(
+    finish: Finish, commit_count: int
+) -> None:
+    with pytest.raises(RetriableError, match="records=4 found=5"):
+        await finish.run(13 + commit_count, commit_count=commit_count, found=5)

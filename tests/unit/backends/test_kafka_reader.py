@@ -61,12 +61,16 @@ def reading(
 UNKNOWN = FakeMessage(-1, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
+NO_GROUP = FakeMessage(-1, KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
 @pytest.mark.asyncio
-async def test_a_topic_that_a_node_does_not_know_yet_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("event", [UNKNOWN, NO_GROUP], ids=["unknown topic", "group refused"])
+async def test_what_a_node_says_of_a_young_topic_or_of_a_group_is_no_reason_to_end(
+    monkeypatch: pytest.MonkeyPatch, event: FakeMessage
 ) -> None:
     found: list[Message] = []
-    records = reading(monkeypatch, FakeClock(), UNKNOWN, FakeMessage(0), FakeMessage(1))
+    records = reading(monkeypatch, FakeClock(), event, FakeMessage(0), FakeMessage(1))
     while not records.is_done:
         await records.next(found.extend)
     assert [message.offset() for message in found] == [0, 1]

@@ -75,7 +75,10 @@ class FakeCluster:
 
     Attributes:
         first: What the nodes say that are asked before one that knows the topic; None: nothing.
+        behind_count: Records behind the marker.
     """
+
+    behind_count = 0
 
     def __init__(self, first: Iterable[TopicFacts | RetriableError | None] = ()) -> None:
         self.first = iter(first)
@@ -90,7 +93,7 @@ class FakeCluster:
         return dict.fromkeys(places, 0)
 
     def end_offsets(self, places: Sequence[ChangelogPartition]) -> dict[Any, int]:
-        return dict.fromkeys(places, len(FakeReader.records))
+        return dict.fromkeys(places, len(FakeReader.records) + self.behind_count)
 
     def borrow(self) -> "FakeCluster":
         return self
@@ -118,6 +121,8 @@ class Replay:
     monkeypatch: pytest.MonkeyPatch
     cluster: FakeCluster = field(default_factory=FakeCluster)
     clock: FakeClock = field(default_factory=FakeClock)
+    age_ms: int = 0
+    """Of the checkpoint."""
 
     async def run(
         self, records: Sequence[tuple[bytes | None, bytes | None]], content: ContentSummary | None
@@ -143,7 +148,8 @@ class Replay:
             InFlightLimit(1),
         )
         markers = {KAFKA: {STORE: marker.encode(KAFKA)}}
-        await manager.init(CheckpointV2(CheckpointId(0, 1), {}, markers))
+        made_ms = self.clock.time_ns() // 1_000_000 - self.age_ms
+        await manager.init(CheckpointV2(CheckpointId(made_ms, 1), {}, markers))
         self.monkeypatch.setattr(self.store, "close", lambda: None)
         await manager.restore()
         scans = self.store.scans
@@ -202,6 +208,33 @@ async def test_other_content_than_the_committed_one_is_found_out(
 @pytest.mark.asyncio
 async def test_a_changelog_that_nobody_has_added_up_is_restored_unproven(replay: Replay) -> None:
     assert await replay.run(list(CONTENT.items()), None) == CONTENT
+
+
+LAG_MS = SETTINGS.min_compaction_lag_ms(STORE)
+
+
+@pytest.mark.asyncio
+async def test_an_old_changelog_that_nobody_has_added_up_may_be_compacted_beyond_its_marker(
+    replay: Replay,
+) -> None:
+    replay.cluster.behind_count, replay.age_ms = 1, LAG_MS * 9 // 10 + 1
+    with pytest.raises(CheckpointCorruptError, match=f"age_ms={replay.age_ms}") as caught:
+        await replay.run(list(CONTENT.items()), None)
+    assert "under Samza" in caught.value.__notes__[0]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("age_ms", "behind_count", "is_added_up"),
+    [(LAG_MS * 9 // 10, 1, False), (10 * LAG_MS, 0, False), (10 * LAG_MS, 1, True)],
+    ids=["young", "nothing behind", "added up"],
+)
+async def test_what_cannot_be_compacted_or_shows_if_it_is_gets_restored(
+    replay: Replay, age_ms: int, behind_count: int, *, is_added_up: bool
+) -> None:
+    replay.cluster.behind_count, replay.age_ms = behind_count, age_ms
+    content = ContentSummary.of(CONTENT.items()) if is_added_up else None
+    assert await replay.run(list(CONTENT.items()), content) == CONTENT
 
 
 UNKNOWING: Sequence[TopicFacts | None] = (None, TopicFacts("id", 0, 1), TopicFacts("old", 1, 1))

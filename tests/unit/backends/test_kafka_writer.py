@@ -85,6 +85,20 @@ async def test_a_write_leaves_an_old_transaction_to_itself() -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_transactions_with_records_of_a_partition_are_counted() -> None:
+    clock, other = FakeClock(), ChangelogPartition("other", 0)
+    writer = writing(FakeProducer(), clock)
+    await write(writer, b"a", b"b")
+    clock.advance(20)
+    await writer.write(other, [(b"c", b"1")], {})
+    await write(writer, b"d")
+    assert writer.commit_counts == {PLACE: 1}
+    await writer.commit()
+    await writer.commit()
+    assert writer.commit_counts == {PLACE: 2, other: 1}
+
+
+@pytest.mark.asyncio
 async def test_a_young_transaction_takes_what_comes_in_time() -> None:
     producer, clock = FakeProducer(), FakeClock()
     writer = writing(producer, clock)
