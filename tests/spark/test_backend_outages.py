@@ -79,7 +79,7 @@ def test_a_required_backend_that_is_away_ends_the_query_which_then_goes_on_exact
             assert wait_until(lambda: query.lastCommit is not None)
             away(job.root / "far").touch()
         if batch == 4:
-            assert wait_until(lambda: events_of(query, "void"))
+            assert wait_until(lambda: bool(events_of(query, "void")))
 
     job.on_batch = go_away
     job.add_batches(8)

@@ -66,9 +66,9 @@ def everything(contents: list[Content]) -> Content:
 
 def ends(settings: Mapping[str, str]) -> dict[str, int]:
     """Return ``{topic and partition: end}`` of every changelog of the job and of its copies."""
-    servers = {"bootstrap.servers": settings["backends.kafka.bootstrap.servers"]}
-    consumer = Consumer({**servers, "group.id": "test"})
-    topics = AdminClient(servers).list_topics(timeout=30).topics
+    servers = settings["backends.kafka.bootstrap.servers"]
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "test"})
+    topics = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=30).topics
     try:
         return {
             f"{name}-{number}": consumer.get_watermark_offsets(TopicPartition(name, number))[1]

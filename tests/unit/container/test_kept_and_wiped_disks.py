@@ -79,8 +79,10 @@ async def test_settings_that_forget_a_backend_begin_nothing_empty(
         await start(tmp_path, stores__durable__backup__factories="")
     assert "set stores.durable.restore.factories to nothing" in "".join(caught.value.__notes__)
     assert (await start(tmp_path))["durable"] == {b"key": b"committed"}
-    given_up = {"stores__durable__backup__factories": "", "stores__durable__restore__factories": ""}
-    assert (await start(tmp_path, **given_up))["durable"] == {}
+    given_up = await start(
+        tmp_path, stores__durable__backup__factories="", stores__durable__restore__factories=""
+    )
+    assert given_up["durable"] == {}
 
 
 @pytest.mark.asyncio
