@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import boto3
@@ -23,6 +24,19 @@ def s3_server() -> Iterator[S3Server]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         yield server
+
+
+@pytest.fixture
+def mortal_s3_server(s3_server: S3Server) -> Iterator[S3Server]:
+    """One to be killed, that no other test has; ``s3_server`` has set the environment."""
+    with required(seaweedfs()) as server:
+        yield server
+
+
+@pytest.fixture
+def mortal_s3_bucket(mortal_s3_server: S3Server) -> str:
+    with closing(boto3.client("s3", endpoint_url=mortal_s3_server.endpoint)) as api:
+        return _new_bucket(api)
 
 
 @pytest.fixture(scope="session")
