@@ -1,6 +1,7 @@
 """Plays the part of the container for one task whose store goes to a changelog."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ class ChangelogJob:
     def open_attempt(self, version: SealedVersion, *, epoch: int = 1) -> CheckpointId:
         """Begin a commit."""
         number = next(self._numbers)
-        checkpoint_id = CheckpointId(0, number)
+        checkpoint_id = CheckpointId(time.time_ns() // 1_000_000, number)
         self._contexts[checkpoint_id] = CommitContext(
             checkpoint_id,
             epoch,

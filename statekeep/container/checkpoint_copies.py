@@ -67,16 +67,20 @@ class CheckpointCopies:
             return False
         return await self._manager.read_last(self._task.task_name) is not None
 
-    async def write(self, checkpoint: CheckpointV2) -> None:
+    async def write(self, checkpoint: CheckpointV2, log: TaskLog) -> None:
         """Copy a checkpoint whose commit record stands in the log.
+
+        Not if somebody else has taken over since: the place takes whatever is written last.
 
         Raises:
             CommitFailedError: It cannot be copied; the commit counts all the same, and the next one
                 is copied again.
+            TaskFencedError: Another owner has taken over; the commit counts all the same.
         """
         if self._manager is None:
             return
         try:
+            await log.check_fence()
             await self._manager.write(self._task.task_name, checkpoint)
         except (ConfigError, RetriableError) as exc:
             raise CommitFailedError(

@@ -255,7 +255,7 @@ class CommitRunner:
         fault_point("record.before")
         await self._log.commit(attempt, version_id, checkpoint)
         fault_point("record.after")
-        await self._copies.write(checkpoint)
+        await self._copies.write(checkpoint, self._log)
 
     def _count_bytes(self, size: int) -> None:
         self._bytes_uploaded += size

@@ -162,6 +162,15 @@ class TaskLog:
         )
         self._unresolved = None
 
+    async def check_fence(self) -> None:
+        """Make sure, by the end of the log, that nobody has taken over.
+
+        Raises:
+            TaskFencedError: Somebody has.
+            RetriableError: The log does not answer.
+        """
+        await self._writer.check_fence()
+
     async def close_attempt(self, reason: str) -> bool:
         """Make the attempt that was begun last void for good, unless its commit record landed.
 

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 REPLAYS_AT_ONCE: Final = 16
 """Of all tasks and stores of a container: each one has a client that fetches megabytes ahead."""
-_SURE: Final = 0.9
-"""Part of ``min.compaction.lag.ms`` for which a changelog is surely not compacted beyond a checkpoint."""
 _COMPACTED_HINT: Final = (
     "hint: let the job commit under Samza and stop it; then `statekeep reset`, with settings that leave out"
     " task.checkpoint.factory, and start again with them as they are now"
@@ -194,13 +192,13 @@ class KafkaRestoreManager(TaskRestoreManager):
         if stretch.marker.content is not None or stretch.is_last:
             return
         age_ms = self._context.clock.time_ns() // 1_000_000 - checkpoint.checkpoint_id.millis
-        lag_ms = self._settings.min_compaction_lag_ms(store)
-        if age_ms <= _SURE * lag_ms:
+        if age_ms <= self._settings.uncompacted_ms(store):
             return
         error = CheckpointCorruptError(
             "changelog may be compacted beyond a marker without a digest: "
             f"topic={stretch.marker.topic} partition={stretch.marker.partition} "
-            f"offset={stretch.marker.offset} age_ms={age_ms} min.compaction.lag.ms={lag_ms}"
+            f"offset={stretch.marker.offset} age_ms={age_ms} "
+            f"min.compaction.lag.ms={self._settings.min_compaction_lag_ms(store)}"
         )
         error.add_note(_COMPACTED_HINT)
         raise error

@@ -162,6 +162,14 @@ class KafkaSettings:
         """Return how long the cluster keeps tombstones of a store."""
         return self._of_store(store_keys.CHANGELOG_DELETE_RETENTION_MS, store)
 
+    def uncompacted_ms(self, store: StoreName) -> int:
+        """Return for how long a record is surely there, whatever follows it; clocks differ."""
+        return self.min_compaction_lag_ms(store) * 9 // 10
+
+    def traceable_ms(self, store: StoreName) -> int:
+        """Return for how long at least a tombstone surely tells of a record that is gone."""
+        return (self.min_compaction_lag_ms(store) + self.delete_retention_ms(store)) * 9 // 10
+
     @property
     def replicas(self) -> Replicas:
         """How many replicas a topic gets that nothing else is said of."""

@@ -97,6 +97,8 @@ class StoreUpload:
         """
         await self.writer.commit_if_old()
         base = self.base
+        if base is not None and self._may_lack(base):
+            base = None
         increment = None if base is None else await self._increment(base)
         if base is None or increment is None:
             return await self._write_all()
@@ -323,6 +325,18 @@ class StoreUpload:
         # The record that ends the base's last transaction takes one offset; while it is there,
         # nobody else can have written between it and the marker.
         return self.at.end != base.offset + (2 if base.is_transactional else 1)
+
+    def _may_lack(self, base: ChangelogMarker) -> bool:
+        """Whether keys of the base may be gone without a trace.
+
+        A tombstone in the tail lets the base's record of its key be compacted away, and goes itself
+        after a while: nobody would write that key again.
+        """
+        committed = self.commit.base
+        if committed is None or not self._has_tail(base):
+            return False
+        age_ms = self.clock.time_ns() // 1_000_000 - committed.checkpoint_id.millis
+        return age_ms > self.settings.traceable_ms(self.store)
 
     def _after(self, base: ChangelogMarker) -> int:
         return self.at.start if base.offset is None else max(base.offset + 1, self.at.start)

@@ -20,6 +20,7 @@ from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.upload import StorePlace, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.errors import RetriableError, VersionDamagedError
 from statekeep.stores.delta import Change
 from statekeep.stores.rocksdb import RocksDbStore
@@ -124,6 +125,8 @@ class Lineage:
     writer: RecordingWriter = field(default_factory=RecordingWriter)
     tail_count: int = 0
     """Records behind the base's marker and its commit record: the first that the writer was given."""
+    age_ms: int = 0
+    """Of the base."""
 
     async def upload(self) -> tuple[ChangelogMarker, list[Change]]:
         """Upload the version, and return its marker and what was written."""
@@ -139,9 +142,11 @@ class Lineage:
             str(self.base.id),
             ContentSummary.of(BASE.items()),
         )
+        made_ms = CLOCK.time_ns() // 1_000_000 - self.age_ms
+        checkpoint = CheckpointV2(CheckpointId(made_ms, 1), {}, {})
         return StoreUpload(
             settings=SETTINGS,
-            commit=CommitContext(CheckpointId(0, 1), 1, 1, self.version, None, self.base.id),
+            commit=CommitContext(CheckpointId(0, 1), 1, 1, self.version, checkpoint, self.base.id),
             store=STORE,
             at=StorePlace(PLACE, "topic id", 0, 10 + self.tail_count),
             base=marker,
@@ -337,3 +342,23 @@ async def test_a_record_of_somebody_else_among_them_is_a_reason_to_write_again(
 ) -> None:
     with pytest.raises(RetriableError, match="records=4 found=5"):
         await finish.run(13 + commit_count, commit_count=commit_count, found=5)
+
+
+KEPT_MS = (4 + 24) * 3_600_000
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("age_ms", "tail_count", "is_full"),
+    [(KEPT_MS * 9 // 10 + 1, 1, True), (KEPT_MS * 9 // 10, 1, False), (10 * KEPT_MS, 0, False)],
+    ids=["old", "young", "no tail"],
+)
+async def test_a_tail_so_old_that_its_tombstones_may_be_gone_is_replaced_as_a_whole(
+    attempts: Lineage, age_ms: int, tail_count: int, *, is_full: bool
+) -> None:
+    attempts.age_ms, attempts.tail_count = age_ms, tail_count
+    marker, written = await attempts.upload()
+    assert dict(written) == (
+        LAST if is_full else {b"0": b"3", b"1": b"3", b"2": None, b"new": b"2"}
+    )
+    assert marker.content == ContentSummary.of(LAST.items())
