@@ -61,8 +61,8 @@ class TaskStores:
     ) -> Self:
         """Clone a version and open every store on the clone.
 
-        A store that is neither backed up nor restored begins empty: the state of a task must not
-        depend on which disk it is started on.
+        A store that is restored from nowhere begins empty: the state of a task must not depend on
+        which disk it is started on.
 
         Args:
             directory: The task's local versions; what dead owners left there is swept.
@@ -83,7 +83,7 @@ class TaskStores:
             work = directory.begin(new_uid(), base, tuple(settings), captured=captured)
             try:
                 for name, store in settings.items():
-                    if not (store.backup_factories or store.restore_factories):
+                    if not store.restore_factories:
                         _warn_of_loss(directory, store)
                         remove_tree(work.store_directory(name))
                 return work, {

@@ -33,8 +33,7 @@ def only_from(
 def require_sources(checkpoint: CheckpointV2, settings: Mapping[StoreName, StoreSettings]) -> None:
     """Make sure that each store which is backed up has a backend to come from.
 
-    The plan of a restore takes a store without one for a store that is not kept, as in the job
-    itself. Here it tells that the settings are not those of the job.
+    One without tells that the settings are not those of the job.
 
     Raises:
         ConfigError: A store has none.

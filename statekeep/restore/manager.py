@@ -189,7 +189,7 @@ class TaskRestorer:
         # A store that the settings have forgotten begins empty on this disk too.
         forgotten = [n for n, settings in self._stores.items() if not settings.restore_factories]
         self._require_sources({name: plans[name] for name in forgotten})
-        wanted = [name for name, plan in plans.items() if not plan.is_new]
+        wanted = [name for name, plan in plans.items() if plan.is_held]
         local = await self._find_local(candidate.version, wanted)
         if local is not None:
             return local, self._local_sources(local)
@@ -238,13 +238,15 @@ class TaskRestorer:
                     f"; it has one of {','.join(plan.elsewhere)}, which is not in"
                     f" stores.{name}.restore.factories"
                 )
-            if not backends:
-                error += f" (to give the state up, set stores.{name}.restore.factories to nothing)"
+            if not plan.is_held:
+                error = "no backend has it: it was not backed up at this commit"
+            if not (backends and plan.is_held):
+                error += f" (to begin it empty, set stores.{name}.restore.factories to nothing)"
             self._note(RestoreFailure(name, backends, Marker(""), error=error))
         if stranded:
-            # What another backend holds is not lost: no older commit takes its place.
-            is_held = any(plan.elsewhere for plan in stranded.values())
-            raise StoreOutOfReachError(is_for_good=not is_held)
+            # What another backend holds is not lost, and what none held is in no older commit either.
+            is_lost = all(plan.is_held and not plan.elsewhere for plan in stranded.values())
+            raise StoreOutOfReachError(is_for_good=is_lost)
 
     async def _fetch(
         self,

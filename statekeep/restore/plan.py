@@ -35,6 +35,8 @@ class StorePlan:
     checkpoint cannot restore it."""
     elsewhere: tuple[BackendName, ...] = ()
     """Backends that have it, and that the settings do not restore from; only without sources."""
+    is_held: bool = False
+    """Whether any backend has, or had, a marker for it."""
 
     @property
     def is_stranded(self) -> bool:
@@ -55,7 +57,8 @@ def plan_restore(
     - No checkpoint: every store is new.
     - Else the backends of the store's ``restore.factories`` that have a marker for it, in
       that order, without those whose marker is known to be bad. A store that is listed and has
-      none left is *not* empty: its plan has no source, and the caller goes to an older commit.
+      none left is *not* empty: its plan has no source, and the caller goes to an older commit, or
+      refuses where no backend ever held the store: an older commit would not help.
     - A store without ``restore.factories`` is new if no backend has a marker for it, or if the
       settings say in so many words that it begins empty. Else its plan has no source: settings from
       which a list has been lost must not begin empty what is backed up.
@@ -80,7 +83,7 @@ def plan_restore(
     return {
         name: StorePlan(is_new=True)
         if name not in known or _begins_empty(settings, is_held=name in held)
-        else _plan_store(settings, usable.get(name, {}))
+        else _plan_store(settings, usable.get(name, {}), is_held=name in held)
         for name, settings in stores.items()
     }
 
@@ -89,10 +92,13 @@ def _begins_empty(settings: StoreSettings, *, is_held: bool) -> bool:
     return not settings.restore_factories and (settings.is_begun_empty or not is_held)
 
 
-def _plan_store(settings: StoreSettings, markers: Mapping[BackendName, Marker]) -> StorePlan:
+def _plan_store(
+    settings: StoreSettings, markers: Mapping[BackendName, Marker], *, is_held: bool
+) -> StorePlan:
     backends = [name for name in map(BackendName, settings.restore_factories) if name in markers]
     sources = tuple(Source(b, markers[b]) for b in backends)
-    return StorePlan(is_new=False, sources=sources, elsewhere=() if sources else tuple(markers))
+    elsewhere = () if sources else tuple(markers)
+    return StorePlan(is_new=False, sources=sources, elsewhere=elsewhere, is_held=is_held)
 
 
 def _usable_markers(

@@ -70,7 +70,8 @@ class MemoryStore(KeyValueStore):
         if self._open_entries is None:
             return
         entries, self._open_entries = self._open_entries, None
-        if self._is_changed:
+        # An empty one has an image too: a version without one lacks the store.
+        if self._is_changed or not (self._directory / IMAGE_FILE).exists():
             temporary = self._directory / f"{IMAGE_FILE}.tmp"
             with explained_errors(self._directory):
                 _save(self.name, entries, temporary)

@@ -173,7 +173,7 @@ def test_damage_is_told_of_a_backend_that_holds_only_some_stores(
     assert result.status == 3
 
 
-def test_a_store_that_no_backend_has_though_it_should_is_damage(
+def test_a_store_that_no_backend_has_though_the_settings_name_one_is_told(
     statekeep: CommandLine, job: Path
 ) -> None:
     options = commit_two_stores(job, other="-")
@@ -182,7 +182,8 @@ def test_a_store_that_no_backend_has_though_it_should_is_damage(
     )
     (row,) = result.json
     assert "store=b" in row["error"]
-    assert result.status == 3
+    assert "no backend has it" in row["error"]
+    assert result.status == 4
 
 
 def test_a_restore_from_one_backend_says_which_stores_it_leaves_out(

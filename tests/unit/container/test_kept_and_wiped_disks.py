@@ -92,3 +92,32 @@ async def test_a_store_that_is_backed_up_nowhere_is_said_to_be(
     await start(tmp_path)
     told = [r.getMessage() for r in caplog.records if "backed up nowhere" in r.getMessage()]
     assert ["volatile" in line for line in told] == [True]
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_gets_a_backend_takes_no_other_to_an_older_commit(
+    tmp_path: Path,
+) -> None:
+    await start(tmp_path, is_writing=True)
+    shutil.rmtree(tmp_path / "local")
+    await start(tmp_path)  # what is adopted here has nothing of the other store
+    content = await start(tmp_path, stores__volatile__backup__factories="blob")
+    assert content == {"durable": {b"key": b"committed"}, "volatile": {}}
+
+    shutil.rmtree(tmp_path / "local")
+    with pytest.raises(RestoreFailedError) as caught:
+        await start(tmp_path, stores__volatile__backup__factories="blob")
+    assert not caught.value.is_for_good
+    assert "set stores.volatile.restore.factories to nothing" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_wiped", [False, True], ids=["kept disk", "wiped disk"])
+async def test_a_store_begins_empty_that_is_said_to_though_it_is_backed_up(
+    tmp_path: Path, *, is_wiped: bool
+) -> None:
+    await start(tmp_path, is_writing=True)
+    if is_wiped:
+        shutil.rmtree(tmp_path / "local")
+    given_up = await start(tmp_path, stores__durable__restore__factories="")
+    assert given_up["durable"] == {}

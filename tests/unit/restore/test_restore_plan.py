@@ -76,7 +76,7 @@ def test_a_store_that_is_backed_up_nowhere_is_new() -> None:
 
 def test_a_store_whose_backends_the_settings_have_forgotten_is_not_empty() -> None:
     plans = plan_restore(TASK, STORES, checkpoint({"f0": ["s2"]}), listed=[S2])
-    assert plans[S2] == StorePlan(is_new=False, elsewhere=(BackendName("f0"),))
+    assert plans[S2] == StorePlan(is_new=False, elsewhere=(BackendName("f0"),), is_held=True)
 
 
 def test_a_store_whose_only_marker_is_bad_is_not_empty_either() -> None:
@@ -103,7 +103,8 @@ def test_a_listed_store_without_a_marker_is_not_empty_but_out_of_reach() -> None
 
 def test_a_marker_in_a_backend_that_is_no_longer_listed_does_not_make_the_store_new() -> None:
     plans = plan_restore(TASK, STORES, checkpoint({"gone": ["s0"]}))
-    assert plans[S0] == StorePlan(is_new=False, sources=(), elsewhere=(BackendName("gone"),))
+    gone = (BackendName("gone"),)
+    assert plans[S0] == StorePlan(is_new=False, sources=(), elsewhere=gone, is_held=True)
     assert plans[S0].is_stranded
 
 
