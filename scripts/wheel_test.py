@@ -23,7 +23,7 @@ assert str(root).startswith(sys.prefix), root
 assert (root / "py.typed").is_file(), "py.typed is missing"
 names = [module.name for module in pkgutil.walk_packages(statekeep.__path__, "statekeep.")
          if not module.name.startswith(("statekeep.spark",))]
-optional = ("pyspark", "pyarrow", "pandas", "boto3", "azure", "requests", "confluent_kafka", "hdfs_native", "xxhash", "cryptography")
+optional = ("pyspark", "pyarrow", "pandas", "boto3", "azure", "requests", "aiohttp", "gcsfs", "confluent_kafka", "hdfs_native", "xxhash", "cryptography")
 imported = 0
 for name in names:
     try:
