@@ -14,8 +14,9 @@ def only_from(
 ) -> Mapping[StoreName, StoreSettings]:
     """Return the settings of a restore from one backend alone.
 
-    A store that only others hold, or that is not backed up, begins empty in them: it is left out. One that no backend holds, though the settings say that one does, has
-    this backend: it is missing, and the restore has to say so.
+    A store that only others hold, or that is not backed up, begins empty in them: it is left out.
+    One that no backend holds, though the settings say that one does, has this backend: it is missing,
+    and the restore has to say so.
     """
     own = checkpoint.markers_of(backend)
     held = {store for markers in checkpoint.state_markers.values() for store in markers}

@@ -331,10 +331,10 @@ class RefusingAsyncFileSystem(AsyncFileSystem):  # type: ignore[misc]  # as abov
 def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
     tmp_path: Path, kind: type[AbstractFileSystem]
 ) -> None:
-    RefusingFileSystem().pipe_file(f"{tmp_path}/root/a/listed/1", b"x")
-    place = RemotePlace(kind(), f"{tmp_path}/root")
+    RefusingFileSystem().pipe_file(f"{tmp_path}/place/a/listed/1", b"x")
+    place = RemotePlace(kind(), f"{tmp_path}/place")
     assert place.list("a/") == ["a/listed/1"]
-    RefusingFileSystem().pipe_file(f"{tmp_path}/root/a/refused/2", b"x")
+    RefusingFileSystem().pipe_file(f"{tmp_path}/place/a/refused/2", b"x")
     assert place.list("a/listed/") == ["a/listed/1"]
     with pytest.raises(OSError, match="no answer"):
         place.list("a/")
