@@ -5,8 +5,9 @@ A header line, then the payload, which is JSON; so a person can read it with a t
     statekeep 1 <kind> <crc32, 8 hex digits> <payload length in bytes>
     {"type":"epoch","epoch":3,"nonce":"5f0c…","owner":"host-a:4711"}
 
-The CRC-32 is that of the kind's letters followed by the payload. A later format has to keep the
-header and what its checksum and length say: so an older release tells it from damage.
+The CRC-32 is that of the kind's letters followed by the payload; from version 2 on, of the version
+number and a space before these. A later format has to keep the header and what its checksum and
+length say: so an older release tells it from damage, that of a version number included.
 """
 
 import re
@@ -44,7 +45,7 @@ def frame(kind: str, payload: bytes) -> bytes:
         kind: What it is, in lower-case letters and dashes.
         payload: Any bytes.
     """
-    crc = _crc(kind.encode(), payload)
+    crc = _crc(_FORMAT_VERSION, kind.encode(), payload)
     return (
         b"statekeep %d %s %08x %d\n" % (_FORMAT_VERSION, kind.encode(), crc, len(payload)) + payload
     )
@@ -69,7 +70,7 @@ def unframe(data: bytes, *, where: str) -> Frame:
     if header.payload_bytes != len(payload):
         msg = f"wrong length: {where} expected_bytes={header.payload_bytes} actual_bytes={len(payload)}"
         raise CheckpointCorruptError(msg)
-    if header.crc != _crc(header.kind, payload):
+    if header.crc != _crc(header.version, header.kind, payload):
         msg = f"wrong checksum: {where} bytes={len(data)}"
         raise CheckpointCorruptError(msg)
     if header.version > _FORMAT_VERSION:
@@ -99,5 +100,6 @@ def _read_header(data: bytes) -> _Header | None:
     return _Header(int(match[1]), match[2], int(match[3], 16), int(match[4]))
 
 
-def _crc(kind: bytes, payload: bytes) -> int:
-    return zlib.crc32(payload, zlib.crc32(kind))
+def _crc(version: int, kind: bytes, payload: bytes) -> int:
+    before = b"" if version == 1 else b"%d " % version
+    return zlib.crc32(payload, zlib.crc32(before + kind))

@@ -18,6 +18,8 @@ class Bucket(Protocol):
 
     def read(self, name: str) -> bytes: ...
 
+    def delete(self, name: str) -> None: ...
+
     def tags(self, name: str) -> Mapping[str, str]: ...
 
     def unfinished(self) -> list[str]:
@@ -49,6 +51,10 @@ class S3Bucket(Bucket):
         return content
 
     @override
+    def delete(self, name: str) -> None:
+        self.api.delete_object(Bucket=self.bucket, Key=name)
+
+    @override
     def tags(self, name: str) -> Mapping[str, str]:
         found = self.api.get_object_tagging(Bucket=self.bucket, Key=name)["TagSet"]
         return {tag["Key"]: tag["Value"] for tag in found}
@@ -75,6 +81,10 @@ class AzureBucket(Bucket):
     def read(self, name: str) -> bytes:
         content: bytes = self.container.download_blob(name).readall()
         return content
+
+    @override
+    def delete(self, name: str) -> None:
+        self.container.delete_blob(name)
 
     @override
     def tags(self, name: str) -> Mapping[str, str]:

@@ -1,36 +1,32 @@
 """The walk-through in docs/migration.md between object stores: nothing of the old place is needed."""
 
-import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
-from azure.storage.blob import ContainerClient
 from migration_kit import STEPS, Reader
+from servers.buckets import AzureBucket, Bucket, S3Bucket
 from servers.seaweedfs import S3Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 
-@pytest.fixture
-def prefix() -> str:
-    return uuid.uuid4().hex
+def place(kind: str, request: pytest.FixtureRequest) -> Bucket:
+    """A place of its own in one of the servers."""
+    if kind == "azure":
+        return AzureBucket(request.getfixturevalue("azure_container"))
+    server: S3Server = request.getfixturevalue("s3_server")
+    bucket = "s3_bucket" if kind == "s3" else "s3_other_bucket"
+    api = request.getfixturevalue("s3_api")
+    return S3Bucket(api, request.getfixturevalue(bucket), server.endpoint)
 
 
-@pytest.fixture
-def old(s3_server: S3Server, s3_bucket: str, prefix: str) -> dict[str, str]:
-    uri = f"s3://{s3_bucket}/{prefix}"
-    return {"factory": "blob", "uri": uri, "s3.endpoint": s3_server.endpoint}
-
-
-@pytest.fixture(params=["azure", "another bucket"])
-def new(request: pytest.FixtureRequest, s3_server: S3Server, prefix: str) -> dict[str, str]:
-    if request.param == "azure":
-        container: ContainerClient = request.getfixturevalue("azure_container")
-        return {"factory": "blob", "uri": f"az://{container.container_name}/{prefix}"}
-    bucket = request.getfixturevalue("s3_other_bucket")
-    uri = f"s3://{bucket}/{prefix}"
-    return {"factory": "blob", "uri": uri, "s3.endpoint": s3_server.endpoint}
+@pytest.fixture(
+    params=[("s3", "azure"), ("azure", "s3"), ("s3", "another bucket")], ids=" to ".join
+)
+def places(request: pytest.FixtureRequest) -> tuple[Bucket, Bucket]:
+    """The old one and the new one."""
+    old, new = request.param
+    return place(old, request), place(new, request)
 
 
 @pytest.fixture
@@ -38,34 +34,39 @@ def reader(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    old: dict[str, str],
-    new: dict[str, str],
+    places: tuple[Bucket, Bucket],
 ) -> Reader:
+    old, new = ({"factory": "blob", **bucket.settings} for bucket in places)
     reader = Reader(tmp_path, monkeypatch, capsys, {"old": old, "new": new})
     reader.follow("A job to try it with")
     return reader
 
 
-def empty(api: Any, bucket: str, prefix: str) -> int:
-    """Delete all objects of a job's old place; return how many there were."""
-    found = api.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/").get("Contents", [])
-    for entry in found:
-        api.delete_object(Bucket=bucket, Key=entry["Key"])
-    return len(found)
-
-
-def test_the_page_leads_away_from_a_bucket_that_is_emptied_at_the_end(
-    reader: Reader, tmp_path: Path, s3_api: Any, s3_bucket: str, prefix: str
+def test_the_page_leads_away_from_a_place_that_is_emptied_at_the_end(
+    reader: Reader, places: tuple[Bucket, Bucket], tmp_path: Path
 ) -> None:
+    old, _ = places
     reader.follow(*STEPS)
-    assert empty(s3_api, s3_bucket, prefix) > 0
+    assert empty(old) > 0
     (tmp_path / "local").rename(tmp_path / "other-disk")
     reader.run("python job.py")
     reader.follow("A job that is stopped anyway")
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_there_is_a_way_back_to_the_bucket(reader: Reader, tmp_path: Path, step: int) -> None:
+def test_there_is_a_way_back(
+    reader: Reader, places: tuple[Bucket, Bucket], tmp_path: Path, step: int
+) -> None:
+    _, new = places
     reader.go_back(step)
+    empty(new)
     (tmp_path / "local").rename(tmp_path / "other-disk")
     reader.run("python job.py")
+
+
+def empty(bucket: Bucket) -> int:
+    """Delete all objects of a place; return how many there were."""
+    names = bucket.names()
+    for name in names:
+        bucket.delete(name)
+    return len(names)

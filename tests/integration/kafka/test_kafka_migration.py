@@ -4,6 +4,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from migration_kit import STEPS, Reader
 from servers.kafka import KafkaBroker
 
@@ -19,6 +20,15 @@ def kafka(broker: KafkaBroker) -> dict[str, str]:
         "bootstrap.servers": broker.servers,
         "topic.prefix": f"move-{uuid.uuid4().hex[:12]}",
     }
+
+
+def delete_topics(broker: KafkaBroker, prefix: str) -> None:
+    """Delete what a place holds."""
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    topics = [name for name in admin.list_topics().topics if name.startswith(prefix)]
+    assert topics
+    for future in admin.delete_topics(topics).values():
+        future.result()
 
 
 @pytest.fixture
@@ -64,5 +74,17 @@ def test_there_is_a_way_back_to_kafka(
     reader.follow("A job to try it with")
     reader.go_back(step)
     (tmp_path / "new").rename(tmp_path / "gone")
+    (tmp_path / "local").rename(tmp_path / "other-disk")
+    reader.run("python job.py")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_there_is_a_way_back_from_kafka_to_a_blob_store(
+    reader: Reader, broker: KafkaBroker, tmp_path: Path, step: int
+) -> None:
+    reader.places = {"old": BLOB, "new": kafka(broker)}
+    reader.follow("A job to try it with")
+    reader.go_back(step)
+    delete_topics(broker, reader.places["new"]["topic.prefix"])
     (tmp_path / "local").rename(tmp_path / "other-disk")
     reader.run("python job.py")

@@ -17,9 +17,11 @@ from kafka_processors import OUTPUT, Count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from servers.kafka import KafkaBroker, spark_source_jars
+from typer.testing import CliRunner
 
 import statekeep.spark as sk
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
+from statekeep.cli.app import app
 from statekeep.errors import CheckpointLocationError, ConfigError
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -271,3 +273,38 @@ def test_records_that_a_topic_has_lost_meanwhile_end_the_query_with_the_ways_out
         stream.go_on(start)
     assert any("retention.ms of the topic" in note for note in caught.value.__notes__)
     assert stream.deliveries == []
+
+
+def test_a_query_moves_from_kafka_to_a_blob_store_and_back_step_by_step(
+    stream: KafkaStream,
+) -> None:
+    new = {
+        "backends__new__factory": "blob",
+        "backends__new__uri": (stream.root / "new").as_uri(),
+    }
+
+    def step(backup: str, restore: str, log: str = "kafka", **places: str) -> None:
+        stream.produce(PER_BATCH)
+        stream.lose_disks()
+        stream.run(
+            stores__backup__factories=backup,
+            stores__restore__factories=restore,
+            job__log__backend=log,
+            **places,
+        )
+        assert stream.received == dict(stream.produced)
+        assert stream.deliveries == sorted(set(stream.deliveries))
+
+    stream.produce(PER_BATCH)
+    stream.run()
+    step("kafka,new", "kafka,new", **new)
+    step("kafka,new", "new,kafka", **new)
+    step("new", "new", **new)
+    options = stream.settings(stores__backup__factories="new", job__log__backend="kafka", **new)
+    given = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
+    moved = CliRunner().invoke(app, ["migrate-log", "--to", "new", "--yes", *given])
+    assert moved.exit_code == 0, moved.output
+    step("new", "new", "new", **new)
+    step("new,kafka", "new,kafka", "new", **new)
+    step("new,kafka", "kafka,new", "new", **new)
+    step("kafka", "kafka", "new", **new)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from log_kit import LosingBlobs, RefusingBlobs, new_blobs
+from newer_frames import of_next_format
 
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob_store import BlobStoreManager
@@ -179,7 +180,7 @@ async def test_a_damaged_segment_is_skipped_with_a_warning_and_every_other_one_i
         "truncated": data[:-5],
         "flipped": data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
         "emptied": b"",
-        "newer": data.replace(b" 1 ", b" 2 ", 1),
+        "newer": of_next_format(data),
     }
     await store.write("events-1", name, spoilt[damage])
     with caplog.at_level(logging.WARNING):

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 from log_kit import batch_record, commit_record, driver_on, log_on, new_blobs
+from newer_frames import of_next_format
 
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.log_reader import LogReader
@@ -81,7 +82,7 @@ async def test_a_record_of_a_newer_release_stops_and_is_no_reason_for_a_reset(
     writer = await driver_on(blobs)
     position = await writer.append(record)
     blob_id = (await blobs.list("job/log/"))[position]
-    newer = (await blobs.get(blob_id)).replace(b" 1 ", b" 2 ", 1)
+    newer = of_next_format(await blobs.get(blob_id))
     await blobs.put(blob_id, newer, METADATA)
 
     with pytest.raises(UnknownFormatError, match="position=1 version=2") as caught:

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from cli_kit import INPUT, TASK, CommandLine, job_settings
+from newer_frames import of_next_format
 
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
@@ -26,7 +27,7 @@ def newer_log(job: Path) -> dict[Path, bytes]:
     """The places of a job whose newest commit record is of the next format."""
     logs = (job / "near" / "orders" / "main" / "Partition_0" / "log").iterdir()
     path = max(path for path in logs if b" commit " in path.read_bytes()[:40])
-    path.write_bytes(path.read_bytes().replace(b"statekeep 1 ", b"statekeep 2 ", 1))
+    path.write_bytes(of_next_format(path.read_bytes()))
     return places(job)
 
 

@@ -1,7 +1,6 @@
 """Jobs that earlier releases wrote go on with this one."""
 
 import json
-import re
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,6 +8,7 @@ import golden_kit
 import msgspec
 import pytest
 from golden_kit import GOLDEN
+from newer_frames import of_next_format
 
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.checkpoint.framing import frame, unframe
@@ -101,7 +101,7 @@ async def test_what_a_later_release_adds_to_a_record_does_not_keep_this_one_from
 @pytest.mark.asyncio
 async def test_a_log_of_a_format_to_come_is_refused_and_not_guessed_at(tmp_path: Path) -> None:
     path, data = a_commit(unpack("blob-2", tmp_path))
-    path.write_bytes(re.sub(rb"^statekeep 1 ", b"statekeep 2 ", data))
+    path.write_bytes(of_next_format(data))
     async with Container(config_of("blob-2", tmp_path)) as container:
         with pytest.raises(UnknownFormatError, match="unknown format version"):
             await container.start_task(TASK, ["counts"])
