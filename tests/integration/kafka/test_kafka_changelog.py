@@ -19,6 +19,7 @@ from statekeep.errors import (
     ConfigError,
     RetriableError,
     TaskFencedError,
+    UnknownFormatError,
 )
 from statekeep.testing.versions import STORE
 
@@ -291,15 +292,20 @@ async def test_a_topic_made_anew_that_loses_records_is_refused_under_a_running_j
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "marker",
-    ["", "nothing", '{"version":2}', '{"version":1,"changelog-ssp":{},"changelog-offset":"1"}'],
+    ("marker", "error"),
+    [
+        ("", CheckpointCorruptError),
+        ("nothing", CheckpointCorruptError),
+        ('{"version":1,"changelog-ssp":{},"changelog-offset":"1"}', CheckpointCorruptError),
+        ('{"version":2}', UnknownFormatError),
+    ],
 )
 async def test_a_marker_that_the_backend_never_made_is_refused(
-    job: ChangelogJob, marker: str
+    job: ChangelogJob, marker: str, error: type[Exception]
 ) -> None:
     commit = await job.commit(await job.manager(), {b"a": b"1"})
     markers = {KAFKA: {STORE: Marker(marker)}}
-    with pytest.raises(CheckpointCorruptError):
+    with pytest.raises(error):
         await job.restore(CheckpointV2(commit.checkpoint.checkpoint_id, {}, markers))
 
 
