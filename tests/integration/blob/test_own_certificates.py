@@ -5,15 +5,17 @@ import datetime as dt
 import ipaddress
 import ssl
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from azure.storage.blob import ContainerClient
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from servers.azurite import AzureServer
 from servers.seaweedfs import S3Server
 
 from statekeep.backends.blob.factory import BlobBackendFactory
@@ -109,22 +111,47 @@ async def behind_tls(port: int, certificate: Path) -> AsyncGenerator[str]:
         await asyncio.gather(*connections, return_exceptions=True)
 
 
+def s3_settings(request: pytest.FixtureRequest, endpoint: str) -> dict[str, str]:
+    return {
+        "uri": f"s3://{request.getfixturevalue('s3_bucket')}/{uuid.uuid4().hex}",
+        "s3.endpoint": endpoint,
+        "s3.path.style": "true",
+        # Over TLS the SDK sends it behind the content; SeaweedFS without users refuses that.
+        "s3.checksum": "none",
+    }
+
+
+def azure_settings(request: pytest.FixtureRequest, endpoint: str) -> dict[str, str]:
+    server: AzureServer = request.getfixturevalue("azure_server")
+    container: ContainerClient = request.getfixturevalue("azure_container")
+    plain = f"http://{ADDRESS}:{server.port}"
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    behind = server.connection_string.replace(plain, endpoint).replace("=http;", "=https;")
+    patch.setenv("AZURE_STORAGE_CONNECTION_STRING", behind)
+    return {"uri": f"az://{container.container_name}/{uuid.uuid4().hex}"}
+
+
+def port_of(kind: str, request: pytest.FixtureRequest) -> int:
+    server: S3Server | AzureServer = request.getfixturevalue(f"{kind}_server")
+    return server.port
+
+
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("kind", "settings_of"), [("s3", s3_settings), ("azure", azure_settings)], ids=["s3", "azure"]
+)
 async def test_a_store_is_reached_by_its_authority_and_refused_without(
-    s3_server: S3Server, s3_bucket: str, authority: Path, tmp_path: Path
+    kind: str,
+    settings_of: Callable[[pytest.FixtureRequest, str], dict[str, str]],
+    request: pytest.FixtureRequest,
+    authority: Path,
+    tmp_path: Path,
 ) -> None:
     executor = BoundedExecutor(4, "tls")
-    async with behind_tls(s3_server.port, authority.with_name("server.pem")) as endpoint:
-        settings = {
-            "uri": f"s3://{s3_bucket}/{uuid.uuid4().hex}",
-            "s3.endpoint": endpoint,
-            "s3.path.style": "true",
-            "part.bytes": str(5 << 20),
-            # Over TLS the SDK sends it behind the content; SeaweedFS without users refuses that.
-            "s3.checksum": "none",
-        }
+    async with behind_tls(port_of(kind, request), authority.with_name("server.pem")) as endpoint:
+        settings = settings_of(request, endpoint) | {"part.bytes": str(5 << 20)}
         trusting = BlobBackendFactory(
-            BackendName("b"), settings | {"s3.ca.bundle": str(authority)}
+            BackendName("b"), settings | {f"{kind}.ca.bundle": str(authority)}
         ).blob_store_manager(executor, SystemClock())
         await trusting.init()
         source = tmp_path / "source"

@@ -254,14 +254,19 @@ def _container_client(
     session = requests.Session()
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(pool_connections=1, pool_maxsize=connections))
+    transport = RequestsTransport(
+        session=session,
+        session_owner=True,
+        # A client that is given a transport passes none of these on to it.
+        connection_timeout=_CONNECT_S,
+        read_timeout=_READ_S,
+        connection_verify=settings.ca_bundle or True,
+    )
     options: dict[str, Any] = {
-        "transport": RequestsTransport(session=session, session_owner=True),
+        "transport": transport,
         "retry_total": 0,
-        "connection_timeout": _CONNECT_S,
-        "read_timeout": _READ_S,
         "max_single_put_size": _WHOLE,
         "max_single_get_size": _WHOLE,
-        "connection_verify": settings.ca_bundle or True,
     }
     if settings.proxy is not None:
         options["proxies"] = {"http": settings.proxy, "https": settings.proxy}
