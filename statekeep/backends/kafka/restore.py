@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import Message
 from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
@@ -128,7 +128,7 @@ class KafkaRestoreManager(TaskRestoreManager):
             for store in self._context.directories:
                 marker = self._marker(checkpoint, store)
                 stretch = await self._find(cluster, marker)
-                await self._refuse_compacted(store, stretch, checkpoint)
+                self._refuse_compacted(store, stretch, checkpoint)
                 self._stretches[store] = stretch
         finally:
             await run_to_end(self._context.executor, self._clusters.give_back)
@@ -181,25 +181,18 @@ class KafkaRestoreManager(TaskRestoreManager):
         except _UnknownChangelogError as exc:
             raise BlobNotFoundError(_name(marker)) from exc
 
-    async def _refuse_compacted(
+    def _refuse_compacted(
         self, store: StoreName, stretch: _Stretch, checkpoint: CheckpointV2
     ) -> None:
         """Make sure that a content that nothing is known of is still that of its checkpoint.
-
-        It is where no record behind it is old enough to have taken the place of another.
 
         Raises:
             CheckpointCorruptError: Later records may have taken the place of some.
         """
         if stretch.marker.content is not None or stretch.is_last:
             return
-        now_ms = self._context.clock.time_ns() // 1_000_000
-        young_ms = now_ms - self._settings.uncompacted_ms(store)
-        age_ms = now_ms - checkpoint.checkpoint_id.millis
-        if checkpoint.checkpoint_id.millis >= young_ms:
-            return
-        next_ms = await self._time_behind(stretch)
-        if next_ms is not None and next_ms >= young_ms:
+        age_ms = self._context.clock.time_ns() // 1_000_000 - checkpoint.checkpoint_id.millis
+        if age_ms <= self._settings.uncompacted_ms(store):
             return
         error = CheckpointCorruptError(
             "changelog may be compacted beyond a marker without a digest: "
@@ -209,37 +202,6 @@ class KafkaRestoreManager(TaskRestoreManager):
         )
         error.add_note(_COMPACTED_HINT)
         raise error
-
-    async def _time_behind(self, stretch: _Stretch) -> int | None:
-        """Return the time of the record right behind a stretch, in milliseconds.
-
-        None: none stands at that very offset, or it has no time. What stands further behind says
-        nothing: a tombstone that has taken the place of others may be gone by now itself.
-        """
-        found: list[Message] = []
-        end = stretch.end + 1
-        reader = self._reader(stretch.marker, stretch.end, end, is_committed_only=False)
-        try:
-            await reader.open()
-            while not reader.is_done:
-                await reader.next(found.extend)
-        finally:
-            await reader.close()
-        times = [record.timestamp() for record in found]
-        return next((ms for kind, ms in times if kind != TIMESTAMP_NOT_AVAILABLE), None)
-
-    def _reader(
-        self, marker: ChangelogMarker, start: int, end: int, *, is_committed_only: bool
-    ) -> PartitionReader:
-        return PartitionReader(
-            self._settings,
-            ChangelogPartition(marker.topic, marker.partition),
-            start,
-            end,
-            is_committed_only=is_committed_only,
-            executor=self._context.executor,
-            clock=self._context.clock,
-        )
 
     async def _restore_store(self, store: StoreName, stretch: _Stretch) -> None:
         run = self._context.executor
@@ -278,7 +240,15 @@ class KafkaRestoreManager(TaskRestoreManager):
             target.load(changes)
             replayed.add(changes)
 
-        reader = self._reader(stretch.marker, stretch.start, stretch.end, is_committed_only=True)
+        reader = PartitionReader(
+            self._settings,
+            ChangelogPartition(stretch.marker.topic, stretch.marker.partition),
+            stretch.start,
+            stretch.end,
+            is_committed_only=True,
+            executor=self._context.executor,
+            clock=self._context.clock,
+        )
         total, told = _size(stretch), 0
         try:
             await reader.open()
