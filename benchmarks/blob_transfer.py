@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -33,6 +34,8 @@ FILE_BYTES = 64 << 20
 SMALL_FILES = 20
 LEAST_SHARE_OF_LINK = 0.9
 WAYS = ("up", "down")
+OURS = ("statekeep", "statekeep-commit")
+"""File by file, and all of a commit: with hashing, packs and the index."""
 
 
 @dataclass(frozen=True)
@@ -172,22 +175,22 @@ def verdicts(results: Results, link_megabytes_per_second: float | None) -> list[
     def compare(what: str, ours: float, other: float, *, is_met: bool) -> None:
         lines.append(f"{'met   ' if is_met else 'MISSED'}  {what}: {ours:.2f} to {other:.2f}")
 
-    for way in WAYS:
-        ours = results.get(("statekeep", way))
+    for name, way in product(OURS, WAYS):
+        ours = results.get((name, way))
         if ours is None:
             continue
-        rate, cpu = ours.megabytes_per_second, ours.cpu_seconds_per_gigabyte
+        what, rate, cpu = f"{name}, {way}", ours.megabytes_per_second, ours.cpu_seconds_per_gigabyte
         for tool in ("s5cmd", "rclone"):
             if (other := results.get((tool, way))) is not None:
                 theirs = other.megabytes_per_second
-                compare(f"{way}, MB/s, not below {tool}", rate, theirs, is_met=rate >= theirs)
+                compare(f"{what}, MB/s, not below {tool}", rate, theirs, is_met=rate >= theirs)
         if (other := results.get(("boto3", way))) is not None:
             theirs = other.cpu_seconds_per_gigabyte
-            compare(f"{way}, CPU s/GB, not above boto3", cpu, theirs, is_met=cpu <= theirs)
+            compare(f"{what}, CPU s/GB, not above boto3", cpu, theirs, is_met=cpu <= theirs)
         if link_megabytes_per_second is not None:
             share = rate / link_megabytes_per_second
             is_met = share >= LEAST_SHARE_OF_LINK
-            compare(f"{way}, share of the link", share, LEAST_SHARE_OF_LINK, is_met=is_met)
+            compare(f"{what}, share of the link", share, LEAST_SHARE_OF_LINK, is_met=is_met)
     return lines
 
 

@@ -161,6 +161,7 @@ class _Bench:
                 "group.id": "plain",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
+                "fetch.queue.backoff.ms": 10,  # by default it waits a second for a full queue
             }
         )
         consumer.assign([TopicPartition(topic, 0, 0)])

@@ -13,12 +13,14 @@ import pytest_asyncio
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
+from statekeep.commit.executor import BoundedExecutor
 from statekeep.errors import BlobExistsError, BlobNotFoundError, StateBackupError
 from statekeep.testing.executor import SerialExecutor
 
 METADATA = BlobMetadata(
     TaskIdentity("job", "operator", TaskName("Partition 0")), StoreName("s1"), "000001.sst"
 )
+_RACERS = 8
 CONTENTS = [
     pytest.param(b"", id="empty"),
     pytest.param(b"\x00\xff\r\n" * 5, id="binary"),
@@ -201,10 +203,9 @@ class BlobStoreManagerTests(BackupPlaceTests):
         assert await manager.get(blob_id) == b"first"
 
     @pytest.mark.asyncio
-    async def test_of_racing_creates_exactly_one_succeeds(
-        self, place: Path, executor: BlockingExecutor
-    ) -> None:
-        racers = [self.make_manager(place, executor) for _ in range(8)]
+    async def test_of_racing_creates_exactly_one_succeeds(self, place: Path) -> None:
+        executor = BoundedExecutor(_RACERS, "racers")
+        racers = [self.make_manager(place, executor) for _ in range(_RACERS)]
         for racer in racers:
             await racer.init()
         results = await asyncio.gather(
@@ -221,3 +222,4 @@ class BlobStoreManagerTests(BackupPlaceTests):
         assert self.read_back(place, str(results[winners[0]])) == b"from %d" % winners[0]
         for racer in racers:
             await racer.close()
+        await executor.close()

@@ -8,7 +8,7 @@ from typing import Final
 from statekeep.backends.blob.managers.object_client import ObjectClient, ObjectStamps
 from statekeep.backends.blob.managers.object_requests import Requests
 from statekeep.backends.blob.managers.shared_client import SharedClient
-from statekeep.errors import ConfigError, StateBackupError
+from statekeep.errors import BlobExistsError, BlobNotFoundError, ConfigError, StateBackupError
 
 _DATA: Final = b"statekeep probe\n"
 _BARE: Final = ObjectStamps({})
@@ -71,11 +71,17 @@ class ObjectProbe:
             ConfigError: The store refuses it; the message says what.
         """
         client = await self._shared_client.get(self._requests)
-        await self._try("an upload in parts", None, lambda: self._put_parts(client, name))
+        await self._try("an upload in parts", None, lambda: self._put_parts(client, name, _BARE))
         if self._uncommitted_tags:
             tags = ObjectStamps({}, self._uncommitted_tags)
             setting = "uncommitted.tags"
             await self._try("tags", setting, lambda: self._put(client, name, tags))
+
+            async def create() -> None:
+                await self._put(client, name, tags, if_absent=True)
+                await self._put_parts(client, name, tags, if_absent=True)
+
+            await self._try("to create a blob only where none is", setting, create)
 
     async def close(self) -> None:
         """Leave the client. Idempotent."""
@@ -95,16 +101,21 @@ class ObjectProbe:
             msg = f"the object store refuses {what}, though not a small blob: reason={exc}"
             raise ConfigError(msg, key=setting, hint=hint) from exc
 
-    async def _put(self, client: ObjectClient, name: str, stamps: ObjectStamps) -> None:
+    async def _put(
+        self, client: ObjectClient, name: str, stamps: ObjectStamps, *, if_absent: bool = False
+    ) -> None:
         run = self._requests.run
-        await run("put", name, len(_DATA), client.put, name, _DATA, stamps, if_absent=False)
+        with suppress(BlobExistsError):  # nobody else has the name: a try without an answer landed
+            await run("put", name, len(_DATA), client.put, name, _DATA, stamps, if_absent=if_absent)
         try:
             if stamps.tags:
                 await run("remove_ttl", name, 0, client.remove_tags, name)
         finally:
             await self._delete(client, name)
 
-    async def _put_parts(self, client: ObjectClient, name: str) -> None:
+    async def _put_parts(
+        self, client: ObjectClient, name: str, stamps: ObjectStamps, *, if_absent: bool = False
+    ) -> None:
         """Put a blob of two parts, as small as the store lets it be."""
         run = self._requests.run_to_end
         sizes = (client.part_limits.min_bytes, 1)
@@ -112,7 +123,7 @@ class ObjectProbe:
 
         def begin() -> None:
             # Noted on the thread: the caller may be cancelled before it hears of it.
-            begun.append(client.begin_parts(name, _BARE))
+            begun.append(client.begin_parts(name, stamps))
 
         try:
             await run("put", name, 0, begin)
@@ -121,8 +132,9 @@ class ObjectProbe:
                 async with self._requests.shared.buffers.hold(size):
                     put = partial(client.put_part, name, begun[0], number, bytes(size))
                     parts.append(await run("put", name, size, put))
-            complete = partial(client.complete_parts, name, begun[0], parts, _BARE)
-            await run("put", name, 0, complete, if_absent=False)
+            complete = partial(client.complete_parts, name, begun[0], parts, stamps)
+            with suppress(BlobExistsError, BlobNotFoundError):  # as above; it is read next
+                await run("put", name, 0, complete, if_absent=if_absent)
         finally:
             await self._drop_uploads(client, name, begun)
         try:

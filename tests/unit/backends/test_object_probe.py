@@ -1,6 +1,6 @@
 """What a start finds out about an object store, and what it leaves there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -40,6 +40,8 @@ class PickyStore(ObjectsInMemory):
 
     @override
     def put(self, name: str, data: bytes, stamps: ObjectStamps, *, if_absent: bool) -> None:
+        if self.refuses == "conditional puts" and if_absent:
+            raise ConfigError("the object store refuses a request: code=NotImplemented")
         if self.refuses in {*self.sends, "writing"} or (self.refuses == "tags" and stamps.tags):
             raise ConfigError("the object store refuses a request: code=NotImplemented")
         super().put(name, data, stamps, if_absent=if_absent)
@@ -55,6 +57,20 @@ class PickyStore(ObjectsInMemory):
         if self.refuses == "part":
             raise ConfigError("access denied")
         return super().put_part(name, upload, number, data)
+
+    @override
+    def complete_parts(
+        self,
+        name: str,
+        upload: str,
+        parts: Sequence[str],
+        stamps: ObjectStamps,
+        *,
+        if_absent: bool,
+    ) -> None:
+        if self.refuses == "conditional completes" and if_absent:
+            raise ConfigError("the object store refuses a request: code=NotImplemented")
+        super().complete_parts(name, upload, parts, stamps, if_absent=if_absent)
 
 
 @pytest.fixture
@@ -146,7 +162,7 @@ async def test_a_store_without_uploads_in_parts_is_refused_and_keeps_none(
 async def test_an_upload_whose_beginning_got_no_answer_is_dropped_too(store: PickyStore) -> None:
     store.after = Failing("begin", RetriableError("lost"))
     await start(ALL_S3)
-    assert len(store.names) == 2
+    assert len(store.names) == 3  # one with tags, too
     assert (store.objects, store.uploads) == ({}, {})
 
 
@@ -157,3 +173,24 @@ async def test_tags_until_a_commit_are_tried_where_they_are_set(store: PickyStor
         await start(ALL_S3)
     assert caught.value.key == "uncommitted.tags"
     await start({key: value for key, value in ALL_S3.items() if key != "uncommitted.tags"})
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("refused", ["conditional puts", "conditional completes"])
+async def test_what_tags_until_a_commit_need_besides_is_tried_at_the_start(
+    store: PickyStore, refused: str
+) -> None:
+    store.refuses = refused
+    with pytest.raises(ConfigError, match="to create a blob only where none is") as caught:
+        await start(ALL_S3)
+    assert caught.value.key == "uncommitted.tags"
+    assert (store.objects, store.uploads) == ({}, {})
+    await start({key: value for key, value in ALL_S3.items() if key != "uncommitted.tags"})
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("request_", ["put", "complete"])
+async def test_a_probe_that_landed_unheard_is_no_refusal(store: PickyStore, request_: str) -> None:
+    store.after = Failing(request_, RetriableError("lost"))
+    await start(ALL_S3)
+    assert (store.objects, store.uploads) == ({}, {})
