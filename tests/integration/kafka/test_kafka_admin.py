@@ -45,21 +45,22 @@ def client(broker: KafkaBroker) -> AdminClient:
 async def test_each_store_gets_a_topic_with_a_partition_for_each_task(
     broker: KafkaBroker, name: str, client: AdminClient
 ) -> None:
-    shorter = {"stores__s__changelog__min__compaction__lag__ms": "7200000"}
-    await set_up(broker, name, 4, **shorter)
+    own = {
+        "stores__s__changelog__min__compaction__lag__ms": "7200000",
+        "stores__s__changelog__delete__retention__ms": "90000000",
+    }
+    await set_up(broker, name, 4, **own)
     topics = client.list_topics(timeout=10).topics
     names = [f"kafka.{name}.main.{store}.changelog" for store in STORES]
     assert [len(topics[topic].partitions) for topic in names] == [4, 4]
-    resource = ConfigResource(ResourceType.TOPIC, names[0])
-    found = client.describe_configs([resource])[resource].result()
-    wanted = {
-        "cleanup.policy": "compact",
-        "min.compaction.lag.ms": "7200000",
-        "delete.retention.ms": "86400000",
-        "max.message.bytes": "10485760",
-    }
-    assert {key: found[key].value for key in wanted} == wanted
-    await set_up(broker, name, 6, **shorter)
+    both = {"cleanup.policy": "compact", "max.message.bytes": "10485760"}
+    times = [("7200000", "90000000"), ("14400000", "86400000")]
+    for topic, (lag_ms, retention_ms) in zip(names, times, strict=True):
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found = client.describe_configs([resource])[resource].result()
+        wanted = {"min.compaction.lag.ms": lag_ms, "delete.retention.ms": retention_ms, **both}
+        assert {key: found[key].value for key in wanted} == wanted
+    await set_up(broker, name, 6, **own)
     topics = client.list_topics(timeout=10).topics
     assert [len(topics[topic].partitions) for topic in names] == [6, 6]
 

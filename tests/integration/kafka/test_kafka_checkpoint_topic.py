@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 from kafka_kit import KAFKA, read_partition
 from servers.kafka import KafkaBroker
 
@@ -104,6 +104,11 @@ async def test_both_forms_stand_under_keys_of_their_own(
 ) -> None:
     manager = new_manager()
     assert await manager.read_last(TASK) is None
+    resource = ConfigResource(ResourceType.TOPIC, checkpoint_topic(name, "1"))
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    assert (
+        admin.describe_configs([resource])[resource].result()["cleanup.policy"].value == "compact"
+    )
     await manager.write(TASK, checkpoint("7"))
     await manager.write(TASK, checkpoint("8"))
     records = list(read_partition(broker.servers, checkpoint_topic(name, "1"), 0))
