@@ -20,8 +20,9 @@ from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.watched_query import WatchedQuery
 from statekeep.spark.operator.runner import OperatorSpec
 
-_DATA_LOSS: Final = "KAFKA_DATA_LOSS"
-"""Spark's name for records that a topic does not have any more."""
+_DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "Some data may have been lost")
+"""Spark's name for records that a topic does not have any more, and, if they go while a batch reads
+them, its words: then the name is left out."""
 _DATA_LOSS_HINT: Final = (
     "hint: the topic has lost records that the state has not taken in. Put them back, or start anew"
     " under another job.name with another checkpoint location; read_state still reads what was"
@@ -89,7 +90,8 @@ class QueryRun:
 
     def _explain(self, failure: StreamingQueryException) -> StreamingQueryException:
         """Add the remedy for what Spark's own text has a harmful one for."""
-        if _DATA_LOSS in f"{failure} {self.job.failure}":
+        told = f"{failure} {self.job.failure}"
+        if any(words in told for words in _DATA_LOSS):
             failure.add_note(_DATA_LOSS_HINT)
         return failure
 
