@@ -78,5 +78,5 @@ def read_config(files: Sequence[Path] | None, settings: Sequence[str] | None) ->
 def _split(setting: str) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"not KEY=VALUE: --set {setting.partition('=')[0]}")
+        raise ConfigError("not KEY=VALUE: --set")  # no more: it may be a value, and a secret
     return key.strip(), value

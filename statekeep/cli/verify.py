@@ -2,13 +2,13 @@
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.exit_status import ExitStatus, exit_status_of
 from statekeep.cli.job_reading import read_job
@@ -16,6 +16,7 @@ from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
 from statekeep.cli.output import JsonValue, print_json, print_table
 from statekeep.clock import SystemClock
+from statekeep.config.model import StoreSettings
 from statekeep.errors import ConfigError, RestoreFailedError
 from statekeep.inspection.job import InspectedJob, Progress
 from statekeep.restore.progress import RestoreProgressBar
@@ -39,7 +40,8 @@ def verify(
     """Check every byte of a commit, in each backend.
 
     Restores it to a temporary directory and compares every checksum. Needs local disk for the state
-    of one task at a time.
+    of one task at a time. With --backend a store that is to be backed up there, and of which the
+    commit has no marker of it, is missing.
     """
 
     async def run() -> list[_Found]:
@@ -57,6 +59,8 @@ def verify(
                 )
             async with job.held(position):
                 found = [await _verify(job, commit, *part, bar.update) for part in parts]
+            if backend is not None:
+                found += _missing(job, commit, tasks, BackendName(backend))
             return found + [_unheld(commit, name) for name in _versions_without(commit, held)]
 
     found = asyncio.run(run())
@@ -89,8 +93,39 @@ def _versions_without(
 
 def _unheld(commit: CommitRecord, task: TaskName) -> _Found:
     error = f"no backend holds anything of the version: version={commit.versions[task]}"
-    row: _Row = {"task": task, "backend": None, "bytes": 0, "error": error, "is-damaged": True}
-    return row, ExitStatus.DAMAGED
+    return _row(task, None, error, is_damaged=True), ExitStatus.DAMAGED
+
+
+def _missing(
+    job: InspectedJob, commit: CommitRecord, tasks: Sequence[TaskName], backend: BackendName
+) -> list[_Found]:
+    """Say of which stores the one backend that was asked for should have a marker, and has none."""
+    found: list[_Found] = []
+    for task in tasks:
+        checkpoint = job.checkpoint(commit, task)
+        if checkpoint is None:  # then no backend has anything, which is told of another way
+            continue
+        wanted = _stores_for(job, commit, lambda settings: backend in settings.backup_factories)
+        missing = sorted(wanted - set(checkpoint.markers_of(backend)))
+        if missing:
+            error = f"the commit has no marker of the backend: stores={','.join(missing)}"
+            found.append((_row(task, backend, error, is_damaged=True), ExitStatus.DAMAGED))
+    return found
+
+
+def _has_lost_store(job: InspectedJob, commit: CommitRecord, task: TaskName) -> bool:
+    """Return whether the settings have a store backed up of which no backend has a marker."""
+    checkpoint = job.checkpoint(commit, task)
+    markers = [] if checkpoint is None else checkpoint.state_markers.values()
+    held = {store for each in markers for store in each}
+    return bool(_stores_for(job, commit, lambda settings: settings.is_durable) - held)
+
+
+def _stores_for(
+    job: InspectedJob, commit: CommitRecord, is_wanted: Callable[[StoreSettings], bool]
+) -> set[StoreName]:
+    named = {store for stores in job.stores(commit).values() for store in stores}
+    return {store for store in named if is_wanted(job.config.store(store))}
 
 
 async def _verify(
@@ -100,13 +135,6 @@ async def _verify(
     backend: BackendName,
     on_progress: Progress,
 ) -> _Found:
-    row: _Row = {
-        "task": task,
-        "backend": backend,
-        "bytes": 0,
-        "error": None,
-        "is-damaged": False,
-    }
     with (
         told_of_temporary_files(),
         tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory,
@@ -117,5 +145,14 @@ async def _verify(
             )
         except RestoreFailedError as exc:
             told = "; ".join([str(exc), *getattr(exc, "__notes__", ())])
-            return row | {"error": told, "is-damaged": exc.is_for_good}, exit_status_of(exc)
-    return row | {"bytes": outcome.bytes_fetched}, ExitStatus.FINE
+            # A backup that was never made: a job stops there, but asking again does not help.
+            is_lost = exc.is_for_good or _has_lost_store(job, commit, task)
+            status = ExitStatus.DAMAGED if is_lost else exit_status_of(exc)
+            return _row(task, backend, told, is_damaged=is_lost), status
+    return _row(task, backend, None) | {"bytes": outcome.bytes_fetched}, ExitStatus.FINE
+
+
+def _row(
+    task: TaskName, backend: BackendName | None, error: str | None, *, is_damaged: bool = False
+) -> _Row:
+    return {"task": task, "backend": backend, "bytes": 0, "error": error, "is-damaged": is_damaged}

@@ -183,7 +183,27 @@ def test_a_store_that_no_backend_has_though_the_settings_name_one_is_told(
     (row,) = result.json
     assert "store=b" in row["error"]
     assert "no backend has it" in row["error"]
-    assert result.status == 4
+    assert row["is-damaged"]
+    assert result.status == 3
+
+
+def test_a_backend_that_lacks_a_store_that_is_to_be_backed_up_there_is_told(
+    statekeep: CommandLine, job: Path
+) -> None:
+    options = commit_two_stores(job, other="near")
+    both = " ".join(f"--set stores.{store}.backup.factories=near,far" for store in "ab")
+    line = f"verify {options} {both} --backend far"
+    result = statekeep(line, has_config=False)
+    assert "commit has no marker of the backend" in result.err
+    assert result.status == 2
+
+    commit_two_stores(job, other="near,far")
+    (whole, lacking) = statekeep(f"{line} --json", has_config=False).json
+    assert (whole["backend"], whole["error"], whole["bytes"] > 0) == ("far", None, True)
+    assert (lacking["backend"], lacking["is-damaged"]) == ("far", True)
+    assert "stores=a" in lacking["error"]
+    assert statekeep(line, has_config=False).status == 3
+    assert statekeep(f"verify {options} {both}", has_config=False).status == 0
 
 
 def test_a_restore_from_one_backend_says_which_stores_it_leaves_out(

@@ -52,6 +52,7 @@ def test_a_setting_without_a_value_does_not_show_what_may_be_a_secret(
     result = statekeep("config check --set hunter2")
     assert result.status == 2
     assert "not KEY=VALUE" in result.err
+    assert "hunter2" not in result.out + result.err
 
 
 def test_backends_tell_what_they_need_and_can(statekeep: CommandLine) -> None:
