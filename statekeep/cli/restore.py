@@ -48,21 +48,21 @@ def restore(
 
     async def run() -> list[dict[str, JsonValue]]:
         clock = SystemClock()
-        bar = RestoreProgressBar(clock.monotonic_ns)
         async with read_job(settings, clock, task=task) as job:
             position, commit = job.find_commit(which)
             async with job.held(position):
-                return [
-                    await _restore(
-                        job,
-                        commit,
-                        name,
-                        directory.absolute(),
-                        backend=backend,
-                        on_progress=bar.update,
-                    )
-                    for name in sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
-                ]
+                with RestoreProgressBar(clock.monotonic_ns, is_lasting=True) as bar:
+                    return [
+                        await _restore(
+                            job,
+                            commit,
+                            name,
+                            directory.absolute(),
+                            backend=backend,
+                            on_progress=bar.update,
+                        )
+                        for name in sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
+                    ]
 
     rows = asyncio.run(run())
     if as_json:

@@ -46,7 +46,6 @@ def verify(
 
     async def run() -> list[_Found]:
         clock = SystemClock()
-        bar = RestoreProgressBar(clock.monotonic_ns)
         async with read_job(read_config(config, setting), clock, task=task) as job:
             position, commit = job.find_commit(which)
             tasks = sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
@@ -58,7 +57,8 @@ def verify(
                     f"backends={','.join(sorted({holder for _, holder in held}))}"
                 )
             async with job.held(position):
-                found = [await _verify(job, commit, *part, bar.update) for part in parts]
+                with RestoreProgressBar(clock.monotonic_ns, is_lasting=True) as bar:
+                    found = [await _verify(job, commit, *part, bar.update) for part in parts]
             if backend is not None:
                 found += _missing(job, commit, tasks, BackendName(backend))
             return found + [_unheld(commit, name) for name in _versions_without(commit, held)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -87,14 +87,33 @@ class RestoreProgressBar:
     shown where the console is no terminal.
     """
 
-    def __init__(self, monotonic_ns: Callable[[], int], console: Console | None = None) -> None:
-        """Take the clock's reading and the console, by default that of stderr."""
+    def __init__(
+        self,
+        monotonic_ns: Callable[[], int],
+        console: Console | None = None,
+        *,
+        is_lasting: bool = False,
+    ) -> None:
+        """Take what is needed.
+
+        Args:
+            monotonic_ns: The clock's reading.
+            console: By default that of stderr.
+            is_lasting: Tasks come one after the other: the bar stays until it is closed.
+        """
         self._monotonic_ns = monotonic_ns
+        self._is_lasting = is_lasting
         self._console = console if console is not None else Console(stderr=True)
         self._aggregate = ProgressAggregate()
         self._began_ns: int | None = None
         self._drawn_ns = 0
         self._progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def is_shown(self) -> bool:
@@ -110,7 +129,7 @@ class RestoreProgressBar:
             self._began_ns = now_ns
         self._aggregate.update(report, now_ns)
         totals = self._aggregate.totals(now_ns)
-        if totals.tasks_done == totals.tasks:
+        if totals.tasks_done == totals.tasks and not self._is_lasting:
             self.close()
         elif now_ns - self._began_ns >= _SHOWN_AFTER_NS:
             self._draw(totals, now_ns)

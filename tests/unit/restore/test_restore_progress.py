@@ -66,6 +66,19 @@ def test_the_two_seconds_begin_anew_with_the_next_restore() -> None:
     assert not bar.is_shown
 
 
+def test_a_bar_of_many_short_restores_stays_until_it_is_closed() -> None:
+    clock = FakeClock()
+    with RestoreProgressBar(clock.monotonic_ns, console(is_terminal=True), is_lasting=True) as bar:
+        shown: list[bool] = []
+        for task in "abcd":
+            bar.update(report(task, 1_000, 0))
+            clock.advance(1)
+            bar.update(report(task, 1_000, 1_000, is_done=True))
+            shown.append(bar.is_shown)
+        assert shown == [False, True, True, True]
+    assert not bar.is_shown
+
+
 def test_the_bar_says_how_many_tasks_are_done() -> None:
     clock = FakeClock()
     terminal = console(is_terminal=True)
