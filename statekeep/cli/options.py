@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from statekeep.config.load import load_dict, load_environment, load_file, merge
+from statekeep.config.load import load_dict, load_job, merge
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 
@@ -68,11 +68,7 @@ def read_config(files: Sequence[Path] | None, settings: Sequence[str] | None) ->
     Raises:
         ConfigError: A file cannot be read, a key is unknown, or a value is not of its type.
     """
-    return merge(
-        *(load_file(path) for path in files or ()),
-        load_environment(os.environ),
-        load_dict(dict(map(_split, settings or ())), "--set"),
-    )
+    return merge(load_job(*files or ()), load_dict(dict(map(_split, settings or ())), "--set"))
 
 
 def _split(setting: str) -> tuple[str, str]:

@@ -28,6 +28,10 @@ a setting and the beginning of another one is written in quotes. In the environm
 it begins with `spark.statekeep.`. One default comes from a variable by Samza's name: the local
 directory, from `LOGGED_STORE_BASE_DIR`.
 
+What the environment has goes before files, dict and Spark conf: on Spark always (the driver's), on the
+command line, where only `--set` goes before it, and in plain Python with
+`load_job("job.properties")`, which reads both.
+
 A duration is a whole number of milliseconds, or a number with a unit: `500ms`, `60s`, `5m`, `2h`,
 `1d`. A size is a whole number of bytes, or a number with a unit: `64KiB`, `128MiB`, `1GiB`, `1GB`.
 A list is separated by commas; an empty one means none.

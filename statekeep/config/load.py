@@ -1,5 +1,6 @@
 """Builds a `Config` from what somebody wrote: a dict, a file, the environment, a Spark conf."""
 
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
@@ -50,6 +51,17 @@ def load_file(path: str | PathLike[str]) -> Config:
                 f"cannot tell the form of the settings by the name of their file: path={path}",
                 hint="name it .properties or .toml",
             )
+
+
+def load_job(*paths: str | PathLike[str]) -> Config:
+    """Read what a job runs with: files, and over them the environment.
+
+    The command line reads the same before its ``--set``, so that it looks where the job does.
+
+    Raises:
+        ConfigError: As `load_file` and `load_environment`.
+    """
+    return merge(*map(load_file, paths), load_environment(os.environ))
 
 
 def load_toml(path: str | PathLike[str]) -> Config:

@@ -16,14 +16,13 @@ from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType, StructType
 
-from statekeep.config.load import load_dict, load_spark_conf, merge
+from statekeep.config.load import load_spark_conf
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.dataframe import StatefulDataFrame
+from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.session import check_session
-
-Settings = Mapping[str, Any] | Config
 
 _OUTPUT_MODES = ("append", "update")
 _STATEFUL = {
@@ -44,7 +43,8 @@ def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGro
 
     Args:
         data: ``df.groupBy(...)`` of a streaming frame.
-        settings: Statekeep's keys, over those in the Spark conf (``spark.statekeep.*``).
+        settings: Statekeep's keys, over those in the Spark conf (``spark.statekeep.*``). Over both
+            goes the environment of the driver (``STATEKEEP__*``).
 
     Raises:
         ConfigError: A setting is unknown or wrong, the session cannot keep tasks at their state,
@@ -57,8 +57,7 @@ def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGro
         raise ConfigError(msg, hint="read the input by spark.readStream")
     _check_upstream(frame)
     conf = load_spark_conf(frame.sparkSession.sparkContext.getConf().getAll())
-    given = settings if isinstance(settings, Config) else load_dict(settings or {}, "settings")
-    return StatefulGroupedData(frame, _keys(data, frame), merge(conf, given))
+    return StatefulGroupedData(frame, _keys(data, frame), read_settings(settings, conf))
 
 
 class StatefulGroupedData:

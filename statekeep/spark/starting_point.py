@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.clock import SystemClock
-from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import open_job
 from statekeep.spark.driver.new_query import offsets_to_start_from
 from statekeep.spark.driver.source_offsets import starting_offsets
+from statekeep.spark.given_settings import Settings, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class StartingPoint:
         )
 
 
-def find_starting_point(settings: Mapping[str, Any] | Config) -> StartingPoint:
+def find_starting_point(settings: Settings) -> StartingPoint:
     """Return where the newest commit of a job stands. The job should have stopped.
 
     Args:
@@ -59,8 +58,7 @@ def find_starting_point(settings: Mapping[str, Any] | Config) -> StartingPoint:
         CheckpointCorruptError: The commit cannot be read.
         RetriableError: The place of the job log may answer later.
     """
-    config = settings if isinstance(settings, Config) else load_dict(settings, "settings")
-    return asyncio.run(_find(config))
+    return asyncio.run(_find(read_settings(settings)))
 
 
 async def _find(config: Config) -> StartingPoint:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.clock import SystemClock
-from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import open_job
+from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.registry import RegisteredVariable, stored_variables
@@ -40,7 +40,7 @@ class StateEntry:
     """The key within the map; None unless the variable is a map."""
 
 
-def read_state(settings: Mapping[str, Any] | Config, variable: str) -> Iterator[StateEntry]:
+def read_state(settings: Settings, variable: str) -> Iterator[StateEntry]:
     """Yield every entry of a state variable as of the job's newest commit.
 
     Each task's backup is restored to a temporary directory, verified, and read; nothing of the
@@ -55,7 +55,7 @@ def read_state(settings: Mapping[str, Any] | Config, variable: str) -> Iterator[
         ConfigError: No such job, or no such variable in a task's state.
         RestoreFailedError: No backend can give the state.
     """
-    config = settings if isinstance(settings, Config) else load_dict(settings, "settings")
+    config = read_settings(settings)
     with temporary_directory("statekeep-read-") as directory:
         versions = asyncio.run(_restore_all(config, directory))
         for task, version in versions.items():

@@ -346,6 +346,21 @@ def test_committed_state_is_read_from_the_backup(stream: Stream) -> None:
         list(sk.read_state(settings, "counts"))
 
 
+def test_the_environment_goes_over_what_the_program_says_for_the_job_and_its_readers(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.settings = {
+        "stores.backup.factories": "blob",
+        "blob.store.uri": str(stream.root / "of the program"),
+    }
+    monkeypatch.setenv("STATEKEEP__BLOB__STORE__URI", str(stream.root / "backup"))
+    stream.add_batches(1)
+    stream.run()
+    assert not (stream.root / "of the program").exists()
+    entries = list(sk.read_state(stream.settings | {"job.name": "counts"}, "count"))
+    assert {entry.key[0]: entry.value for entry in entries} == stream.expected(1)
+
+
 def test_a_bar_counts_the_tasks_of_a_long_restore(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeep.config.load import load_dict, load_environment, load_file, load_toml
+from statekeep.config.load import load_dict, load_environment, load_file, load_job, load_toml
 from statekeep.errors import ConfigError
 
 
@@ -105,3 +105,15 @@ def test_every_store_in_lower_case_can_be_named_in_upper_case(name: str) -> None
     variable = f"STATEKEEP__STORES__{name.upper()}__BACKUP__FACTORIES"
     written = {f"stores.{name}.backup.factories": "blob"}
     assert load_environment({variable: "blob"}).as_dict() == load_dict(written).as_dict()
+
+
+def test_a_job_reads_its_files_and_over_them_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first.toml").write_text("job.name = 'flights'\ntask.commit.ms = '1s'")
+    (tmp_path / "second.properties").write_text("task.commit.ms=2s\ntask.shutdown.ms=2s")
+    monkeypatch.setenv("STATEKEEP__TASK__SHUTDOWN__MS", "3s")
+    config = load_job(tmp_path / "first.toml", tmp_path / "second.properties")
+    given = (config.job.name, config.task.commit_ms, config.task.shutdown_ms)
+    assert given == ("flights", 2000, 3000)
+    assert config.settings["task.shutdown.ms"].source.startswith("environment")
