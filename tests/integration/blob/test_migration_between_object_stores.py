@@ -23,10 +23,10 @@ def place(kind: str, request: pytest.FixtureRequest) -> Bucket:
 @pytest.fixture(
     params=[("s3", "azure"), ("azure", "s3"), ("s3", "another bucket")], ids=" to ".join
 )
-def places(request: pytest.FixtureRequest) -> tuple[Bucket, Bucket]:
-    """The old one and the new one."""
+def places(request: pytest.FixtureRequest) -> tuple[Bucket, Bucket, Bucket]:
+    """The old one, the new one, and a third one of the kind of the old."""
     old, new = request.param
-    return place(old, request), place(new, request)
+    return place(old, request), place(new, request), place(old, request)
 
 
 @pytest.fixture
@@ -34,30 +34,32 @@ def reader(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    places: tuple[Bucket, Bucket],
+    places: tuple[Bucket, Bucket, Bucket],
 ) -> Reader:
-    old, new = ({"factory": "blob", **bucket.settings} for bucket in places)
-    reader = Reader(tmp_path, monkeypatch, capsys, {"old": old, "new": new})
+    written = [{"factory": "blob", **bucket.settings} for bucket in places]
+    named = dict(zip(("old", "new", "third"), written, strict=True))
+    reader = Reader(tmp_path, monkeypatch, capsys, named)
     reader.follow("A job to try it with")
     return reader
 
 
 def test_the_page_leads_away_from_a_place_that_is_emptied_at_the_end(
-    reader: Reader, places: tuple[Bucket, Bucket], tmp_path: Path
+    reader: Reader, places: tuple[Bucket, Bucket, Bucket], tmp_path: Path
 ) -> None:
-    old, _ = places
+    old, _, third = places
     reader.follow(*STEPS)
     assert empty(old) > 0
     (tmp_path / "local").rename(tmp_path / "other-disk")
     reader.run("python job.py")
     reader.follow("A job that is stopped anyway")
+    assert third.names()
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_there_is_a_way_back(
-    reader: Reader, places: tuple[Bucket, Bucket], tmp_path: Path, step: int
+    reader: Reader, places: tuple[Bucket, Bucket, Bucket], tmp_path: Path, step: int
 ) -> None:
-    _, new = places
+    _, new, _ = places
     reader.go_back(step)
     empty(new)
     (tmp_path / "local").rename(tmp_path / "other-disk")

@@ -54,6 +54,15 @@ def test_the_page_leads_from_hdfs_to_a_blob_store(
     reader.run("python job.py")
 
 
+def test_a_stopped_job_moves_to_hdfs_by_one_command(
+    reader: Reader, hdfs: dict[str, str], tmp_path: Path
+) -> None:
+    reader.places = {"old": BLOB, "new": BLOB, "third": hdfs}
+    reader.follow("A job to try it with", *STEPS, "A job that is stopped anyway")
+    (tmp_path / "local").rename(tmp_path / "other-disk")
+    reader.run("python job.py")
+
+
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_there_is_a_way_back_to_hdfs(
     reader: Reader, hdfs: dict[str, str], tmp_path: Path, step: int

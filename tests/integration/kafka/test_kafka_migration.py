@@ -66,6 +66,15 @@ def test_a_stopped_job_moves_from_kafka_by_one_command(
     reader.run("python job.py")
 
 
+def test_a_stopped_job_moves_to_kafka_by_one_command(
+    reader: Reader, broker: KafkaBroker, tmp_path: Path
+) -> None:
+    reader.places = {"old": BLOB, "new": BLOB, "third": kafka(broker)}
+    reader.follow("A job to try it with", *STEPS, "A job that is stopped anyway")
+    (tmp_path / "local").rename(tmp_path / "other-disk")
+    reader.run("python job.py")
+
+
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_there_is_a_way_back_to_kafka(
     reader: Reader, broker: KafkaBroker, tmp_path: Path, step: int
