@@ -1,15 +1,18 @@
 """Two blob backends for one store: damage in one is made good by the other, then healed."""
 
+import logging
 import shutil
 from pathlib import Path
 
 import pytest
 
 from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition
+from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.container.task import Task
+from statekeep.inspection.job import open_job
 
 INPUT = SystemStreamPartition("gen", "numbers", 0)
 TASK = "Partition 0"
@@ -48,9 +51,19 @@ async def put_and_commit(task: Task, text: bytes, offset: int) -> None:
     await (await task.commit({INPUT: str(offset)}, force=True)).wait()
 
 
+async def recorded_failures(job: Config) -> list[list[str]]:
+    """Return, for each start on record, what could not be restored, and from where."""
+    async with open_job(job, SystemClock(), task=TASK) as opened:
+        return [
+            [failure.partition(":")[0] for failure in event.details["failures"]]
+            for event in await opened.progress()
+            if event.kind == "recovery"
+        ]
+
+
 @pytest.mark.asyncio
 async def test_a_damaged_backend_is_passed_over_and_whole_again_after_the_next_commit(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Container(config(tmp_path)) as container:
         task = await container.start_task(TASK, ["s"])
@@ -64,6 +77,9 @@ async def test_a_damaged_backend_is_passed_over_and_whole_again_after_the_next_c
         assert [failure.backend for failure in task.restored.failures] == ["first"]
         assert (task.store("s").get(b"k"), task.input_offsets[INPUT]) == (b"two", "2")
         await put_and_commit(task, b"three", 3)
+    (told,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert told.startswith("state cannot be restored from here: task=Partition 0 backend=first")
+    assert await recorded_failures(config(tmp_path)) == [[], ["s first"]]
 
     damage(tmp_path / "second")
     shutil.rmtree(tmp_path / "local")
