@@ -4,7 +4,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from operator import itemgetter
+from typing import Final, cast
 
 from confluent_kafka import Message
 from typing_extensions import override
@@ -77,10 +78,11 @@ class _Replayed:
         """Take in the next records."""
         if self.content is None:
             return
-        puts = [(key, value) for key, value in changes if value is not None]
-        if len(puts) < len(changes) or self.content.live_keys + len(puts) > self._most_keys:
+        has_deletes = None in map(itemgetter(1), changes)
+        if has_deletes or self.content.live_keys + len(changes) > self._most_keys:
             self.content = None
         else:
+            puts = cast("Sequence[tuple[bytes, bytes]]", changes)
             self.content = self.content.plus(ContentSummary.of(puts))
 
 
