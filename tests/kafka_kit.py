@@ -269,9 +269,15 @@ class ChangelogJob:
     def delete_records_before(self, offset: int) -> None:
         """Let the oldest records of the task's partition go, as a limit of age does."""
         self.configure_topic(cleanup_policy="delete")
-        before = [TopicPartition(self.topic, 2, offset)]
-        for future in self._admin.delete_records(before).values():
-            future.result()
+        before = TopicPartition(self.topic, 2, offset)
+        while True:
+            try:
+                self._admin.delete_records([before])[before].result()
+            except KafkaException as exc:  # the node has not heard of the policy yet
+                if exc.args[0].code() != KafkaError.POLICY_VIOLATION:
+                    raise
+            else:
+                break
         self.configure_topic(cleanup_policy="compact")
 
     def recreate_topic(self, **settings: str) -> None:
