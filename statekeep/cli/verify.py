@@ -116,8 +116,9 @@ def _missing(
 def _has_lost_store(job: InspectedJob, commit: CommitRecord, task: TaskName) -> bool:
     """Return whether the settings have a store backed up of which no backend has a marker."""
     checkpoint = job.checkpoint(commit, task)
-    markers = [] if checkpoint is None else checkpoint.state_markers.values()
-    held = {store for each in markers for store in each}
+    held: set[StoreName] = set()
+    if checkpoint is not None:
+        held.update(*checkpoint.state_markers.values())
     return bool(_stores_for(job, commit, lambda settings: settings.is_durable) - held)
 
 
