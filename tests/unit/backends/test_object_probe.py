@@ -1,6 +1,6 @@
 """What a start finds out about an object store, and what it leaves there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -40,8 +40,6 @@ class PickyStore(ObjectsInMemory):
 
     @override
     def put(self, name: str, data: bytes, stamps: ObjectStamps, *, if_absent: bool) -> None:
-        if self.refuses == "conditional puts" and if_absent:
-            raise ConfigError("the object store refuses a request: code=NotImplemented")
         if self.refuses in {*self.sends, "writing"} or (self.refuses == "tags" and stamps.tags):
             raise ConfigError("the object store refuses a request: code=NotImplemented")
         super().put(name, data, stamps, if_absent=if_absent)
@@ -59,18 +57,10 @@ class PickyStore(ObjectsInMemory):
         return super().put_part(name, upload, number, data)
 
     @override
-    def complete_parts(
-        self,
-        name: str,
-        upload: str,
-        parts: Sequence[str],
-        stamps: ObjectStamps,
-        *,
-        if_absent: bool,
-    ) -> None:
-        if self.refuses == "conditional completes" and if_absent:
+    def _create(self, name: str, data: bytes, *, if_absent: bool) -> None:
+        if if_absent and self.refuses == f"conditional {self.requests[-1]}":
             raise ConfigError("the object store refuses a request: code=NotImplemented")
-        super().complete_parts(name, upload, parts, stamps, if_absent=if_absent)
+        super()._create(name, data, if_absent=if_absent)
 
 
 @pytest.fixture
@@ -176,7 +166,7 @@ async def test_tags_until_a_commit_are_tried_where_they_are_set(store: PickyStor
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("refused", ["conditional puts", "conditional completes"])
+@pytest.mark.parametrize("refused", ["conditional put", "conditional complete"])
 async def test_what_tags_until_a_commit_need_besides_is_tried_at_the_start(
     store: PickyStore, refused: str
 ) -> None:
