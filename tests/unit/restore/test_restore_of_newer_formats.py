@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from newer_frames import of_next_format
 from restore_kit import FIRST, NEW, SECOND, A, B, Rig
 
 from statekeep.errors import RestoreFailedError, UnknownFormatError
@@ -66,7 +67,7 @@ async def test_beside_an_outage_both_remedies_are_told(rig: Rig) -> None:
 async def test_a_version_on_this_disk_of_a_newer_release_stays(rig: Rig) -> None:
     old, new = await rig.commit(b"old"), await rig.commit(b"new")
     path = rig.versions[1].directory / "SEAL-MANIFEST"
-    newer = path.read_bytes().replace(b" 1 ", b" 2 ", 1)
+    newer = of_next_format(path.read_bytes())
     path.write_bytes(newer)
     with pytest.raises(UnknownFormatError, match=f"path={path}"):
         await rig.restore(new, old)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from log_kit import UID, commit_record
+from newer_frames import of_next_format
 
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import TaskBatch
@@ -84,7 +85,7 @@ def flip_a_bit(version: Path) -> None:
 
 def upgrade(version: Path) -> None:
     file = version / MANIFEST_FILE
-    file.write_bytes(file.read_bytes().replace(b" 1 ", b" 2 ", 1))
+    file.write_bytes(of_next_format(file.read_bytes()))
 
 
 def _largest(version: Path) -> Path:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from newer_frames import of_next_format
 
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import UnknownFormatError, VersionDamagedError
@@ -78,7 +79,7 @@ class TestDamage:
         self, task: TaskDirectory, sealed: SealedVersion
     ) -> None:
         path = sealed.directory / "SEAL-MANIFEST"
-        path.write_bytes(path.read_bytes().replace(b" 1 ", b" 2 ", 1))
+        path.write_bytes(of_next_format(path.read_bytes()))
         with pytest.raises(UnknownFormatError, match=f"path={path} version=2") as caught:
             task.find(sealed.id)
         assert any(f"remove {sealed.directory}" in note for note in caught.value.__notes__)
@@ -135,7 +136,7 @@ class TestCheckpointBesideTheVersion:
             data[position] ^= 1
             path.write_bytes(data)
             assert sealed.read_checkpoint() is None
-        path.write_bytes(whole.replace(b" 1 ", b" 2 ", 1))
+        path.write_bytes(of_next_format(whole))
         assert sealed.read_checkpoint() is None
         path.write_bytes(whole[:-1])
         assert sealed.read_checkpoint() is None
