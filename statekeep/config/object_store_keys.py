@@ -19,12 +19,12 @@ BLOB_TASK_MAX_IN_FLIGHT = Key(
     whole_number(1, 1024, what="requests"),
     16,
     "Requests to an object store that are under way at once for one task.",
-    "Hides 20 ms of latency at 8 MiB a part, and leaves places for the other tasks.",
+    "Hides 20 ms of latency at 16 MiB a part, and leaves places for the other tasks.",
 )
 BLOB_PART_BYTES = Key(
     "blob.store.part.bytes",
     byte_count(1 << 20),
-    8 << 20,
+    16 << 20,
     "Size of the parts that a large file is moved in; larger where the store would take no more.",
     "Small enough to repeat, large enough that requests cost little beside bytes.",
 )
@@ -33,7 +33,7 @@ BLOB_BUFFER_BYTES = Key(
     byte_count(1 << 20),
     256 << 20,
     "Memory for the parts that are under way, of all tasks of a container.",
-    "32 parts of 8 MiB.",
+    "16 parts of 16 MiB.",
 )
 BLOB_BANDWIDTH: Key[int | None] = Key(
     "blob.store.bandwidth.bytes.per.second",

@@ -15,7 +15,6 @@ from statekeep.backends.blob.managers.object_client import (
 )
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.object_requests import Requests, SharedLimits
-from statekeep.backends.blob.managers.part_buffers import PartBuffers
 from statekeep.backends.blob.managers.shared_client import SharedClient
 from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
@@ -110,18 +109,12 @@ class ObjectsInMemory(ObjectClient):
         return [UnfinishedUpload(name, upload) for name, upload in named if name.startswith(prefix)]
 
     @override
-    def read(
-        self, name: str, start: int, length: int, into: memoryview | None = None
-    ) -> ObjectRange:
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
         self._begin(f"read {start}")
         if name not in self.objects:
             raise BlobNotFoundError(name)
         data = self.objects[name]
-        found = data[start : start + length]
-        if into is None:
-            return ObjectRange(found, len(data))
-        into[: len(found)] = found
-        return ObjectRange(into[: len(found)], len(data))
+        return ObjectRange(data[start : start + length], len(data))
 
     @override
     def delete(self, name: str) -> None:
@@ -179,7 +172,7 @@ class ObjectStoreRig:
     def __post_init__(self) -> None:
         self.shared = SharedLimits(
             InFlightLimit(8),
-            PartBuffers(ByteBudget(self.buffer_bytes), self.part_bytes),
+            ByteBudget(self.buffer_bytes),
             Throttle(self.clock),
             self.bandwidth,
         )

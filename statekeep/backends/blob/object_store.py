@@ -4,7 +4,6 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.object_places import ObjectPlace
 from statekeep.backends.blob.managers.object_requests import Requests, SharedLimits
-from statekeep.backends.blob.managers.part_buffers import PartBuffers
 from statekeep.backends.blob.managers.shared_client import SharedClient
 from statekeep.backends.blob.object_probe import ObjectProbe
 from statekeep.backends.blob.settings import BlobSettings
@@ -65,7 +64,7 @@ class ObjectStore:
             rate = transfer.bandwidth_bytes_per_second
             self._shared = SharedLimits(
                 calls=calls,
-                buffers=PartBuffers(self._buffers, transfer.part_bytes),
+                buffers=self._buffers,
                 throttle=Throttle(clock),
                 bandwidth=TokenBucket(rate, clock) if rate is not None else None,
             )

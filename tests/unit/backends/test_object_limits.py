@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,9 @@ from lagging_kit import OverlappingCalls
 from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.object_client import ObjectStamps
+from statekeep.backends.blob.managers.object_client import ObjectRange, ObjectStamps
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
-from statekeep.backends.blob.managers.part_buffers import PartBuffers
-from statekeep.backends.pacing import ByteBudget, TokenBucket
+from statekeep.backends.pacing import TokenBucket
 from statekeep.errors import (
     RetriableError,
     ThrottledError,
@@ -27,9 +26,45 @@ from statekeep.testing.executor import SerialExecutor
 CONTENT = bytes(range(95))
 
 
+class Memory:
+    """Takes note of how many bytes of what was read were in memory at once."""
+
+    def __init__(self) -> None:
+        self.bytes = self.most = 0
+        self._changing = threading.RLock()  # memory may be freed in the middle of anything
+
+    def change(self, size: int) -> None:
+        with self._changing:
+            self.bytes += size
+            self.most = max(self.most, self.bytes)
+
+
+class Counted(bytes):
+    memory: Memory
+
+    def __del__(self) -> None:
+        self.memory.change(-len(self))
+
+
+class CountedReads(ObjectsInMemory):
+    """Gives parts that are counted as long as anybody holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory()
+
+    @override
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
+        found = super().read(name, start, length)
+        data = Counted(found.data)
+        data.memory = self.memory
+        self.memory.change(len(data))
+        return ObjectRange(data, found.object_bytes)
+
+
 @pytest.fixture
-def client() -> ObjectsInMemory:
-    return ObjectsInMemory()
+def client() -> CountedReads:
+    return CountedReads()
 
 
 @pytest.fixture
@@ -39,18 +74,6 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-class CountingBuffers(PartBuffers):
-    """Takes note of how many buffers there were at once, those in use and those that wait."""
-
-    most = 0
-
-    @override
-    def take(self) -> bytearray:
-        buffer = super().take()
-        self.most = max(self.most, self._taken_count + len(self._idle))
-        return buffer
-
-
 @pytest_asyncio.fixture
 async def crowd(
     client: ObjectsInMemory,
@@ -58,8 +81,6 @@ async def crowd(
     """Managers of three tasks with the bounds of one container."""
     executor = OverlappingCalls()
     rig = ObjectStoreRig(client, executor, buffer_bytes=25)
-    buffers = CountingBuffers(ByteBudget(rig.buffer_bytes), rig.part_bytes)
-    rig.shared = replace(rig.shared, buffers=buffers)
     managers = [rig.manager() for _ in range(3)]
     for manager in managers:
         await manager.init()
@@ -70,16 +91,14 @@ async def crowd(
 
 @pytest.mark.asyncio
 async def test_restored_parts_in_memory_never_exceed_the_buffer(
-    client: ObjectsInMemory,
+    client: CountedReads,
     crowd: tuple[OverlappingCalls, list[ObjectBlobStoreManager]],
     tmp_path: Path,
 ) -> None:
     _, managers = crowd
-    buffers = managers[0]._requests.shared.buffers
-    assert isinstance(buffers, CountingBuffers)
     contents = {f"a/{number}": bytes([number]) * 95 for number in range(6)}
     client.objects.update(contents)
-    # The first ranges fail now and then: whoever holds a buffer then must not stop the others.
+    # The first ranges fail now and then: whoever holds memory then must not stop the others.
     client.before = Failing("read 20", RetriableError("lost"), times=3)
     downloads = [
         manager.download(name, tmp_path / name[2:], ignore_bytes)
@@ -87,8 +106,8 @@ async def test_restored_parts_in_memory_never_exceed_the_buffer(
     ]
     digests = await asyncio.wait_for(asyncio.gather(*downloads), 20)
     assert digests == [hashlib.sha256(content).hexdigest() for content in contents.values()]
-    assert buffers.most == 2
-    assert (buffers._taken_count, buffers._idle) == (0, [])
+    assert client.memory.most == 20
+    assert client.memory.bytes == 0
 
 
 @pytest.mark.asyncio

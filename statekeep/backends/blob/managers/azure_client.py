@@ -54,7 +54,6 @@ class AzureClient(ObjectClient):
     """
 
     part_limits = PartLimits(min_bytes=1, max_parts=50_000)
-    fills_buffers = False
 
     def __init__(
         self,
@@ -147,9 +146,7 @@ class AzureClient(ObjectClient):
         return ()  # as above
 
     @override
-    def read(
-        self, name: str, start: int, length: int, into: memoryview | None = None
-    ) -> ObjectRange:
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
         with self._mapped(name):
             blob = self._blob(name)
             try:

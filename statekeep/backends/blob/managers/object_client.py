@@ -16,14 +16,11 @@ class PartLimits:
     max_parts: int
 
 
-PartBytes = bytes | bytearray | memoryview
-
-
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
     """Bytes of an object."""
 
-    data: PartBytes
+    data: bytes
     """At most as many as were asked for; fewer only at the object's end."""
     object_bytes: int
     """Size of the whole object."""
@@ -61,8 +58,6 @@ class ObjectClient(ABC):
 
     part_limits: PartLimits
     """A class attribute."""
-    fills_buffers: bool = True
-    """A class attribute: whether `read` can put data where its caller wants it."""
 
     @abstractmethod
     def check(self) -> None:
@@ -116,16 +111,13 @@ class ObjectClient(ABC):
         """
 
     @abstractmethod
-    def read(
-        self, name: str, start: int, length: int, into: memoryview | None = None
-    ) -> ObjectRange:
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
         """Return bytes of an object from ``start`` on; ``length`` is at least 1.
 
         Args:
             name: Of the object.
             start: First byte.
             length: How many, if there are as many.
-            into: Exactly ``length`` bytes, where a client that `fills_buffers` puts the data.
 
         Raises:
             BlobNotFoundError: It is not there.

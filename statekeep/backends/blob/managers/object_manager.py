@@ -13,7 +13,6 @@ from statekeep.backends.blob.managers.object_client import (
     ObjectClient,
     ObjectRange,
     ObjectStamps,
-    PartBytes,
     object_metadata,
 )
 from statekeep.backends.blob.managers.object_requests import Requests
@@ -132,7 +131,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
         check_blob_name(blob_id)
         client = self._open_client()
         found = await self._requests.run("get", blob_id, size, client.read, blob_id, start, size)
-        return bytes(found.data)
+        return found.data
 
     @override
     async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
@@ -205,7 +204,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
         buffers, run = self._requests.shared.buffers, self._requests.run
         async with buffers.hold(self._part_bytes):
             part = Part(0, 0, self._part_bytes)
-            fetch_first = partial(fetch_part, client, name, part, file, buffers)
+            fetch_first = partial(fetch_part, client, name, part, file)
             first = await run("get", name, 0, fetch_first)
             await self._requests.pay(first.size)  # how much it is was not known before
         on_bytes(first.size)
@@ -213,9 +212,9 @@ class ObjectBlobStoreManager(BlobStoreManager):
         written = [asyncio.Event() for _ in range(len(rest) + 1)]
 
         async def fetch(part: Part) -> None:
-            # Parts are given buffers in order, so the one that is next to be written has one.
+            # Memory is given in order, so the part that is next to be written has its share.
             async with buffers.hold(part.size):
-                fetch_it = partial(fetch_part, client, name, part, file, buffers)
+                fetch_it = partial(fetch_part, client, name, part, file)
                 found = await run("get", name, part.size, fetch_it)
                 for event in written[: found.parts_written]:
                     event.set()
@@ -232,7 +231,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
         await self._requests.pay(len(first.data))
         return first
 
-    async def _read(self, client: ObjectClient, name: str, part: Part) -> PartBytes:
+    async def _read(self, client: ObjectClient, name: str, part: Part) -> bytes:
         return await self._requests.run("get", name, part.size, read_part, client, name, part)
 
     async def _put(

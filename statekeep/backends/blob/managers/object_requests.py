@@ -6,8 +6,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.part_buffers import PartBuffers
-from statekeep.backends.pacing import Throttle, TokenBucket
+from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.wrappers import InFlightLimit
@@ -23,7 +22,7 @@ class SharedLimits:
 
     calls: InFlightLimit
     """Requests under way at once."""
-    buffers: PartBuffers
+    buffers: ByteBudget
     """Memory of parts."""
     throttle: Throttle
     bandwidth: TokenBucket | None

@@ -2,55 +2,50 @@
 
 import hashlib
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
-from statekeep.backends.blob.managers.object_client import PartBytes
 from statekeep.errors import ConfigError
 
 
 class OrderedFile:
     """A file that is written by the threads that bring its parts, while these are in their caches.
 
-    Whoever brings the part whose turn it is writes it, and those after it that have come already;
-    who comes while another writes leaves the part to them. No thread waits for another's.
+    Who brings a part calls `write` next: one thread at a time writes the parts whose turn it is, its
+    own and those of others. No thread waits for another's.
     """
 
     def __init__(self, target: Path) -> None:
         """Write nothing yet; ``target`` must not exist."""
         self._target = target
         self._digest = hashlib.sha256()
-        self._parts: dict[int, tuple[PartBytes, Callable[[], None]]] = {}
-        """Those that have come and are not written, each with what lets its memory go."""
+        self._parts: dict[int, bytes] = {}
+        """Those that have come and are not written."""
         self._next = 0
         self._changing = threading.Condition()
         self._is_writing = False
         self._is_closed = False
 
-    def bring(self, number: int, data: PartBytes, release: Callable[[], None]) -> int:
-        """Leave a part here, once; return how many parts are written for certain.
+    def bring(self, number: int, data: bytes) -> None:
+        """Leave a part here, once; numbers begin at 0. `write` has to be called after it."""
+        with self._changing:
+            if not self._is_closed:
+                self._parts[number] = data
 
-        Args:
-            number: From 0.
-            data: Nobody changes it before ``release`` is called.
-            release: Called on any thread once the part is written, or never will be.
+    def write(self) -> int:
+        """Write the parts whose turn it is, unless another thread does; return how many are written.
+
+        That many, from the first on, are out of memory: of the file, and here.
 
         Raises:
             ConfigError: The disk is full or not writable.
         """
         with self._changing:
-            if self._is_closed:
-                release()
-                return self._next
-            self._parts[number] = (data, release)
             if self._is_writing:
                 return self._next
             self._is_writing = True
         try:
-            while (part := self._take_next()) is not None:
-                data, release = part
-                self._write(data)
-                release()
+            while self._write_next():
+                pass
         except BaseException:
             with self._changing:
                 self._is_writing = False
@@ -76,21 +71,25 @@ class OrderedFile:
 
     def _close(self) -> None:
         self._is_closed = True
-        for _, release in self._parts.values():
-            release()
         self._parts.clear()
         self._changing.notify_all()
 
-    def _take_next(self) -> tuple[PartBytes, Callable[[], None]] | None:
-        """Return the part whose turn it is; None ends the writing."""
+    def _write_next(self) -> bool:
+        """Write the part whose turn it is; without one, False ends the writing."""
         with self._changing:
-            part = None if self._is_closed else self._parts.pop(self._next, None)
-            if part is None:
+            data = None if self._is_closed else self._parts.pop(self._next, None)
+            if data is None:
                 self._is_writing = False
                 self._changing.notify_all()
-            return part
+                return False
+        self._append(data)
+        self._digest.update(data)
+        del data  # another part may have its memory as soon as it counts as written
+        with self._changing:
+            self._next += 1
+        return True
 
-    def _write(self, data: PartBytes) -> None:
+    def _append(self, data: bytes) -> None:
         try:
             with self._target.open("ab" if self._next else "xb", buffering=0) as file:
                 view = memoryview(data)
@@ -101,6 +100,3 @@ class OrderedFile:
                 f"a blob cannot be written to this machine: path={self._target}"
                 f" reason={exc.strerror}"
             ) from exc
-        self._digest.update(data)
-        with self._changing:
-            self._next += 1

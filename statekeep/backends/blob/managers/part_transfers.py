@@ -1,18 +1,14 @@
 """The blocking calls that move one part of a blob, each on one executor thread."""
 
 import os
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from statekeep.backends.blob.managers.object_client import (
     ObjectClient,
     ObjectStamps,
-    PartBytes,
 )
 from statekeep.backends.blob.managers.ordered_file import OrderedFile
-from statekeep.backends.blob.managers.part_buffers import PartBuffers
 from statekeep.backends.blob.managers.parts import Part
 from statekeep.errors import RetriableError, VersionDamagedError
 
@@ -57,7 +53,7 @@ def put_part(client: ObjectClient, name: str, upload: str, path: Path, part: Par
     return client.put_part(name, upload, part.number, _read_slice(path, part))
 
 
-def read_part(client: ObjectClient, name: str, part: Part) -> PartBytes:
+def read_part(client: ObjectClient, name: str, part: Part) -> bytes:
     """Return a part of a blob that is known to be as large."""
     data = client.read(name, part.start, part.size).data
     _check_size(name, part.size, len(data))
@@ -74,9 +70,7 @@ class Fetched:
     """Of the file, from its start: not always this one, which another thread may have to write."""
 
 
-def fetch_part(
-    client: ObjectClient, name: str, part: Part, file: OrderedFile, buffers: PartBuffers
-) -> Fetched:
+def fetch_part(client: ObjectClient, name: str, part: Part, file: OrderedFile) -> Fetched:
     """Fetch a part, up to the blob's end, and bring it to its file: still in the caches.
 
     Raises:
@@ -84,24 +78,18 @@ def fetch_part(
         ConfigError: The disk is full or not writable.
         RetriableError: It came short; nothing was brought.
     """
-    with ExitStack() as undo:
-        into, release = None, _keep
-        if client.fills_buffers:
-            buffer = buffers.take()
-            release = partial(buffers.give_back, buffer)
-            undo.callback(release)
-            into = memoryview(buffer)[: part.size]
-        found = client.read(name, part.start, part.size, into)
-        size = len(found.data)
-        # Only with the first part is the size of the blob not known before.
-        _check_size(name, part.size if part.number else min(part.size, found.object_bytes), size)
-        undo.pop_all()
-    parts_written = file.bring(part.number, found.data, release)
-    return Fetched(size, found.object_bytes, parts_written)
+    size, object_bytes = _bring_part(client, name, part, file)
+    return Fetched(size, object_bytes, file.write())
 
 
-def _keep() -> None:
-    """Release nothing: the data is nobody's buffer."""
+def _bring_part(client: ObjectClient, name: str, part: Part, file: OrderedFile) -> tuple[int, int]:
+    """Leave a part with its file, and nowhere else; return its size and the blob's."""
+    found = client.read(name, part.start, part.size)
+    size = len(found.data)
+    # Only with the first part is the size of the blob not known before.
+    _check_size(name, part.size if part.number else min(part.size, found.object_bytes), size)
+    file.bring(part.number, found.data)
+    return size, found.object_bytes
 
 
 def _check_size(name: str, expected: int, actual: int) -> None:

@@ -32,8 +32,8 @@ def cut(size: int, part_bytes: int, *, start: int = 0, number: int = 0) -> list[
 def fitting_part_bytes(size: int, wanted: int, limits: PartLimits) -> int:
     """Return the size of the parts to upload a blob in: as wanted, if the store takes as many.
 
-    A blob that is too large for that gets larger parts, in whole MiB: 10,000 parts of 8 MiB are
-    78 GiB.
+    A blob that is too large for that gets larger parts, in whole MiB: 10,000 parts of 16 MiB
+    are 156 GiB.
     """
     smallest = -(-size // limits.max_parts)
     return max(wanted, limits.min_bytes, -(-smallest // _MIB) * _MIB if smallest > wanted else 0)

@@ -17,7 +17,6 @@ from statekeep.backends.blob.managers.object_client import (
     ObjectClient,
     ObjectRange,
     ObjectStamps,
-    PartBytes,
     PartLimits,
     UnfinishedUpload,
 )
@@ -34,8 +33,6 @@ _MIB: Final = 1 << 20
 _CONNECT_S: Final = 10
 _READ_S: Final = 60
 """Without a byte; a request that hangs longer is given up and made again."""
-_CHUNK_BYTES: Final = 256 << 10
-"""Of an answer, so that a copy of it is still in the processor's caches."""
 _RANGE: Final = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
 _THROTTLED: Final = {
     "SlowDown",
@@ -168,9 +165,7 @@ class S3Client(ObjectClient):
             ]
 
     @override
-    def read(
-        self, name: str, start: int, length: int, into: memoryview | None = None
-    ) -> ObjectRange:
+    def read(self, name: str, start: int, length: int) -> ObjectRange:
         with self._mapped(name):
             try:
                 answer = self._s3.get_object(
@@ -180,11 +175,11 @@ class S3Client(ObjectClient):
                 if _status(exc) != _RANGE:
                     raise
                 return ObjectRange(b"", self._size(name))
-            if "ContentRange" not in answer:  # a server may answer with the whole object
-                whole = cast("bytes", answer["Body"].read())
-                return ObjectRange(whole[start : start + length], len(whole))
-            data = _read_body(answer["Body"], into)
-        return ObjectRange(data, int(str(answer["ContentRange"]).rpartition("/")[2]))
+            # In one go: pieces would be copied twice on their way through the HTTP library.
+            data = cast("bytes", answer["Body"].read())
+        if "ContentRange" not in answer:  # a server may answer with the whole object
+            return ObjectRange(data[start : start + length], len(data))
+        return ObjectRange(data[:length], int(str(answer["ContentRange"]).rpartition("/")[2]))
 
     @override
     def delete(self, name: str) -> None:
@@ -254,21 +249,6 @@ class S3Client(ObjectClient):
         except boto_errors.BotoCoreError as exc:
             msg = f"the object store cannot be used: {where} kind={type(exc).__name__}"
             raise ConfigError(msg, hint=str(exc)) from exc
-
-
-def _read_body(body: Any, into: memoryview | None) -> PartBytes:  # noqa: ANN401 - made at run time
-    """Read an answer to its end, so that its connection is used again."""
-    if into is None:
-        return cast("bytes", body.read())
-    size = 0
-    while size < len(into):
-        count: int = body.readinto(into[size : size + _CHUNK_BYTES])
-        if not count:
-            return into[:size]
-        size += count
-    if body.readinto(bytearray(1)):
-        body.close()  # it is longer than what was asked for
-    return into
 
 
 def _sdk_client(settings: S3Settings, connections: int) -> Any:  # noqa: ANN401 - made at run time
