@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_CALL_S: Final = 5.0
-"""A blocking call of a few megabytes that lasts longer hangs, for one who has no time left."""
+_LONGEST_CALL_S: Final = 10.0
+"""A blocking call that moves 16 MiB and lasts longer hangs, for one who has no time left."""
 
 
 class BoundedExecutor(BlockingExecutor):

@@ -19,7 +19,7 @@ BLOB_TASK_MAX_IN_FLIGHT = Key(
     whole_number(1, 1024, what="requests"),
     16,
     "Requests to an object store that are under way at once for one task.",
-    "Hides 20 ms of latency at 16 MiB a part, and leaves places for the other tasks.",
+    "Hides 20 ms of latency at 16 MiB a part, and leaves places for the other tasks' small blobs.",
 )
 BLOB_PART_BYTES = Key(
     "blob.store.part.bytes",

@@ -31,6 +31,9 @@ _PACK_NAME: Final = "small-files.pack"
 _PACK_BYTES: Final = 4 << 20
 """Most raw bytes of a pack: what a restore of a single file of it could cost on some stores."""
 
+_HASHED_AT_ONCE: Final = 2
+"""Large files of a store; more would take the threads that send them, and leave the link idle."""
+
 
 @dataclass(frozen=True, slots=True)
 class WriterLimits:
@@ -87,6 +90,7 @@ class ContentWriter:
         self._limits = limits
         self._upload = upload
         self._numbers = itertools.count()
+        self._hashing = asyncio.Semaphore(_HASHED_AT_ONCE)
 
     async def write_files(self, root: Path, files: Sequence[LocalFile]) -> Sequence[Written]:
         """Store files of an image, whose paths are relative to ``root``; in the order given.
@@ -181,7 +185,8 @@ class ContentWriter:
         found: list[FileDigests] = []
 
         async def digest() -> str:
-            found.append(await self._run(digest_sealed_file, path, file))
+            async with self._hashing:
+                found.append(await self._run(digest_sealed_file, path, file))
             return ""
 
         blob_id, _ = await run_all([self._put(self._name(name), path, name, None), digest()])

@@ -85,11 +85,14 @@ def fetch_part(client: ObjectClient, name: str, part: Part, file: OrderedFile) -
 def _bring_part(client: ObjectClient, name: str, part: Part, file: OrderedFile) -> tuple[int, int]:
     """Leave a part with its file, and nowhere else; return its size and the blob's."""
     found = client.read(name, part.start, part.size)
-    size = len(found.data)
+    size, object_bytes = len(found.data), found.object_bytes
     # Only with the first part is the size of the blob not known before.
-    _check_size(name, part.size if part.number else min(part.size, found.object_bytes), size)
-    file.bring(part.number, found.data)
-    return size, found.object_bytes
+    expected = part.size if part.number else min(part.size, object_bytes)
+    if size == expected:
+        file.bring(part.number, found.data)
+    del found  # the frames of an error would keep it
+    _check_size(name, expected, size)
+    return size, object_bytes
 
 
 def _check_size(name: str, expected: int, actual: int) -> None:

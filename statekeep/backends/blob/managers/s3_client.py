@@ -175,8 +175,7 @@ class S3Client(ObjectClient):
                 if _status(exc) != _RANGE:
                     raise
                 return ObjectRange(b"", self._size(name))
-            # In one go: pieces would be copied twice on their way through the HTTP library.
-            data = cast("bytes", answer["Body"].read())
+            data = _read_body(answer)
         if "ContentRange" not in answer:  # a server may answer with the whole object
             return ObjectRange(data[start : start + length], len(data))
         return ObjectRange(data[:length], int(str(answer["ContentRange"]).rpartition("/")[2]))
@@ -249,6 +248,20 @@ class S3Client(ObjectClient):
         except boto_errors.BotoCoreError as exc:
             msg = f"the object store cannot be used: {where} kind={type(exc).__name__}"
             raise ConfigError(msg, hint=str(exc)) from exc
+
+
+def _read_body(answer: Mapping[str, Any]) -> bytes:
+    """Read an answer in one go: pieces are copied twice on their way through the HTTP library."""
+    body, size = answer["Body"], answer.get("ContentLength")
+    if size is None:
+        return cast("bytes", body.read())
+    # Asked for an amount, the library does not raise an error that keeps what has come.
+    data: bytes = body.read(size)
+    if (actual := len(data)) != size:
+        body.close()
+        del data  # the error's frames would keep it
+        raise boto_errors.IncompleteReadError(actual_bytes=actual, expected_bytes=size)
+    return data
 
 
 def _sdk_client(settings: S3Settings, connections: int) -> Any:  # noqa: ANN401 - made at run time
