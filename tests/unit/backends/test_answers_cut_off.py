@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from typing_extensions import override
 
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
 from statekeep.backends.blob.managers.s3_client import S3Client
@@ -29,7 +30,8 @@ class BreakingOff(BaseHTTPRequestHandler):
         self.wfile.write(bytes(PART_BYTES - (not is_whole)))
         self.close_connection = not is_whole
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+    @override
+    def log_message(self, format: str, *args: object) -> None:
         del format, args
 
 

@@ -11,7 +11,7 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob import content_writer
 from statekeep.backends.blob.diff import LocalFile
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.image import FileDigests
+from statekeep.backends.blob.image import FileDigests, digest_sealed_file
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
@@ -51,11 +51,9 @@ async def test_files_are_sent_while_others_are_hashed(
     def make(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
         return Noting(settings["uri"], executor)
 
-    digest = content_writer.digest_sealed_file
-
     def digest_late(path: Path, file: LocalFile) -> FileDigests:
         assert all_sent.wait(10)
-        return digest(path, file)
+        return digest_sealed_file(path, file)
 
     monkeypatch.setattr(content_writer, "digest_sealed_file", digest_late)
     settings = {"uri": str(tmp_path), "part.bytes": "1MiB"}
