@@ -182,7 +182,8 @@ class Ledger:
 async def ledger(
     make_blobs: Callable[[], BlobStoreManager], process: Process, bucket: Bucket, tmp_path: Path
 ) -> AsyncIterator[Ledger]:
-    job = IncrementJob(tmp_path, make_blobs=make_blobs)
+    settings = {"part.bytes": str(PART_BYTES)}
+    job = IncrementJob(tmp_path, settings=settings, make_blobs=make_blobs)
     await job.blobs.init()
     await job.manager.init(None)
     yield Ledger(job, process, bucket)
