@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 EXECUTOR_CLASS = "CoarseGrainedExecutorBackend"
@@ -38,6 +39,17 @@ def executor_of(pid: int) -> int | None:
         stat = _stat(pid)
         pid = int(stat[1]) if stat else 1
     return None
+
+
+def watched_by(pid: int) -> list[int]:
+    """Return the processes whose end a process waits for: those that it has a pidfd of."""
+    found: list[int] = []
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+            fields = dict(line.partition(":\t")[::2] for line in entry.read_text().splitlines())
+            if "Pid" in fields:
+                found.append(int(fields["Pid"]))
+    return found
 
 
 def executors_of(session: int) -> list[int]:

@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from chaos.spark import processes
 from chaos.spark.history import History
@@ -155,12 +154,9 @@ class Victims:
 
 
 def _executor_of_container(pid: int) -> int | None:
-    command = processes.command_of(pid).split()
-    if not command:
-        return None
-    document = Path(command[-1], "spec.json").read_text()
-    executor = int(document.split('"jvm-pid":')[1].split(",")[0].strip(" }"))
-    return executor if processes.EXECUTOR_CLASS in processes.command_of(executor) else None
+    watched = processes.watched_by(pid)
+    executors = [one for one in watched if processes.EXECUTOR_CLASS in processes.command_of(one)]
+    return executors[0] if executors else None
 
 
 def _await(is_so: Callable[[], bool], timeout_s: float) -> bool:

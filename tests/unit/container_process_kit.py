@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+import statekeep
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.serde import encode_checkpoint_v2
@@ -33,7 +34,7 @@ def spec_in(root: Path, **settings: str) -> ContainerSpec:
         app_id="app",
         executor_id="1",
         jvm_pid=1,
-        python_path=[],
+        python_path=[str(Path(statekeep.__file__).parents[1])],
     )
 
 

@@ -1,4 +1,7 @@
-"""``python -m statekeep.spark.container DIRECTORY``: start the container that lives there."""
+"""``python -m statekeep.spark.container DIRECTORY``: start the container that lives there.
+
+What it is started with comes on standard input: a `ContainerSpec` as JSON.
+"""
 
 import asyncio
 import logging
@@ -20,8 +23,10 @@ _LOG_BYTES = 10 * 1024 * 1024
 
 def main(directory: Path) -> None:
     """Leave the launcher behind, take the lock, and serve."""
+    given = sys.stdin.buffer.read()
     if os.fork() > 0:
         return
+    _let_go_of_stdin()
     place = ContainerPlace(directory)
     handler = logging.handlers.RotatingFileHandler(place.log, maxBytes=_LOG_BYTES, backupCount=1)
     logging.basicConfig(
@@ -37,7 +42,7 @@ def main(directory: Path) -> None:
     try:
         place.prepare()
         place.socket.unlink(missing_ok=True)
-        spec = ContainerSpec.decode(place.spec.read_bytes())
+        spec = ContainerSpec.decode(given)
         clock = SystemClock()
         sweep_dead_places(place, spec.app_id, clock.time_ns())
         asyncio.run(_serve(place, spec, clock))
@@ -51,6 +56,12 @@ def main(directory: Path) -> None:
         logging.shutdown()
         # Threads that are still in a call of a client library are not waited for.
         os._exit(status)  # the end of a process of our own, which has nobody to return to
+
+
+def _let_go_of_stdin() -> None:
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
 
 
 async def _serve(place: ContainerPlace, spec: ContainerSpec, clock: Clock) -> None:

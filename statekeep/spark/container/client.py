@@ -234,18 +234,14 @@ def _spawn(place: ContainerPlace, spec: ContainerSpec) -> subprocess.CompletedPr
     """Launch a container of its own session; the launcher forks again and ends at once.
 
     Otherwise the container would share the process group and the pipes of Spark's Python daemon,
-    which would keep the executor's exit waiting for it.
+    which would keep the executor's exit waiting for it. The settings go through a pipe, so that no
+    secret is on disk or in the process list, whenever a process is killed.
     """
-    temporary = place.spec.with_suffix(".tmp")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(spec))
-    temporary.replace(place.spec)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(spec.python_path)}
     with place.log.open("ab") as log:
         return subprocess.run(  # noqa: S603 - our own module, by this interpreter
             [sys.executable, "-m", "statekeep.spark.container", str(place.directory)],
-            stdin=subprocess.DEVNULL,
+            input=spec.encode(),
             stdout=subprocess.DEVNULL,
             stderr=log,
             cwd="/",

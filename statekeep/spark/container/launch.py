@@ -41,7 +41,6 @@ class PlaceLock:
         place.socket.unlink(missing_ok=True)
         with _start_lock(place) as is_free:
             if is_free:
-                place.spec.unlink(missing_ok=True)
                 if place.outbox.exists() and not any(place.outbox.iterdir()):
                     place.outbox.rmdir()
                 place.start_lock.unlink(missing_ok=True)

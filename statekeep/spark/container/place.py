@@ -3,19 +3,20 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.stores.local_files import make_private
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """What a container is started with; JSON on disk, read by the new process."""
+    """What a container is started with; JSON on its standard input, and never on disk."""
 
     job_name: str
     job_uid: str
@@ -23,7 +24,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """Name of the job's local directory."""
     operator: str
     settings: Mapping[str, str]
-    """The job's configuration, key by key. May hold secrets: the file is private to the user."""
+    """The job's configuration, key by key. May hold secrets, so no text of ours shows it."""
     stores: list[str]
     log_backend: str
     """The backend that holds the tasks' checkpoints."""
@@ -32,6 +33,21 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     executor_id: str
     jvm_pid: int
     python_path: list[str]
+
+    @override
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"ContainerSpec({shown})"
+
+    @override
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        for name in self.__struct_fields__:
+            if name != "settings":
+                yield name, getattr(self, name)
+
+    def encode(self) -> bytes:
+        """Return what `decode` reads, secrets included."""
+        return msgspec.json.encode(self)
 
     @property
     def digest(self) -> str:
@@ -63,11 +79,6 @@ class ContainerPlace:
     def start_lock(self) -> Path:
         """Held by the task that starts a container, so that one starts at a time."""
         return self.directory / "start-lock"
-
-    @property
-    def spec(self) -> Path:
-        """What the container was started with."""
-        return self.directory / "spec.json"
 
     @property
     def outbox(self) -> Path:

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from container_process_kit import hand_over, spec_in
+from rich.console import Console
 
 from statekeep.errors import ConfigError
 from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
@@ -44,7 +46,6 @@ def leftovers(place: ContainerPlace) -> set[str]:
 
 def test_a_container_that_goes_leaves_its_log_and_nothing_else(tmp_path: Path) -> None:
     place = place_of(tmp_path, "container-app-1")
-    place.spec.write_text("secrets")
     place.socket.touch()
     lock = take_lock(place)
     assert lock is not None
@@ -59,9 +60,8 @@ def test_a_container_that_goes_leaves_what_its_successor_was_just_given(tmp_path
     assert lock is not None
     with place.start_lock.open("w") as starting:
         fcntl.flock(starting, fcntl.LOCK_EX)
-        place.spec.write_text("of the successor")
         lock.leave()
-    assert leftovers(place) == {"container.log", "outbox", "spec.json", "start-lock"}
+    assert leftovers(place) == {"container.log", "outbox", "start-lock"}
 
 
 def test_the_place_of_a_killed_container_is_swept_and_that_of_a_living_one_is_not(
@@ -175,6 +175,34 @@ def test_a_real_container_starts_answers_and_leaves_nothing_behind(tmp_path: Pat
     pytest.fail("the container's process lives on")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_killed_container_leaves_no_secret_on_disk_and_shows_none_in_the_process_list(
+    tmp_path: Path,
+) -> None:
+    hidden = "Zq9silence"
+    place = place_of(tmp_path, "container-app-1")
+    spec = spec_in(tmp_path, **{"blob.store.s3.proxy": f"http://me:{hidden}@proxy"})
+    with pytest.raises(ContainerError, match="no retained commit"):
+        ask(place, spec, Restore(epoch=1, partition=0, candidates=[]))
+    commands = _processes_of(place)
+    assert commands
+    assert not any(hidden in command for command in commands.values())
+    assert not _files_with(hidden, tmp_path)
+    for pid in commands:
+        os.kill(pid, signal.SIGKILL)
+    assert not _files_with(hidden, tmp_path)
+
+
+def test_the_settings_of_a_container_are_in_no_text_of_it(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path, **{"blob.store.s3.proxy": "http://me:Zq9silence@proxy"})
+    printed = StringIO()
+    Console(file=printed, width=10_000).print(spec)
+    texts = [repr(spec), str(spec), f"{[spec]}", printed.getvalue()]
+    assert all("ContainerSpec" in text and "job_uid='u'" in text for text in texts)
+    assert not any("Zq9" in text for text in texts)
+
+
 def test_a_local_directory_of_ours_alone_is_taken(tmp_path: Path) -> None:
     make_private(tmp_path / "a" / "b")
     make_private(tmp_path / "a" / "b")
@@ -215,14 +243,20 @@ def test_only_below_a_shared_directory_must_the_local_directory_be_private(tmp_p
         make_local_dir(tmp_path / "mounted")
 
 
-def _processes_of(place: ContainerPlace) -> list[str]:
-    """Return the command lines of living processes that name the place."""
-    found: list[str] = []
+def _files_with(text: str, root: Path) -> list[Path]:
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
+def _processes_of(place: ContainerPlace) -> dict[int, str]:
+    """Return the command lines of living processes that name the place, by pid."""
+    found: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = entry.read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if str(place.directory).encode() in command:
-            found.append(command.decode())
+            found[int(entry.parent.name)] = command.decode()
     return found
