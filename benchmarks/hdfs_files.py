@@ -133,6 +133,7 @@ async def _restores(run: _Run, size_mb: int) -> list[Figure]:
         directories={STORE: run.root / "restored" / "db"},
         reusable=(),
         open_store=watch.open_store,
+        open_image=watch.open_store,
         on_bytes=lambda _: None,
         on_total=lambda _: None,
         executor=run.executor,
@@ -187,7 +188,7 @@ class _Watch:
                 super().close()
                 watch.close_s += time.perf_counter() - begin
 
-        return Watched(name, directory, is_to_load=True)
+        return Watched(name, directory, is_new=True, is_to_load=True)
 
 
 def _read_plainly(uri: str) -> tuple[float, float]:

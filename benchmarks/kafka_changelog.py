@@ -145,7 +145,7 @@ class _Bench:
                 "queue.buffering.max.kbytes": 1 << 20,
             }
         )
-        store = RocksDbStore(STORE, image)
+        store = RocksDbStore(STORE, image, is_new=True)
         producer.init_transactions(30)
         producer.begin_transaction()
         for key, value in store.scan():
@@ -165,7 +165,7 @@ class _Bench:
             }
         )
         consumer.assign([TopicPartition(topic, 0, 0)])
-        store = RocksDbStore(STORE, directory)
+        store = RocksDbStore(STORE, directory, is_new=True)
         left = self._keys
         while left:
             changes: dict[bytes, bytes | None] = {}
@@ -186,7 +186,8 @@ class _Bench:
                 job.task,
                 {STORE: directory},
                 (),
-                lambda name, path: open_to_load(name, "rocksdb", path),
+                lambda name, path: open_to_load(name, "rocksdb", path, is_new=True),
+                lambda name, path: open_to_load(name, "rocksdb", path, is_new=False),
                 lambda _: None,
                 lambda _: None,
                 executor,

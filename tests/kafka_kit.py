@@ -197,7 +197,8 @@ class ChangelogJob:
                 self.task,
                 {STORE: directory},
                 (),
-                lambda name, path: open_to_load(name, "rocksdb", path),
+                lambda name, path: open_to_load(name, "rocksdb", path, is_new=True),
+                lambda name, path: open_to_load(name, "rocksdb", path, is_new=False),
                 done.append,
                 total.append,
                 self._executor,
@@ -210,7 +211,7 @@ class ChangelogJob:
         finally:
             await manager.close()
         assert sum(done) == sum(total)
-        store = open_store(STORE, "rocksdb", directory)
+        store = open_store(STORE, "rocksdb", directory, is_new=True)
         try:
             return dict(store.scan())
         finally:

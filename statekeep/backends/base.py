@@ -135,8 +135,11 @@ class RestoreContext:
     reusable: Sequence[SealedVersion]
     """Local versions whose files may be hard-linked once they are proven equal."""
     open_store: Callable[[StoreName, Path], KeyValueStore]
-    """Opens a store to be loaded, on an empty directory or on an image, for backends that restore by
-    replaying changes: many calls of `KeyValueStore.load`, then `close`. Before a scan it is flushed."""
+    """Makes an empty store to be loaded, for backends that restore by replaying changes: many calls
+    of `KeyValueStore.load`, then `close`. Before a scan it is flushed."""
+    open_image: Callable[[StoreName, Path], KeyValueStore]
+    """Opens a store to be loaded as well, on an image that was restored; VersionDamagedError where
+    there is none, or it is damaged."""
     on_bytes: Callable[[int], None]
     """To be called on the loop with the number of bytes restored since the last call."""
     on_total: Callable[[int], None]

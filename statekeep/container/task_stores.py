@@ -12,7 +12,6 @@ from statekeep.config.model import StoreSettings
 from statekeep.errors import StateBackupError
 from statekeep.restore.settled import settled
 from statekeep.stores.base import KeyValueStore
-from statekeep.stores.local_files import remove_tree
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -85,7 +84,7 @@ class TaskStores:
                 for name, store in settings.items():
                     if not store.restore_factories:
                         _warn_of_loss(directory, store)
-                        remove_tree(work.store_directory(name))
+                        work.begin_empty(name)
                 return work, {
                     name: work.open_store(name, store.factory, RocksDbOptions.of(store))
                     for name, store in settings.items()

@@ -1,7 +1,9 @@
 """The download of a task's stores at one commit, each from the first backend that can."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +13,7 @@ from statekeep.backends.base import (
     StateBackendFactory,
     TaskIdentity,
 )
-from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.run_to_end import run_to_early_end, run_to_end
 from statekeep.checkpoint.checkpoints import (
     BackendName,
     CheckpointV2,
@@ -21,12 +23,17 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.clock import Clock
 from statekeep.config.model import StoreSettings
-from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, TaskFencedError
+from statekeep.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    TaskFencedError,
+    VersionDamagedError,
+)
 from statekeep.fault_points import fault_point
 from statekeep.restore.plan import Source, StorePlan
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.base import KeyValueStore
-from statekeep.stores.factory import open_to_load
+from statekeep.stores.factory import check_image, open_to_load
 from statekeep.stores.local_files import remove_tree
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.version import SealedVersion
@@ -148,29 +155,70 @@ class StoreFetcher:
             raise StoreOutOfReachError(is_for_good=False) from exc
 
     async def _fetch_from(self, store: StoreName, backend: BackendName) -> None:
+        """Fill a store's directory, and make sure that it can be opened.
+
+        Raises:
+            CheckpointCorruptError: It cannot, though it is what the backend was given; or as of
+                `TaskRestoreManager`, whose other errors pass too.
+        """
+        try:
+            await self._fill_from(store, backend)
+        except VersionDamagedError as exc:
+            raise CheckpointCorruptError(f"restored image is of no use: {exc}") from exc
+
+    async def _fill_from(self, store: StoreName, backend: BackendName) -> None:
+        if self._reusable:
+            try:
+                await self._fill(store, backend, self._reusable)
+            except VersionDamagedError:
+                # A local version that lent its files may be at fault, and not the backend.
+                await run_to_end(self._executor, _remove, self._work.store_directory(store))
+            else:
+                return
+        await self._fill(store, backend, ())
+
+    async def _fill(
+        self, store: StoreName, backend: BackendName, reusable: Sequence[SealedVersion]
+    ) -> None:
         fault_point("restore.before_fetch")
         directory = self._work.store_directory(store)
         await self._executor.run(_make_parent, directory)
         context = RestoreContext(
             task=self._task,
             directories={store: directory},
-            reusable=self._reusable,
-            open_store=self._open_store,
+            reusable=reusable,
+            open_store=partial(self._open_store, is_new=True),
+            open_image=partial(self._open_store, is_new=False),
             on_bytes=self._meter.add_done,
             on_total=self._meter.add_total,
             executor=self._executor,
             clock=self._clock,
         )
-        manager = self._factories[backend].restore_manager(context)
+        factory = self._factories[backend]
+        manager = factory.restore_manager(context)
         try:
             await manager.init(self._checkpoint)
             await manager.restore()
         finally:
             await manager.close()
+        is_cancelled = threading.Event()
+        await run_to_early_end(
+            self._executor,
+            is_cancelled.set,
+            check_image,
+            store,
+            self._stores[store].factory,
+            directory,
+            # An image that was stored as files may have been damaged before. One that the engine has
+            # just written from records that were checked is not read again.
+            is_deep=factory.properties.needs_files,
+            is_cancelled=is_cancelled,
+        )
 
-    def _open_store(self, store: StoreName, directory: Path) -> KeyValueStore:
+    def _open_store(self, store: StoreName, directory: Path, *, is_new: bool) -> KeyValueStore:
         settings = self._stores[store]
-        return open_to_load(store, settings.factory, directory, RocksDbOptions.of(settings))
+        options = RocksDbOptions.of(settings)
+        return open_to_load(store, settings.factory, directory, options, is_new=is_new)
 
 
 async def fetch_all(

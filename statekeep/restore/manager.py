@@ -84,7 +84,8 @@ class RestoreOutcome:
 class TaskRestorer:
     """Gives a task the newest state that is within reach.
 
-    For each candidate, newest first: the local version, if every byte of it verifies; else each
+    For each candidate, newest first: the local version, if every byte of it verifies and its stores
+    can be opened; else each
     store from the first backend of its list that can, all of this one commit; else, if every copy
     of a store is missing or damaged, the next candidate, for all stores. An outage is not damage,
     nor is what a newer release wrote: they are errors, never an older commit. Nothing is usable before all of it is verified and
@@ -126,6 +127,7 @@ class TaskRestorer:
         self._on_progress = on_progress
         self._bad_markers = bad_markers
         self._new_uid = new_uid
+        self._engines = {name: settings.factory for name, settings in stores.items()}
         self._is_clean_start = any(store.is_cleaned_on_start for store in stores.values())
         self._failures: list[RestoreFailure] = []
         self._obstacles: list[Exception] = []
@@ -206,8 +208,11 @@ class TaskRestorer:
         if self._is_clean_start:
             return None
         try:
-            version = await self._executor.run(_find_verified, self._directory, version_id)
-        except (VersionDamagedError, OSError) as exc:
+            version = await self._executor.run(self._find_sound, version_id)
+        except UnknownFormatError:
+            raise
+        except (VersionDamagedError, ConfigError, OSError) as exc:
+            # What keeps anyone from using the disk keeps the fetch from it too, and ends that.
             self._note_local(version_id, str(exc))
             return None
         if version is not None and (missing := version.lacks(wanted)):
@@ -218,6 +223,12 @@ class TaskRestorer:
                 ",".join(missing),
             )
             return None
+        return version
+
+    def _find_sound(self, version_id: VersionId) -> SealedVersion | None:
+        version = self._directory.find(version_id)
+        if version is not None:
+            self._directory.require_sound(version, self._engines, self._new_uid())
         return version
 
     def _local_sources(self, version: SealedVersion) -> Mapping[StoreName, str]:
@@ -273,7 +284,8 @@ class TaskRestorer:
             )
             sources = await fetch_all(fetcher, plans)
             fault_point("restore.before_adopt")
-            version = await settled(run(self._directory.adopt, work, version_id, None, ()))
+            adopt = run(self._directory.adopt, work, version_id, None, (), engines=self._engines)
+            version = await settled(adopt)
             fault_point("restore.after_adopt")
         finally:
             await self._discard(work)
@@ -387,10 +399,3 @@ class TaskRestorer:
 
 def _notes(exc: Exception) -> list[str]:
     return getattr(exc, "__notes__", [])
-
-
-def _find_verified(directory: TaskDirectory, version_id: VersionId) -> SealedVersion | None:
-    version = directory.find(version_id)
-    if version is not None:
-        version.verify()
-    return version

@@ -10,6 +10,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
+from statekeep.stores.delta_records import Records
 from statekeep.stores.local_files import explained_errors
 
 IMAGE_FILE: Final = "image.delta"
@@ -19,11 +20,16 @@ IMAGE_FILE: Final = "image.delta"
 class MemoryStore(KeyValueStore):
     """A `KeyValueStore` in a dict. Memory grows with the state; a scan sorts its keys first."""
 
-    def __init__(self, name: StoreName, directory: Path) -> None:
-        """Load the image in ``directory``; empty where there is none.
+    def __init__(self, name: StoreName, directory: Path, *, is_new: bool) -> None:
+        """Load the image in ``directory``.
+
+        Args:
+            name: For errors.
+            directory: Holds nothing but this store.
+            is_new: Nothing was ever stored: the store is empty where there is no image.
 
         Raises:
-            VersionDamagedError: The image is damaged.
+            VersionDamagedError: The image is damaged, or there is none and ``is_new`` is False.
             UnknownFormatError: A newer version of Statekeep wrote it.
             ConfigError: The directory is not writable.
         """
@@ -32,7 +38,7 @@ class MemoryStore(KeyValueStore):
         self._is_changed = False
         with explained_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        self._open_entries: dict[bytes, bytes] | None = _load(directory / IMAGE_FILE)
+        self._open_entries: dict[bytes, bytes] | None = _load(directory / IMAGE_FILE, is_new=is_new)
 
     @override
     def get(self, key: bytes) -> bytes | None:
@@ -86,13 +92,29 @@ class MemoryStore(KeyValueStore):
         return self._open_entries
 
 
-def _load(path: Path) -> dict[bytes, bytes]:
+def check_memory_image(directory: Path) -> None:
+    """Read an image to its end, with bounded memory.
+
+    Raises:
+        VersionDamagedError: There is none, or it is damaged.
+        UnknownFormatError: A newer version of Statekeep wrote it.
+    """
+    for _ in _blocks(directory / IMAGE_FILE):
+        pass
+
+
+def _load(path: Path, *, is_new: bool) -> dict[bytes, bytes]:
+    if is_new and not path.exists():
+        return {}
+    return {key: value for block in _blocks(path) for key, value in block if value is not None}
+
+
+def _blocks(path: Path) -> Iterator[Records]:
     try:
         with path.open("rb") as file:
-            entries = DeltaReader(file, where=f"path={path}")
-            return {key: value for key, value in entries if value is not None}
-    except FileNotFoundError:
-        return {}
+            yield from DeltaReader(file, where=f"path={path}").blocks()
+    except FileNotFoundError as exc:
+        raise VersionDamagedError(f"image of a store lacks a file: path={path}") from exc
     except CheckpointCorruptError as exc:
         raise VersionDamagedError(f"store is damaged: path={path}") from exc
 

@@ -1,5 +1,6 @@
 """The store on disk: RocksDB by way of rocksdict, in raw mode (keys and values as they are)."""
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -17,6 +19,7 @@ from rocksdict import (
     Options,
     Rdict,
     RdictIter,
+    ReadOptions,
     WriteBatch,
     WriteOptions,
 )
@@ -46,6 +49,13 @@ _DISK_REASONS: Final = {
     "Read-only file system": "the local directory is on a read-only file system",
 }
 _DAMAGE_SIGNS: Final = ("Corruption", "No such file", "does not exist", "bad magic", "Truncated")
+_HOST_SIGNS: Final = ("Too many open files", "Cannot allocate memory", "Input/output error")
+"""The host is at fault, and not the store."""
+_READAHEAD_BYTES: Final = 2 * _MIB
+_RECORDS_BETWEEN_LOOKS: Final = 100_000
+"""Of a check that reads every record: about 30 ms."""
+CURRENT_FILE: Final = "CURRENT"
+"""Names the manifest: every RocksDB image has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +112,21 @@ class RocksDbStore(KeyValueStore):
         directory: Path,
         options: RocksDbOptions | None = None,
         *,
+        is_new: bool,
         is_to_load: bool = False,
     ) -> None:
-        """Open the database in ``directory``, an empty one where there is none.
+        """Open the database in ``directory``.
 
         Args:
             name: For errors.
             directory: Holds nothing but this store.
             options: None: the defaults.
+            is_new: Nothing was ever stored: an empty database is created where there is none.
             is_to_load: Much is written before anything is read.
 
         Raises:
-            VersionDamagedError: What lies there is not whole.
+            VersionDamagedError: What lies there is not whole, or there is nothing and ``is_new`` is
+                False.
             ConfigError: The disk is full or not writable.
             StateBackupError: The directory is open already, here or in another process.
         """
@@ -126,6 +139,7 @@ class RocksDbStore(KeyValueStore):
         with explained_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
         engine_options = _engine_options(options or RocksDbOptions())
+        engine_options.create_if_missing(create_if_missing=is_new)
         if is_to_load:
             _prepare_to_load(engine_options, (options or RocksDbOptions()).write_buffer_bytes)
         try:
@@ -134,7 +148,7 @@ class RocksDbStore(KeyValueStore):
                 str(directory), engine_options, column_families={_COLUMN_FAMILY: engine_options}
             )
         except Exception as exc:
-            raise self._explain(exc, "cannot open store") from exc
+            raise _explained(exc, name, directory, "cannot open store") from exc
 
     @override
     def get(self, key: bytes) -> bytes | None:
@@ -222,17 +236,7 @@ class RocksDbStore(KeyValueStore):
         return self._open_db
 
     def _explain(self, exc: Exception, what: str) -> StateBackupError:
-        """Tell by its text what an error of rocksdict, which knows only one class, is about."""
-        if isinstance(exc, StateBackupError):
-            return exc
-        text = str(exc)
-        for sign, reason in _DISK_REASONS.items():
-            if sign in text:
-                return disk_error(reason, self._directory)
-        where = f"store={self.name} directory={self._directory}"
-        if any(sign in text for sign in _DAMAGE_SIGNS):
-            return VersionDamagedError(f"store is damaged: {where}")
-        return StateBackupError(f"{what}: {where}")
+        return _explained(exc, self.name, self._directory, what)
 
 
 class _Scan(Iterator[tuple[bytes, bytes]]):
@@ -277,6 +281,91 @@ class _Scan(Iterator[tuple[bytes, bytes]]):
             raise self._explain(exc, "cannot scan store") from exc
 
 
+def check_rocksdb_image(
+    name: StoreName, directory: Path, *, is_deep: bool, is_cancelled: threading.Event
+) -> None:
+    """Open an image for reading, and compare its files with its manifest.
+
+    RocksDB itself compares the existence and the size of each SST file with the manifest, and the
+    checksums of the manifest's own records. It does not notice a manifest that ends too early, which
+    describes an older or an empty state: then files are left over that it does not list. Nor does it
+    read data blocks at open, nor any block of most files where there are many. A deep check reads each
+    record once, which compares the checksum of each block. For 100 MB that takes 250 ms of a
+    processor with values of 100 bytes and 60 ms with values of 1,000; the rest takes 3 ms.
+
+    Args:
+        name: For errors.
+        directory: A copy of the image that nobody else uses: a small file is rewritten.
+        is_deep: Read every record.
+        is_cancelled: Ends a deep check soon.
+
+    Raises:
+        VersionDamagedError: It cannot be opened or read, or its manifest is not whole.
+        ConfigError: The disk is full or not writable.
+    """
+    if not (directory / CURRENT_FILE).is_file():  # an open would write into the directory first
+        msg = (
+            f"image of a store lacks a file: store={name} directory={directory} file={CURRENT_FILE}"
+        )
+        raise VersionDamagedError(msg)
+    options = _engine_options(RocksDbOptions(block_cache_bytes=0))
+    try:
+        db = Rdict(
+            str(directory),
+            options,
+            column_families={_COLUMN_FAMILY: options},
+            access_type=AccessType.read_only(),
+        )
+        try:
+            listed = {Path(file["name"].lstrip("/")).name for file in db.live_files()}
+            if is_deep:
+                _read_all(db, is_cancelled)
+        finally:
+            db.close()
+    except Exception as exc:
+        raise _explained(exc, name, directory, "cannot open image") from exc
+    unlisted = {path.name for path in directory.glob("*.sst")} - listed
+    if unlisted:
+        msg = (
+            f"manifest of a store's image does not list all of its files: store={name} "
+            f"directory={directory} files={','.join(sorted(unlisted))}"
+        )
+        raise VersionDamagedError(msg)
+
+
+def _read_all(db: Rdict, is_cancelled: threading.Event) -> None:
+    options = ReadOptions()
+    options.set_readahead_size(_READAHEAD_BYTES)
+    entries = db.iter(options)
+    entries.seek_to_first()
+    is_valid, go_on = entries.valid, entries.next
+    count = 0
+    try:
+        while is_valid():
+            go_on()
+            count += 1
+            if count % _RECORDS_BETWEEN_LOOKS == 0 and is_cancelled.is_set():
+                return
+        entries.status()
+    finally:
+        del entries, is_valid, go_on  # an iterator keeps the database open, whatever close says
+
+
+def _explained(exc: Exception, name: StoreName, directory: Path, what: str) -> StateBackupError:
+    """Tell by its text what an error of rocksdict, which knows only one class, is about."""
+    if isinstance(exc, StateBackupError):
+        return exc
+    text = str(exc)
+    for sign, reason in _DISK_REASONS.items():
+        if sign in text:
+            return disk_error(reason, directory)
+    where = f"store={name} directory={directory}"
+    # RocksDB calls a file that it could not open for want of descriptors corrupt.
+    if not any(sign in text for sign in _HOST_SIGNS) and any(s in text for s in _DAMAGE_SIGNS):
+        return VersionDamagedError(f"store is damaged: {where}")
+    return StateBackupError(f"{what}: {where}")
+
+
 def _engine_options(options: RocksDbOptions) -> Options:
     table = BlockBasedOptions()
     if options.block_cache_bytes:
@@ -289,7 +378,6 @@ def _engine_options(options: RocksDbOptions) -> Options:
     if options.bloom_bits:
         table.set_bloom_filter(options.bloom_bits, block_based=False)
     engine = Options(raw_mode=True)
-    engine.create_if_missing(create_if_missing=True)
     engine.set_block_based_table_factory(table)
     engine.set_write_buffer_size(options.write_buffer_bytes)
     engine.set_max_write_buffer_number(2)

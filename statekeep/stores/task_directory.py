@@ -6,7 +6,7 @@ file orders those steps that look before they act.
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import (
     CheckpointCorruptError,
     ConfigError,
@@ -145,6 +146,24 @@ class TaskDirectory:
             raise
         return sealed
 
+    def require_sound(
+        self, version: SealedVersion, stores: Mapping[StoreName, StoreFactoryName], uid: str
+    ) -> None:
+        """Compare every byte of a version with its seal, and open each of its stores once.
+
+        Args:
+            version: One that is here.
+            stores: Those to open, where the version has them, with their engines.
+            uid: Drawn for this check; names a work directory.
+
+        Raises:
+            VersionDamagedError: A file is missing or differs, or a store cannot be opened.
+            ConfigError: Another engine made a store; or the disk is full or not writable.
+        """
+        version.verify()
+        with self.begin(uid, None, ()) as work:
+            work.check_version(version, stores)
+
     def find_whole(self, version: VersionId) -> SealedVersion | None:
         """Return a version if it is here and every byte of it is as it was sealed.
 
@@ -185,11 +204,13 @@ class TaskDirectory:
         version: VersionId,
         parent: VersionId | None,
         lineage: Sequence[VersionId],
+        *,
+        engines: Mapping[StoreName, StoreFactoryName],
     ) -> SealedVersion:
         """Seal restored stores under the name of the committed version that they are.
 
-        Ends the work directory. A version of that name that is here and whole stays, and is
-        returned; one that is damaged, or lacks one of the stores, is moved aside. Of racing
+        Ends the work directory. A version of that name that is here, whole and can be opened stays,
+        and is returned; one that is damaged, or lacks one of the stores, is moved aside. Of racing
         processes one does it, and all get it.
 
         Args:
@@ -197,6 +218,7 @@ class TaskDirectory:
             version: The committed version.
             parent: Its parent, None where unknown.
             lineage: Its ancestors, nearest first.
+            engines: Those that open the stores.
 
         Raises:
             ConfigError: The disk is full or not writable.
@@ -208,7 +230,11 @@ class TaskDirectory:
             with explained_errors(self.root), self._lock(shared=False):
                 there = self.find_whole(version)
                 missing = adopted.lacks(work.stores)
-                if there is not None and set(there.lacks(work.stores)) <= set(missing):
+                if (
+                    there is not None
+                    and set(there.lacks(work.stores)) <= set(missing)
+                    and _can_be_opened(work, there, engines)
+                ):
                     return there
                 if adopted.directory.exists():
                     self._move_aside(adopted.directory)
@@ -291,6 +317,18 @@ class TaskDirectory:
             msg = f"version is another one than its directory says: path={path} version={manifest.version} task={manifest.task_name}"
             raise VersionDamagedError(msg)
         return manifest
+
+
+def _can_be_opened(
+    work: WorkDirectory, version: SealedVersion, engines: Mapping[StoreName, StoreFactoryName]
+) -> bool:
+    try:
+        work.check_version(version, engines)
+    except UnknownFormatError:
+        raise
+    except (VersionDamagedError, ConfigError):
+        return False
+    return True
 
 
 def _check_names(stores: Sequence[StoreName]) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -17,7 +17,7 @@ from statekeep.stores.base import KeyValueStore
 from statekeep.stores.changes import CapturingStore
 from statekeep.stores.checksums import KnownChecksums
 from statekeep.stores.delta import DeltaHeader, DeltaWriter
-from statekeep.stores.factory import open_store
+from statekeep.stores.factory import check_image, open_store
 from statekeep.stores.local_files import (
     clone_image,
     explained_errors,
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE: Final = ".lock"
 _IMAGE: Final = ".image"
+_CHECKED: Final = ".checked"
 
 
 class Identity(Protocol):
@@ -87,6 +88,7 @@ class WorkDirectory:
         self._lock = lock
         self._captured = frozenset(captured)
         self._open: dict[StoreName, KeyValueStore] = {}
+        self._cloned: set[StoreName] = set()
         self._head: VersionId | None = None
         self._lineage: tuple[VersionId, ...] = ()
         self._checksums = KnownChecksums()
@@ -118,15 +120,17 @@ class WorkDirectory:
     ) -> KeyValueStore:
         """Open a store of this directory, once; closed by `discard`.
 
-        Changes are captured if `begin` said so.
+        Changes are captured if `begin` said so. A store that the base has is never created: what
+        was restored or sealed has an image of it.
 
         Raises:
-            VersionDamagedError: The files that came from the base are damaged.
+            VersionDamagedError: The files that came from the base are damaged or missing.
             ConfigError: The disk is full or not writable.
         """
         if store in self._open or store not in self.stores:
             raise ValueError(f"store is open already or unknown here: store={store}")
-        opened = open_store(store, kind, self.store_directory(store), options)
+        is_new = store not in self._cloned
+        opened = open_store(store, kind, self.store_directory(store), options, is_new=is_new)
         if store in self._captured:
             opened = CapturingStore(opened, self.path / escape_name(store) / "changes")
         self._open[store] = opened
@@ -144,12 +148,52 @@ class WorkDirectory:
                 for store in self.stores:
                     if base.store_files(store):
                         clone_image(base.store_directory(store), self.store_directory(store))
+                        self._cloned.add(store)
                     if store in self._captured:
                         self._carry_changes(store, base)
                 self._checksums.learn(base.directory, base.manifest.files)
         except FileNotFoundError as exc:
             raise VersionDamagedError(f"version is not whole: directory={base.directory}") from exc
         self._head, self._lineage = base.id, (base.id, *base.lineage)
+
+    def begin_empty(self, store: StoreName) -> None:
+        """Drop what the base has of a store, before it is opened: it begins empty.
+
+        Raises:
+            OSError: The local disk refuses.
+        """
+        if store in self._cloned:
+            remove_tree(self.store_directory(store))
+            self._cloned.remove(store)
+
+    def check_version(
+        self, version: SealedVersion, stores: Mapping[StoreName, StoreFactoryName]
+    ) -> None:
+        """Open each store of a sealed version once, on a clone in this directory.
+
+        The version is not changed: an open would write into it.
+
+        Args:
+            version: Its bytes were compared with its manifest.
+            stores: Those to open, where the version has them, with their engines.
+
+        Raises:
+            VersionDamagedError: A store cannot be opened, or the version is gone.
+            ConfigError: Another engine made a store; or the disk is full or not writable.
+        """
+        clone = self.path / _CHECKED
+        for store, kind in stores.items():
+            if not version.store_files(store):
+                continue
+            try:
+                with explained_errors(self.path):
+                    clone_image(version.store_directory(store), clone)
+                check_image(store, kind, clone, is_deep=False)
+            except FileNotFoundError as exc:
+                msg = f"version is not whole: directory={version.directory}"
+                raise VersionDamagedError(msg) from exc
+            finally:
+                remove_tree(clone)
 
     def prepare_seal(self) -> None:
         """Do ahead what a `seal` soon after then need not do: flush the stores, read their files.

@@ -234,6 +234,7 @@ class BackendHarness:
             directories,
             reusable,
             self.open_store,
+            self.open_store,
             sizes.append,
             totals.append,
             self._executor,

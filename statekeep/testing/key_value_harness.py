@@ -22,7 +22,7 @@ class KeyValueHarness(BackendHarness):
 
     @override
     def open_store(self, name: StoreName, directory: Path) -> KeyValueStore:
-        return open_store(name, "memory", directory)
+        return open_store(name, "memory", directory, is_new=not directory.exists())
 
     @override
     def read_content(self, store: StoreName, directory: Path) -> StoreContent:

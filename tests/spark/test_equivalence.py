@@ -166,7 +166,7 @@ def test_row_mode_equals_the_tester_in_output_and_state(*, is_sorted: bool, tmp_
     def check(batches: list[list[tuple[Any, ...]]]) -> None:
         tester = TwsTester(Everything())
         ours = Ours(Everything, _ROWS, _OUTPUT, is_pandas=False)
-        ours.store = MemoryStore(StoreName("state"), tmp_path)
+        ours.store = MemoryStore(StoreName("state"), tmp_path, is_new=True)
         keys: set[str | None] = set()
         for batch in batches:
             groups = _by_key(batch)
@@ -256,7 +256,7 @@ def test_pandas_mode_equals_the_tester(tmp_path: Any) -> None:
     def check(batches: list[list[tuple[Any, ...]]]) -> None:
         tester = TwsTester(PandasTotals())
         ours = Ours(PandasTotals, _PANDAS_ROWS, _PANDAS_OUTPUT, is_pandas=True)
-        ours.store = MemoryStore(StoreName("state"), tmp_path)
+        ours.store = MemoryStore(StoreName("state"), tmp_path, is_new=True)
         for batch in batches:
             expected: list[dict[Any, Any]] = []
             for key, rows in _by_key(batch):
@@ -270,6 +270,6 @@ def test_pandas_mode_equals_the_tester(tmp_path: Any) -> None:
 
 def test_a_decimal_in_state_has_the_scale_that_was_declared(tmp_path: Any) -> None:
     ours = Ours(Everything, _ROWS, _OUTPUT, is_pandas=False)
-    ours.store = MemoryStore(StoreName("state"), tmp_path)
+    ours.store = MemoryStore(StoreName("state"), tmp_path, is_new=True)
     rows = ours.batch([("a", "append", None, None, None, None, Decimal("1.5"), None)])
     assert str(rows[0]["d"]) == "1.50"

@@ -165,7 +165,7 @@ class IncrementJob:
         await self._run_restore(checkpoint, directory, (), [], [])
 
     def content_at(self, directory: Path) -> Mapping[bytes, bytes]:
-        store = open_store(STORE, self.kind, directory)
+        store = open_store(STORE, self.kind, directory, is_new=False)
         try:
             return dict(store.scan())
         finally:
@@ -183,7 +183,8 @@ class IncrementJob:
             task=TASK,
             directories={STORE: directory},
             reusable=reusable,
-            open_store=lambda name, path: open_to_load(name, self.kind, path),
+            open_store=lambda name, path: open_to_load(name, self.kind, path, is_new=True),
+            open_image=lambda name, path: open_to_load(name, self.kind, path, is_new=False),
             on_bytes=sizes.append,
             on_total=totals.append,
             executor=SerialExecutor(),

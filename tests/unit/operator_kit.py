@@ -30,7 +30,7 @@ ROWS = "key string, v long"
 def memory_store() -> MemoryStore:
     """An empty store; nothing is written to its directory but the directory itself."""
     with tempfile.TemporaryDirectory() as directory:
-        return MemoryStore(StoreName("state"), Path(directory) / "image")
+        return MemoryStore(StoreName("state"), Path(directory) / "image", is_new=True)
 
 
 def record_batch(rows: Sequence[Sequence[Any]], schema: str = ROWS) -> pa.RecordBatch:

@@ -1,7 +1,8 @@
 """A task with two stores in two backends, to be restored from whatever is left."""
 
+import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from typing_extensions import override
@@ -23,13 +24,15 @@ from statekeep.checkpoint.checkpoints import (
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.model import StoreSettings
+from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import RetriableError, UnknownFormatError
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.plan import BadMarkers
 from statekeep.restore.progress import RestoreProgress
+from statekeep.stores.checksums import KnownChecksums
 from statekeep.stores.factory import open_store
 from statekeep.stores.task_directory import TaskDirectory
-from statekeep.stores.version import SealedVersion
+from statekeep.stores.version import MANIFEST_FILE, SealedVersion
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -59,16 +62,15 @@ class NewerBackendFactory(MemoryBackendFactory):
 class Rig:
     """A task with two stores, two memory backends, and two commits whose content is known."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, engine: StoreFactoryName = "memory") -> None:
         for name in (FIRST, SECOND):
             forget_place(f"{root}/{name}")
         self.root = root
+        self.engine: StoreFactoryName = engine
         self.directory = TaskDirectory.of(root / "local", TASK)
         both = (FIRST, SECOND)
         self.stores: Mapping[StoreName, StoreSettings] = {
-            name: StoreSettings(
-                name, factory="memory", backup_factories=both, restore_factories=both
-            )
+            name: StoreSettings(name, factory=engine, backup_factories=both, restore_factories=both)
             for name in (A, B)
         }
         self.factories: dict[BackendName, StateBackendFactory] = {
@@ -80,15 +82,24 @@ class Rig:
     def place(self, backend: BackendName) -> MemoryPlace:
         return memory_place(f"{self.root}/{backend}")
 
-    async def commit(self, text: bytes) -> RestoreCandidate:
-        """Seal a version whose stores hold ``text`` and back it up in both backends."""
+    async def commit(
+        self, text: bytes, spoil: Callable[[Path], None] = lambda _: None
+    ) -> RestoreCandidate:
+        """Seal a version whose stores hold ``text`` and back it up in both backends.
+
+        Args:
+            text: What the stores hold.
+            spoil: Changes the image of store `A` before its checksums are taken.
+        """
         number = len(self.versions)
         uid = f"{number:08x}"
         parent = self.versions[-1] if self.versions else None
         with self.directory.begin(uid, parent, (A, B)) as work:
             for name in (A, B):
-                work.open_store(name, "memory").put(b"text", text + b" of " + name.encode())
+                work.open_store(name, self.engine).put(b"text", text + b" of " + name.encode())
             version = work.seal(number, uid, parent)
+        spoil(version.store_directory(A))
+        version = sealed_anew(version)
         self.versions.append(version)
         pipeline = TaskCommitPipeline(
             TASK,
@@ -144,7 +155,17 @@ class Rig:
         outcome.version.verify()
         read: list[bytes | None] = []
         for name in (A, B):
-            store = open_store(name, "memory", outcome.version.store_directory(name))
+            directory = outcome.version.store_directory(name)
+            store = open_store(name, self.engine, directory, is_new=False)
             read.append(store.get(b"text"))
             store.close()
         return read
+
+
+def sealed_anew(version: SealedVersion) -> SealedVersion:
+    """Write the manifest that a version has if its files were as they are now when it was sealed."""
+    (version.directory / MANIFEST_FILE).unlink()
+    files = KnownChecksums().entries(version.directory)
+    manifest = dataclasses.replace(version.manifest, files=files)
+    (version.directory / MANIFEST_FILE).write_bytes(manifest.encode())
+    return SealedVersion(version.directory, manifest)

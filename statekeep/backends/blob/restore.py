@@ -140,7 +140,7 @@ class BlobRestoreManager(TaskRestoreManager):
         """Bring a store's image to the version of its index, by deltas that come in any order."""
         executor = self._context.executor
         root = self._context.directories[plan.store]
-        load = DeltaLoad(partial(self._context.open_store, plan.store, root))
+        load = DeltaLoad(partial(self._context.open_image, plan.store, root))
         is_cancelled = threading.Event()
         try:
             for item, come in zip(plan.deltas, has_come, strict=True):

@@ -10,6 +10,7 @@
 import json
 import logging
 import socket
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from pyspark import TaskContext
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import (
+    ConfigError,
     RetriableError,
     StateBackupError,
     UnknownFormatError,
@@ -102,7 +104,9 @@ def locate(
     directory = spec.directory(partition)
     for name in candidates.get(partition, ()):
         version = None if not name else find_version(directory, name)
-        if not name or (version is not None and (not is_thorough or _is_sound(version))):
+        if not name or (
+            version is not None and (not is_thorough or _is_sound(directory, version, spec))
+        ):
             found = name
             break
     yield answer({"partition": partition, "version": found})
@@ -239,11 +243,12 @@ def _described(exc: StateBackupError) -> str:
     return "; ".join([f"{type(exc).__name__}: {exc}", *notes])
 
 
-def _is_sound(version: SealedVersion) -> bool:
+def _is_sound(directory: TaskDirectory, version: SealedVersion, spec: JobSpec) -> bool:
+    engines = {STATE_STORE: spec.config.store(STATE_STORE).factory}
     try:
-        version.verify()
-    except VersionDamagedError:
-        logger.exception("local version is damaged: directory=%s", version.directory)
+        directory.require_sound(version, engines, uuid.uuid4().hex)
+    except (VersionDamagedError, ConfigError):
+        logger.exception("local version cannot be used: directory=%s", version.directory)
         return False
     return True
 

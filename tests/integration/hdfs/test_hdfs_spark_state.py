@@ -104,7 +104,8 @@ async def restored(place: str, version: int, target: Path) -> KeyValueStore:
         task=TaskIdentity("job", "main", TaskName("Partition 0")),
         directories={STORE: target},
         reusable=(),
-        open_store=lambda name, directory: open_store(name, "rocksdb", directory),
+        open_store=lambda name, directory: open_store(name, "rocksdb", directory, is_new=True),
+        open_image=lambda name, directory: open_store(name, "rocksdb", directory, is_new=False),
         on_bytes=lambda _: None,
         on_total=lambda _: None,
         executor=SerialExecutor(),
@@ -115,7 +116,7 @@ async def restored(place: str, version: int, target: Path) -> KeyValueStore:
     await manager.init(CheckpointV2(CheckpointId(1, 1), {}, {HDFS: {STORE: marker}}))
     await manager.restore()
     await manager.close()
-    return open_store(STORE, "rocksdb", target)
+    return open_store(STORE, "rocksdb", target, is_new=True)
 
 
 @pytest.mark.asyncio
@@ -246,7 +247,7 @@ def test_a_location_whose_values_have_checksums_is_refused(
 def test_an_export_replaces_a_snapshot_and_the_checksum_that_hadoop_keeps_of_it(
     tmp_path: Path,
 ) -> None:
-    store = open_store(STORE, "memory", tmp_path / "db")
+    store = open_store(STORE, "memory", tmp_path / "db", is_new=True)
     store.write({b"k": b"v"})
     stale = tmp_path / ".3.snapshot.crc"
     stale.write_bytes(b"old")

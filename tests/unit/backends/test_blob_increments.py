@@ -321,7 +321,7 @@ async def test_a_restored_version_is_a_base_though_its_files_are_not_those_backe
     any_job.versions.retain((), last.version.id.batch)
     work = any_job.versions.begin("fe", None, [STORE])
     await any_job.restore_into(work, last.checkpoint)
-    adopted = any_job.versions.adopt(work, last.version.id, None, ())
+    adopted = any_job.versions.adopt(work, last.version.id, None, (), engines={STORE: any_job.kind})
     after = await any_job.commit(any_job.seal(adopted, {b"after": b"1"}))
     assert len(after.index.deltas) == 3
     image = await any_job.commit(any_job.seal(after.version, {b"image": b"2"}, is_captured=False))
@@ -373,7 +373,7 @@ async def test_clean_up_collects_the_deltas_of_a_store_that_the_configuration_ha
 def test_applying_stops_within_a_delta_when_it_is_cancelled_and_closes_the_store(
     tmp_path: Path,
 ) -> None:
-    store = MemoryStore(STORE, tmp_path / "db")
+    store = MemoryStore(STORE, tmp_path / "db", is_new=True)
     stop = threading.Event()
     opened: list[str] = []
 
@@ -400,7 +400,7 @@ def test_applying_stops_within_a_delta_when_it_is_cancelled_and_closes_the_store
     load = DeltaLoad(open_it)
     load.apply(FetchedDelta(blob, delta), stop)
     load.close()
-    assert MemoryStore(STORE, tmp_path / "db").get(b"b2") is None
+    assert MemoryStore(STORE, tmp_path / "db", is_new=True).get(b"b2") is None
     DeltaLoad(open_it).apply(FetchedDelta(blob, delta), stop)
     assert opened == ["store"]
     forget_root(str(tmp_path))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,8 @@ async def restore(job: IncrementJob, directory: Path, executor: BoundedExecutor)
         task=TASK,
         directories={STORE: directory},
         reusable=(),
-        open_store=ReleasingStore,
+        open_store=partial(ReleasingStore, is_new=True),
+        open_image=partial(ReleasingStore, is_new=False),
         on_bytes=lambda _: None,
         on_total=lambda _: None,
         executor=executor,

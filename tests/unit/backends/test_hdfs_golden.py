@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ async def test_a_snapshot_and_a_delta_that_were_written_once_are_restored(tmp_pa
         TaskIdentity("flights", "main", TaskName("Partition 3"), "77aa"),
         {STATE: tmp_path / "restored" / "db"},
         (),
-        MemoryStore,
+        partial(MemoryStore, is_new=True),
+        partial(MemoryStore, is_new=False),
         lambda size: None,
         lambda size: None,
         SerialExecutor(),
@@ -39,7 +41,7 @@ async def test_a_snapshot_and_a_delta_that_were_written_once_are_restored(tmp_pa
     await manager.init(CheckpointV2(CheckpointId(1, 2), {}, {BackendName("hdfs"): {STATE: marker}}))
     await manager.restore()
     await manager.close()
-    store = MemoryStore(STATE, tmp_path / "restored" / "db")
+    store = MemoryStore(STATE, tmp_path / "restored" / "db", is_new=True)
     content = {b"key %03d" % n: b"value " * 10 for n in range(20)}
     content[b"key 001"] = b"new"
     del content[b"key 002"]

@@ -51,7 +51,7 @@ def test_an_exported_snapshot_is_durable_under_its_name(
         synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), target.exists()))
 
     monkeypatch.setattr(os, "fsync", note)
-    store = MemoryStore(STORE, tmp_path / "store")
+    store = MemoryStore(STORE, tmp_path / "store", is_new=True)
     store.put(b"k", b"v")
     assert export_snapshot(store, tmp_path, 3) == target
     assert synced == [(tmp_path / ".3.snapshot.tmp", False), (tmp_path, True)]

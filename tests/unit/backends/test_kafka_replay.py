@@ -137,6 +137,7 @@ class Replay:
                 {STORE: Path("unused")},
                 (),
                 lambda _name, _path: self.store,
+                lambda _name, _path: self.store,
                 lambda _: None,
                 lambda _: None,
                 SerialExecutor(),
@@ -160,7 +161,7 @@ class Replay:
 
 @pytest.fixture
 def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replay:
-    return Replay(ScannedStore(StoreName("s"), tmp_path / "store"), monkeypatch)
+    return Replay(ScannedStore(StoreName("s"), tmp_path / "store", is_new=True), monkeypatch)
 
 
 @pytest.mark.asyncio

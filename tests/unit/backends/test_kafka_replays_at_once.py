@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -111,7 +112,8 @@ async def restore_task(factory: KafkaBackendFactory, task: TaskName, directory: 
             TaskIdentity("job", "main", task, "77aa"),
             {store: directory / task / store for store in STORES},
             (),
-            MemoryStore,
+            partial(MemoryStore, is_new=True),
+            partial(MemoryStore, is_new=False),
             lambda _: None,
             lambda _: None,
             SerialExecutor(),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_kit import INPUT, TASK, CommandLine, job_settings
+from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings
 
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.checkpoint.records import CommitRecord
@@ -16,7 +16,7 @@ from statekeep.config.model import StoreSettings
 from statekeep.container.container import Container
 from statekeep.inspection.job import InspectedJob
 from statekeep.stores.factory import open_store
-from statekeep.stores.rocksdb import RocksDbOptions
+from statekeep.stores.rocksdb import RocksDbOptions, RocksDbStore
 
 LOG = f"--task '{TASK}'"
 
@@ -32,7 +32,9 @@ def damage_a_blob(place: Path) -> Path:
 
 def content(directory: Path, name: str = "counts") -> dict[bytes, bytes]:
     settings = StoreSettings(name=name)
-    store = open_store(StoreName(name), settings.factory, directory, RocksDbOptions.of(settings))
+    store = open_store(
+        StoreName(name), settings.factory, directory, RocksDbOptions.of(settings), is_new=False
+    )
     try:
         return dict(store.scan())
     finally:
@@ -56,6 +58,24 @@ def test_damage_is_found_in_the_backend_that_has_it(statekeep: CommandLine, job:
     errors = {row["backend"]: row["error"] for row in result.json}
     assert errors["near"] is None
     assert "counts" in errors["far"]
+
+
+def test_an_image_that_cannot_be_opened_is_found_though_its_digests_are_right(
+    statekeep: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = RocksDbStore.checkpoint
+
+    def without_manifest(self: RocksDbStore, directory: Path) -> None:
+        checkpoint(self, directory)
+        next(directory.glob("MANIFEST-*")).unlink()
+
+    monkeypatch.setattr(RocksDbStore, "checkpoint", without_manifest)
+    other = tmp_path / "other"
+    asyncio.run(commit_numbers(other, [1]))
+    lines = [f"{key}={value}" for key, value in job_settings(other).items()]
+    statekeep.config.write_text("\n".join(lines), encoding="utf-8")
+    result = statekeep(f"verify {LOG} --json")
+    assert (result.status, [row["is-damaged"] for row in result.json]) == (3, [True, True])
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True], ids=["no checkpoint", "no marker"])

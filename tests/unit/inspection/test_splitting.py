@@ -23,7 +23,9 @@ def route(key: bytes, partitions: int) -> int:
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[list[KeyValueStore]]:
     """Two old stores and two new ones, empty."""
-    opened: list[KeyValueStore] = [RocksDbStore(STORE, tmp_path / str(n)) for n in range(4)]
+    opened: list[KeyValueStore] = [
+        RocksDbStore(STORE, tmp_path / str(n), is_new=True) for n in range(4)
+    ]
     yield opened
     for store in opened:
         store.close()

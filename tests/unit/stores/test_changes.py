@@ -32,7 +32,7 @@ class StoreOfLittleRoom(MemoryStore):
 
 @pytest.fixture
 def store(tmp_path: Path) -> CapturingStore:
-    return CapturingStore(MemoryStore(NAME, tmp_path / "db"), tmp_path / "changes")
+    return CapturingStore(MemoryStore(NAME, tmp_path / "db", is_new=True), tmp_path / "changes")
 
 
 def changes_in(path: Path) -> list[Change]:
@@ -72,7 +72,9 @@ def test_a_cut_without_writes_gives_an_empty_delta(store: CapturingStore, tmp_pa
 
 
 def test_a_write_that_failed_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
-    store = CapturingStore(StoreOfLittleRoom(NAME, tmp_path / "db"), tmp_path / "changes")
+    store = CapturingStore(
+        StoreOfLittleRoom(NAME, tmp_path / "db", is_new=True), tmp_path / "changes"
+    )
     with pytest.raises(StateBackupError, match="no room"):
         store.write({b"a": b"1", b"b": b"2"})
     for call in (lambda: store.put(b"c", b"3"), lambda: store.cut(HEADER, tmp_path / "d")):

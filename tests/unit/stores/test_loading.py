@@ -29,13 +29,15 @@ CHAINS = st.lists(st.lists(st.tuples(KEYS, VALUES), max_size=10), max_size=8)
 class TestRocksDbStoreToLoad(KeyValueStoreTests):
     @override
     def open_store(self, directory: Path) -> KeyValueStore:
-        return open_to_load(NAME, "rocksdb", directory)
+        return open_to_load(NAME, "rocksdb", directory, is_new=not directory.exists())
 
 
 class LoadingMachine(KeyValueStoreMachine):
     @override
     def open_store(self, directory: Path) -> KeyValueStore:
-        return open_to_load(NAME, "rocksdb", directory, SMALL_BUFFERS)
+        return open_to_load(
+            NAME, "rocksdb", directory, SMALL_BUFFERS, is_new=not directory.exists()
+        )
 
 
 LoadingMachine.TestCase.settings = settings(
@@ -52,7 +54,7 @@ def test_a_chain_of_deltas_on_an_image_gives_what_a_dict_gives(
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "db"
-        image = open_store(NAME, kind, directory)
+        image = open_store(NAME, kind, directory, is_new=True)
         image.write(base)
         image.close()
         load(directory, kind, chain)
@@ -60,7 +62,7 @@ def test_a_chain_of_deltas_on_an_image_gives_what_a_dict_gives(
 
 
 def test_a_deletion_wins_over_the_image_in_another_sorted_run(tmp_path: Path) -> None:
-    image = open_store(NAME, "rocksdb", tmp_path)
+    image = open_store(NAME, "rocksdb", tmp_path, is_new=True)
     image.write({b"%04d" % number: b"old" for number in range(5_000)})
     image.close()
     chain: list[list[Change]] = [
@@ -79,7 +81,7 @@ def test_values_larger_than_the_write_buffers_are_loaded(tmp_path: Path) -> None
 
 
 def test_many_runs_are_merged_before_they_would_slow_down_a_store(tmp_path: Path) -> None:
-    store = RocksDbStore(NAME, tmp_path, SMALL_BUFFERS, is_to_load=True)
+    store = RocksDbStore(NAME, tmp_path, SMALL_BUFFERS, is_to_load=True, is_new=True)
     for number in range(100):
         store.load([(b"%04d" % number, bytes(60_000)), (b"%04d" % (number + 1), b"")])
         store.flush()
@@ -90,7 +92,7 @@ def test_many_runs_are_merged_before_they_would_slow_down_a_store(tmp_path: Path
 
 
 def test_what_was_loaded_is_read_before_the_store_is_closed(tmp_path: Path) -> None:
-    store = open_to_load(NAME, "rocksdb", tmp_path, SMALL_BUFFERS)
+    store = open_to_load(NAME, "rocksdb", tmp_path, SMALL_BUFFERS, is_new=True)
     store.load([(b"b", b"1"), (b"a", b"1"), (b"b", b"2"), (b"c", b"1"), (b"c", None)])
     store.flush()
     assert list(store.scan()) == [(b"a", b"1"), (b"b", b"2")]
@@ -101,7 +103,7 @@ def load(
     directory: Path, kind: Literal["rocksdb", "memory"], chain: Sequence[list[Change]]
 ) -> None:
     """Write each part as a delta, and load it as a restore does."""
-    store = open_to_load(NAME, kind, directory, SMALL_BUFFERS)
+    store = open_to_load(NAME, kind, directory, SMALL_BUFFERS, is_new=True)
     for records in chain:
         target = io.BytesIO()
         writer = DeltaWriter(target, DeltaHeader())
@@ -128,7 +130,7 @@ def content_at(
     directory: Path, kind: Literal["rocksdb", "memory"]
 ) -> Sequence[tuple[bytes, bytes]]:
     """Return what an ordinary store scans, in its order."""
-    store = open_store(NAME, kind, directory)
+    store = open_store(NAME, kind, directory, is_new=False)
     try:
         return list(store.scan())
     finally:

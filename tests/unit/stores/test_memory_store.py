@@ -18,13 +18,13 @@ NAME = StoreName("state")
 class TestMemoryStore(KeyValueStoreTests):
     @override
     def open_store(self, directory: Path) -> KeyValueStore:
-        return MemoryStore(NAME, directory)
+        return MemoryStore(NAME, directory, is_new=not directory.exists())
 
 
 class MemoryMachine(KeyValueStoreMachine):
     @override
     def open_store(self, directory: Path) -> KeyValueStore:
-        return MemoryStore(NAME, directory)
+        return MemoryStore(NAME, directory, is_new=not directory.exists())
 
 
 MemoryMachine.TestCase.settings = settings(
@@ -34,20 +34,20 @@ TestMemoryMachine = MemoryMachine.TestCase
 
 
 def test_a_damaged_image_is_refused(tmp_path: Path) -> None:
-    store = MemoryStore(NAME, tmp_path / "a")
+    store = MemoryStore(NAME, tmp_path / "a", is_new=True)
     store.put(b"key", b"value")
     store.checkpoint(tmp_path / "b")
     store.close()
     image = tmp_path / "b" / IMAGE_FILE
     image.write_bytes(image.read_bytes()[:-1])
     with pytest.raises(VersionDamagedError, match="store is damaged"):
-        MemoryStore(NAME, tmp_path / "b")
+        MemoryStore(NAME, tmp_path / "b", is_new=True)
 
 
 def test_a_store_that_was_not_written_leaves_its_image_alone(tmp_path: Path) -> None:
-    store = MemoryStore(NAME, tmp_path)
+    store = MemoryStore(NAME, tmp_path, is_new=True)
     store.put(b"key", b"value")
     store.close()
     before = (tmp_path / IMAGE_FILE).stat().st_ino
-    MemoryStore(NAME, tmp_path).close()
+    MemoryStore(NAME, tmp_path, is_new=True).close()
     assert (tmp_path / IMAGE_FILE).stat().st_ino == before

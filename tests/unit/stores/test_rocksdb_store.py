@@ -20,13 +20,13 @@ NAME = StoreName("state")
 class TestRocksDbStore(KeyValueStoreTests):
     @override
     def open_store(self, directory: Path) -> KeyValueStore:
-        return RocksDbStore(NAME, directory)
+        return RocksDbStore(NAME, directory, is_new=not directory.exists())
 
 
 class RocksDbMachine(KeyValueStoreMachine):
     @override
     def open_store(self, directory: Path) -> KeyValueStore:
-        return RocksDbStore(NAME, directory)
+        return RocksDbStore(NAME, directory, is_new=not directory.exists())
 
 
 RocksDbMachine.TestCase.settings = settings(
@@ -42,11 +42,11 @@ def engine_options(directory: Path) -> dict[str, str]:
 
 
 def test_options_are_applied_anew_when_a_store_is_reopened(tmp_path: Path) -> None:
-    RocksDbStore(NAME, tmp_path).close()
+    RocksDbStore(NAME, tmp_path, is_new=True).close()
     changed = RocksDbOptions(
         write_buffer_bytes=1 << 20, compaction_style="level", bloom_bits=0, compression="none"
     )
-    RocksDbStore(NAME, tmp_path, changed).close()
+    RocksDbStore(NAME, tmp_path, changed, is_new=True).close()
     found = engine_options(tmp_path)
     assert found["write_buffer_size"] == str(1 << 20)
     assert found["compaction_style"] == "kCompactionStyleLevel"
@@ -55,8 +55,8 @@ def test_options_are_applied_anew_when_a_store_is_reopened(tmp_path: Path) -> No
 
 
 def test_options_without_a_word_are_the_defaults_whatever_was_there_before(tmp_path: Path) -> None:
-    RocksDbStore(NAME, tmp_path, RocksDbOptions(compaction_style="level")).close()
-    RocksDbStore(NAME, tmp_path).close()
+    RocksDbStore(NAME, tmp_path, RocksDbOptions(compaction_style="level"), is_new=True).close()
+    RocksDbStore(NAME, tmp_path, is_new=True).close()
     found = engine_options(tmp_path)
     assert found["compaction_style"] == "kCompactionStyleUniversal"
     assert found["compression"] == "kLZ4Compression"
@@ -68,30 +68,32 @@ def test_options_are_those_of_the_configuration() -> None:
 
 
 def test_a_store_without_cache_and_filter_works(tmp_path: Path) -> None:
-    store = RocksDbStore(NAME, tmp_path, RocksDbOptions(block_cache_bytes=0, bloom_bits=0))
+    store = RocksDbStore(
+        NAME, tmp_path, RocksDbOptions(block_cache_bytes=0, bloom_bits=0), is_new=True
+    )
     store.put(b"a", b"1")
     assert store.get(b"a") == b"1"
     store.close()
 
 
 def test_no_write_ahead_log_is_written(tmp_path: Path) -> None:
-    store = RocksDbStore(NAME, tmp_path)
+    store = RocksDbStore(NAME, tmp_path, is_new=True)
     store.write({b"%05d" % number: b"v" * 100 for number in range(10_000)})
     assert sum(path.stat().st_size for path in tmp_path.glob("*.log")) == 0
     store.close()
 
 
 def test_a_store_that_is_open_already_is_not_opened_again(tmp_path: Path) -> None:
-    store = RocksDbStore(NAME, tmp_path)
+    store = RocksDbStore(NAME, tmp_path, is_new=True)
     with pytest.raises(StateBackupError, match="cannot open store: store=state"):
-        RocksDbStore(NAME, tmp_path)
+        RocksDbStore(NAME, tmp_path, is_new=True)
     store.close()
 
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
     """A store of which one block in the middle of a file has a flipped bit."""
-    store = RocksDbStore(NAME, tmp_path, RocksDbOptions(compression="none"))
+    store = RocksDbStore(NAME, tmp_path, RocksDbOptions(compression="none"), is_new=True)
     store.write({b"%05d" % number: b"v" * 100 for number in range(10_000)})
     store.close()
     (file,) = tmp_path.glob("*.sst")
@@ -102,14 +104,14 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_a_scan_over_a_damaged_block_raises_instead_of_ending_early(damaged: Path) -> None:
-    store = RocksDbStore(NAME, damaged)
+    store = RocksDbStore(NAME, damaged, is_new=True)
     with pytest.raises(VersionDamagedError, match="store is damaged: store=state"):
         list(store.scan())
     store.close()
 
 
 def test_a_read_from_a_damaged_block_raises(damaged: Path) -> None:
-    store = RocksDbStore(NAME, damaged)
+    store = RocksDbStore(NAME, damaged, is_new=True)
     with pytest.raises(VersionDamagedError):
         store.get_many([b"%05d" % number for number in range(10_000)])
     store.close()
@@ -119,11 +121,11 @@ def test_a_database_without_its_manifest_is_refused(damaged: Path) -> None:
     for path in damaged.glob("MANIFEST-*"):
         path.unlink()
     with pytest.raises(VersionDamagedError):
-        RocksDbStore(NAME, damaged)
+        RocksDbStore(NAME, damaged, is_new=True)
 
 
 def test_a_scan_says_so_when_its_store_is_closed_meanwhile(tmp_path: Path) -> None:
-    store = RocksDbStore(NAME, tmp_path)
+    store = RocksDbStore(NAME, tmp_path, is_new=True)
     store.write({b"a": b"1", b"b": b"2"})
     scan = store.scan()
     next(scan)
@@ -133,7 +135,7 @@ def test_a_scan_says_so_when_its_store_is_closed_meanwhile(tmp_path: Path) -> No
 
 
 def test_a_full_disk_is_told_with_directory_and_setting(tmp_path: Path) -> None:
-    store = RocksDbStore(NAME, tmp_path)
+    store = RocksDbStore(NAME, tmp_path, is_new=True)
     error = store._explain(Exception("IO error: No space left on device: x.sst"), "cannot write")
     assert isinstance(error, ConfigError)
     assert str(tmp_path) in str(error)

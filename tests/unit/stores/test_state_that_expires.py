@@ -22,7 +22,9 @@ def code_of_the_page() -> dict[str, Any]:
 
 
 def test_keys_are_gone_in_the_hour_after_their_time_and_no_other(tmp_path: Path) -> None:
-    stores = {name: MemoryStore(StoreName(name), tmp_path) for name in ("state", "expiry")}
+    stores = {
+        name: MemoryStore(StoreName(name), tmp_path, is_new=True) for name in ("state", "expiry")
+    }
     task = SimpleNamespace(store=stores.__getitem__)
     page = code_of_the_page()
     put, delete_expired = page["put"], page["delete_expired"]

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import VersionDamagedError
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.work_directory import WorkDirectory
@@ -16,6 +19,7 @@ from statekeep.testing.store_tests import bytes_below
 from statekeep.testing.versions import STORE, FakeTask, content_at, content_of, seal_version
 
 VERSION = VersionId.parse("1_000000000b")
+ENGINES: Final[Mapping[StoreName, StoreFactoryName]] = {STORE: "rocksdb"}
 
 DIES_AT = """
 import os, signal, sys
@@ -207,7 +211,7 @@ class TestAdopt:
 
     def test_it_is_found_under_its_name(self, task: TaskDirectory, tmp_path: Path) -> None:
         parent = VersionId.parse("0_000000000a")
-        adopted = task.adopt(self.restored(task, "aa"), VERSION, parent, [parent])
+        adopted = task.adopt(self.restored(task, "aa"), VERSION, parent, [parent], engines=ENGINES)
         assert task.find(VERSION) == adopted
         assert (adopted.parent, adopted.lineage) == (parent, (parent,))
         adopted.verify()
@@ -215,14 +219,14 @@ class TestAdopt:
         assert not list(task.root.glob("work-*"))
 
     def test_it_holds_no_lock_of_the_engine(self, task: TaskDirectory) -> None:
-        adopted = task.adopt(self.restored(task, "aa"), VERSION, None, [])
+        adopted = task.adopt(self.restored(task, "aa"), VERSION, None, [], engines=ENGINES)
         assert not list(adopted.directory.rglob("LO*"))
         assert content_at(adopted.directory / "state" / "db") == {b"a": b"1"}
 
     def test_a_whole_version_of_that_name_stays(self, task: TaskDirectory, tmp_path: Path) -> None:
-        first = task.adopt(self.restored(task, "aa"), VERSION, None, [])
+        first = task.adopt(self.restored(task, "aa"), VERSION, None, [], engines=ENGINES)
         before = bytes_below(first.directory)
-        second = task.adopt(self.restored(task, "bb", b"other"), VERSION, None, [])
+        second = task.adopt(self.restored(task, "bb", b"other"), VERSION, None, [], engines=ENGINES)
         assert second == first
         assert bytes_below(first.directory) == before
 
@@ -230,19 +234,19 @@ class TestAdopt:
     def test_a_damaged_version_of_that_name_is_replaced(
         self, task: TaskDirectory, tmp_path: Path, pattern: str
     ) -> None:
-        first = task.adopt(self.restored(task, "aa"), VERSION, None, [])
+        first = task.adopt(self.restored(task, "aa"), VERSION, None, [], engines=ENGINES)
         path = next(first.directory.rglob(pattern))
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-        second = task.adopt(self.restored(task, "bb"), VERSION, None, [])
+        second = task.adopt(self.restored(task, "bb"), VERSION, None, [], engines=ENGINES)
         second.verify()
         assert content_of(second, tmp_path) == {b"a": b"1"}
         assert task.sweep() == 1
         assert task.versions() == [VERSION]
 
     def test_a_store_can_go_on_from_it(self, task: TaskDirectory, tmp_path: Path) -> None:
-        adopted = task.adopt(self.restored(task, "aa"), VERSION, None, [])
+        adopted = task.adopt(self.restored(task, "aa"), VERSION, None, [], engines=ENGINES)
         child = seal_version(task, "2_000000000c", adopted, {b"b": b"2"})
         assert content_of(child, tmp_path) == {b"a": b"1", b"b": b"2"}
         assert len(child.changes_since(STORE, VERSION) or []) == 1
@@ -250,7 +254,7 @@ class TestAdopt:
     def test_a_version_that_is_damaged_is_not_found_again_by_its_name(
         self, task: TaskDirectory
     ) -> None:
-        adopted = task.adopt(self.restored(task, "aa"), VERSION, None, [])
+        adopted = task.adopt(self.restored(task, "aa"), VERSION, None, [], engines=ENGINES)
         (adopted.directory / "state" / "db" / "CURRENT").unlink()
         with pytest.raises(VersionDamagedError):
             task.find(VERSION)
