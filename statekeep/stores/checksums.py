@@ -1,6 +1,7 @@
 """Checksums of files that are shared by hard link: read once, then known."""
 
 import os
+import stat
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -11,6 +12,7 @@ from statekeep.stores.version import FileEntry
 
 _FileId = tuple[str, int, int, int]
 _SUFFIXES: Final = tuple(IMMUTABLE_SUFFIXES)
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class KnownChecksums:
@@ -61,11 +63,16 @@ class KnownChecksums:
         self._ahead = found
 
     def entries(self, directory: Path) -> tuple[FileEntry, ...]:
-        """Return the entry of every file below ``directory``, and know these from now on."""
+        """Return the entry of every file below ``directory``, and know these from now on.
+
+        A file that the engine has made readable for others is closed to them.
+        """
         crcs: dict[_FileId, int] = {}
         entries: list[FileEntry] = []
         for name, file in _files_below(directory):
             status = file.stat()
+            if status.st_mode & _OTHERS:
+                os.chmod(file.path, stat.S_IMODE(status.st_mode) & ~_OTHERS)  # noqa: PTH101 - as above
             file_id = _file_id(name, status)
             crc = self._crcs.get(file_id, self._ahead.get(file_id))
             if crc is None:

@@ -7,12 +7,11 @@ committed need not survive power loss.
 import errno
 import os
 import shutil
-import stat
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from statekeep.errors import ConfigError, StateBackupError
 
@@ -50,45 +49,6 @@ def explained_errors(directory: Path) -> Generator[None]:
         if reason is None:
             raise
         raise disk_error(reason, directory) from exc
-
-
-def make_private(directory: Path) -> None:
-    """Make a directory that nobody else can write to, or check that it is one.
-
-    For directories below one that every user may write to: somebody else may have been there
-    first.
-
-    Raises:
-        ConfigError: It belongs to another user, is a link, or others may write to it.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.lstat()
-    if (
-        not stat.S_ISDIR(found.st_mode)
-        or found.st_uid != os.getuid()
-        or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    ):
-        raise ConfigError(
-            f"directory is not ours alone: directory={directory} owner={found.st_uid} "
-            f"mode={stat.filemode(found.st_mode)}",
-            key=LOCAL_DIR_KEY,
-            hint=f"remove it, or let {LOCAL_DIR_KEY} and TMPDIR name directories of this user",
-        )
-
-
-def make_local_dir(directory: Path) -> None:
-    """Make the directory of all local state where it is missing, private to the user.
-
-    Raises:
-        ConfigError: It lies where everybody may write, and is not ours alone (`make_private`).
-    """
-    if directory.exists() and not _is_shared(directory.parent):
-        return
-    make_private(directory)
-
-
-def _is_shared(directory: Path) -> bool:
-    return bool(directory.stat().st_mode & stat.S_IWOTH)
 
 
 def disk_error(reason: str, directory: Path) -> StateBackupError:
@@ -135,10 +95,21 @@ def crc32_of(path: Path) -> int:
     return crc
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for the built-in `open`: new ones for this user alone, links not at all."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def open_temporary(path: Path) -> BinaryIO:
+    """Make and open a file that is to be renamed; what a crash has left under its name goes."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb", opener=private_opener)
+
+
 def replace_durably(path: Path, data: bytes) -> None:
     """Put ``data`` in place of ``path``: whole or not at all, also after power loss."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with open_temporary(temporary) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

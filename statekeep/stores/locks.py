@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from statekeep.errors import RetriableError
+from statekeep.stores.local_files import private_opener
 
 PATIENCE_S: Final = 20.0
 """Whoever holds the lock does a few renames with it: after so long it is stopped, not slow."""
@@ -30,7 +31,7 @@ def locked(path: Path, *, shared: bool, patience_s: float = PATIENCE_S) -> Gener
     Raises:
         RetriableError: Somebody does not let go, such as a process that was stopped.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = private_opener(str(path), os.O_RDWR | os.O_CREAT)
     try:
         _lock(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, patience_s)
         yield
@@ -79,7 +80,7 @@ class OwnerLock:
         Raises:
             BlockingIOError: Another process holds it.
         """
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor: int | None = private_opener(str(path), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,7 +97,7 @@ class OwnerLock:
 def has_living_owner(path: Path) -> bool:
     """Tell whether some process holds the `OwnerLock` of ``path``; False where there is none."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = private_opener(str(path), os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

@@ -24,8 +24,9 @@ from statekeep.errors import (
     VersionDamagedError,
 )
 from statekeep.fault_points import fault_point
-from statekeep.stores.local_files import explained_errors, make_local_dir, remove_tree
+from statekeep.stores.local_files import explained_errors, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
+from statekeep.stores.private_directories import is_private, make_private, require_own
 from statekeep.stores.version import CHECKPOINT_FILE, MANIFEST_FILE, SealedVersion, SealManifest
 from statekeep.stores.work_directory import LOCK_FILE, Identity, WorkDirectory, publish
 
@@ -70,11 +71,11 @@ class TaskDirectory:
         Args:
             root: The task's directory: ``<local dir>/<job>/<operator>/<task>``.
             identity: Written into manifests; a version of another task is refused.
-            local_dir: The directory above all jobs', which must not be another user's; None: not
-                looked at.
+            local_dir: The directory above all jobs': no other user may have a hand in what lies
+                between it and the root; None: not looked at.
         """
         self.root = root
-        self._unchecked_local_dir = local_dir
+        self._local_dir = local_dir
         self._identity = identity
 
     @classmethod
@@ -112,11 +113,10 @@ class TaskDirectory:
         _check_names(stores)
         path = self.root / f"{_WORK_PREFIX}{uid}"
         with explained_errors(self.root):
-            self._check_local_dir()
-            self.root.mkdir(parents=True, exist_ok=True)
+            self._make_root()
             # So that no sweep sees the directory between its making and its lock.
             with self._lock(shared=True):
-                path.mkdir()
+                path.mkdir(mode=0o700)
                 lock = OwnerLock(path / LOCK_FILE)
         work = WorkDirectory(path, self._identity, lock=lock, stores=stores, captured=captured)
         try:
@@ -133,10 +133,13 @@ class TaskDirectory:
         Raises:
             VersionDamagedError: It is here, but partial, damaged or another task's.
             UnknownFormatError: A newer version of Statekeep wrote it.
-            ConfigError: The local directory is another user's.
+            ConfigError: It is another user's, or the local directory is.
         """
-        self._check_local_dir()
         directory = self.root / str(version)
+        if not self._is_there():
+            return None
+        with suppress(FileNotFoundError):
+            require_own(directory)
         try:
             sealed = SealedVersion(directory, self._read_manifest(directory, version))
             sealed.verify_sizes()
@@ -250,7 +253,7 @@ class TaskDirectory:
                 outboxes.
             newest_settled_batch: Up to this batch the chosen versions are known; later ones stay.
         """
-        if not self.root.exists():
+        if not self._is_there():
             return
         with explained_errors(self.root):
             with self._lock(shared=False):
@@ -270,7 +273,7 @@ class TaskDirectory:
             How many were removed.
         """
         count = 0
-        if not self.root.exists():
+        if not self._is_there():
             return count
         with explained_errors(self.root), self._lock(shared=False):
             for path in sorted(self.root.glob(f"{_WORK_PREFIX}*")):
@@ -279,10 +282,18 @@ class TaskDirectory:
                     count += 1
         return count
 
-    def _check_local_dir(self) -> None:
-        if self._unchecked_local_dir is not None:
-            make_local_dir(self._unchecked_local_dir)
-            self._unchecked_local_dir = None
+    def _make_root(self) -> None:
+        if self._local_dir is None:
+            self.root.mkdir(parents=True, exist_ok=True)
+        else:
+            make_private(self._local_dir, *self.root.relative_to(self._local_dir).parts)
+
+    def _is_there(self) -> bool:
+        """Tell whether the root is there; ConfigError if another user has a hand in it."""
+        if self._local_dir is None:
+            return self.root.exists()
+        with explained_errors(self.root):
+            return is_private(self._local_dir, *self.root.relative_to(self._local_dir).parts)
 
     def _lock(self, *, shared: bool) -> AbstractContextManager[None]:
         return locked(self.root / LOCK_FILE, shared=shared)

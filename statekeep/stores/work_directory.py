@@ -22,6 +22,7 @@ from statekeep.stores.local_files import (
     clone_image,
     explained_errors,
     is_part_of_image,
+    private_opener,
     remove_tree,
 )
 from statekeep.stores.locks import OwnerLock
@@ -332,7 +333,7 @@ class WorkDirectory:
         image = self.path / _IMAGE
         if image.exists():  # of a seal that failed
             remove_tree(image)
-        image.mkdir()
+        image.mkdir(mode=0o700)
         return image
 
     def _write_images(self, image: Path) -> None:
@@ -394,7 +395,8 @@ class WorkDirectory:
             task_name=self._identity.task_name,
             files=self._checksums.entries(image),
         )
-        (image / MANIFEST_FILE).write_bytes(manifest.encode())
+        with open(image / MANIFEST_FILE, "xb", opener=private_opener) as file:
+            file.write(manifest.encode())
         return manifest
 
 

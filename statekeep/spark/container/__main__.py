@@ -27,6 +27,7 @@ def main(directory: Path) -> None:
     if os.fork() > 0:
         return
     _let_go_of_stdin()
+    os.umask(0o077)  # whatever it writes, for whichever library: log, outbox, restored state
     place = ContainerPlace(directory)
     handler = logging.handlers.RotatingFileHandler(place.log, maxBytes=_LOG_BYTES, backupCount=1)
     logging.basicConfig(

@@ -26,6 +26,7 @@ from statekeep.spark.container.protocol import (
     decode_answer,
     encode,
 )
+from statekeep.stores.local_files import private_opener
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ def _connect(place: ContainerPlace, spec: ContainerSpec) -> socket.socket:
     if connection is not None:
         return connection
     place.prepare()
-    with place.start_lock.open("w") as lock:
+    with open(place.start_lock, "w", opener=private_opener) as lock:
         # One starter at a time: the others find the socket once they get the lock.
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = _try_connect(place.socket)
@@ -238,7 +239,7 @@ def _spawn(place: ContainerPlace, spec: ContainerSpec) -> subprocess.CompletedPr
     secret is on disk or in the process list, whenever a process is killed.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(spec.python_path)}
-    with place.log.open("ab") as log:
+    with open(place.log, "ab", opener=private_opener) as log:
         return subprocess.run(  # noqa: S603 - our own module, by this interpreter
             [sys.executable, "-m", "statekeep.spark.container", str(place.directory)],
             input=spec.encode(),

@@ -11,7 +11,7 @@ from typing import Final
 
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
-from statekeep.stores.local_files import remove_tree
+from statekeep.stores.local_files import private_opener, remove_tree
 from statekeep.stores.locks import has_living_owner
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _is_log_old(place: ContainerPlace, now_ns: int) -> bool:
 def _try_lock(place: ContainerPlace) -> PlaceLock | None:
     """Take the lock if it is free; not that of a file which its holder has just removed."""
     while True:
-        descriptor = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = private_opener(str(place.lock), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found = place.lock.stat().st_ino

@@ -8,6 +8,7 @@ import msgspec
 
 from statekeep.errors import CheckpointCorruptError
 from statekeep.spark.container.protocol import HandOver, decode_request, encode
+from statekeep.stores.local_files import open_temporary
 
 _ATTEMPT_LENGTH: Final = 26
 """Of a file name, the part that names epoch and attempt: 12 digits each, and dashes."""
@@ -31,7 +32,7 @@ class Outbox:
         path = self._path(request)
         temporary = path.with_suffix(".tmp")
         try:
-            with temporary.open("wb") as file:
+            with open_temporary(temporary) as file:
                 file.write(encode(request))
                 file.flush()
                 os.fsync(file.fileno())

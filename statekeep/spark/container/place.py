@@ -12,7 +12,7 @@ import msgspec
 from typing_extensions import override
 
 from statekeep.checkpoint.escaping import escape_name
-from statekeep.stores.local_files import make_private
+from statekeep.stores.private_directories import make_private
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -100,12 +100,11 @@ class ContainerPlace:
         """Make the directories, private to the user.
 
         Raises:
-            ConfigError: The directory of sockets is another user's.
+            ConfigError: One of them, or the directory of sockets, is another user's.
         """
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.outbox.mkdir(mode=0o700, exist_ok=True)
-        make_private(self.socket.parent.parent)
-        make_private(self.socket.parent)
+        local_dir = self.directory.parent.parent
+        make_private(local_dir, *self.outbox.relative_to(local_dir).parts)
+        make_private(self.socket.parent.parent, self.socket.parent.name)
 
 
 def container_place(local_dir: Path, job_name: str, app_id: str, executor: str) -> ContainerPlace:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from statekeep.backends.blob.managers import local_place
 from statekeep.backends.blob.managers.local_place import LocalPlace
 
 
@@ -53,6 +55,7 @@ def test_of_eight_racing_threads_one_creates(tmp_path: Path) -> None:
 _RACER = """
 import sys
 from pathlib import Path
+from statekeep.backends.blob.managers import local_place
 from statekeep.backends.blob.managers.local_place import LocalPlace
 place, won = LocalPlace(Path(sys.argv[1])), []
 sys.stdin.readline()
@@ -123,3 +126,32 @@ def test_put_whose_directory_goes_while_its_file_is_opened_is_done_again(
 
     assert removals == 1
     assert place.read("a/b", 0, None) == b"x"
+
+
+@pytest.mark.parametrize("has_unnamed_files", [True, False], ids=["unnamed", "named"])
+def test_blobs_are_for_their_user_alone_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_unnamed_files: bool
+) -> None:
+    if not has_unnamed_files:
+        monkeypatch.setattr(local_place, "_OPEN_FILES", tmp_path / "nothing")
+    before = os.umask(0)
+    try:
+        place = LocalPlace(tmp_path / "new" / "root")
+        place.check()
+        place.put("a/b", b"x", if_absent=True)
+        place.put("a/b", b"y", if_absent=False)
+    finally:
+        os.umask(before)
+    assert [mode for mode in modes_below(tmp_path) if mode & 0o077] == []
+
+
+def test_blobs_below_a_root_that_is_shared_with_its_group_are_shared_too(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    place = LocalPlace(tmp_path)
+    place.check()
+    place.put("a/b", b"x", if_absent=True)
+    assert modes_below(tmp_path) == [0o2770, 0o660]
+
+
+def modes_below(directory: Path) -> list[int]:
+    return [stat.S_IMODE(path.lstat().st_mode) for path in sorted(directory.rglob("*"))]

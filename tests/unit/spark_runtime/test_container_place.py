@@ -13,13 +13,11 @@ import pytest
 from container_process_kit import hand_over, spec_in
 from rich.console import Console
 
-from statekeep.errors import ConfigError
 from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
 from statekeep.spark.container.launch import has_living_holder, sweep_dead_places, take_lock
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.spark.container.protocol import Restore
-from statekeep.stores.local_files import make_local_dir, make_private
 
 _HOLD_LOCK = """
 import pathlib, sys
@@ -201,46 +199,6 @@ def test_the_settings_of_a_container_are_in_no_text_of_it(tmp_path: Path) -> Non
     texts = [repr(spec), str(spec), f"{[spec]}", printed.getvalue()]
     assert all("ContainerSpec" in text and "job_uid='u'" in text for text in texts)
     assert not any("Zq9" in text for text in texts)
-
-
-def test_a_local_directory_of_ours_alone_is_taken(tmp_path: Path) -> None:
-    make_private(tmp_path / "a" / "b")
-    make_private(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    directory.chmod(0o777)
-    with pytest.raises(ConfigError, match="not ours alone"):
-        make_private(directory)
-
-
-def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(ConfigError, match="not ours alone"):
-        make_private(tmp_path / "link")
-
-
-def test_a_directory_of_another_user_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with pytest.raises(ConfigError, match=f"owner={owner}"):
-        make_private(tmp_path)
-
-
-def test_only_below_a_shared_directory_must_the_local_directory_be_private(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    (tmp_path / "mounted").mkdir()
-    (tmp_path / "mounted").chmod(0o777)
-    make_local_dir(tmp_path / "mounted")
-    tmp_path.chmod(0o777)
-    with pytest.raises(ConfigError, match="not ours alone"):
-        make_local_dir(tmp_path / "mounted")
 
 
 def _files_with(text: str, root: Path) -> list[Path]:

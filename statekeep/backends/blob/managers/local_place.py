@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import BinaryIO, Final
 
 from statekeep.backends.blob.names import temporary_path, unfinished_name
 from statekeep.checkpoint.log_writer import random_nonce
-from statekeep.stores.local_files import sync_directory
+from statekeep.stores.local_files import private_opener, sync_directory
 
 _COPY_BYTES: Final = 1 << 20
 _MAX_TRIES: Final = 100
 """Of a put whose directory other deletes keep removing; each has to come at one exact moment."""
 _OPEN_FILES: Final = Path("/proc/self/fd")
+_SHARED_FILE: Final = 0o660
+_SHARED_DIRECTORY: Final = 0o2770
 _NO_UNNAMED_FILES: Final = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.EPERM}
 """Answers on which a named file is tried. EPERM is ext4's where the directory was removed in the
 middle of the call: the named file then fails with what is true of the directory by now."""
@@ -29,6 +32,9 @@ class LocalPlace:
     blob is there whole or not at all, and nothing else is. Where the filesystem has no unnamed
     files (NFS) a temporary name stands in; what a crash leaves of it is no blob, and goes with
     `remove_unfinished`. Directories that a delete leaves empty are removed.
+
+    What is made here is for this user alone, unless somebody has shared the root with its group
+    (``chmod 2770``).
     """
 
     def __init__(self, root: Path, *, new_uid: Callable[[], str] = random_nonce) -> None:
@@ -37,7 +43,7 @@ class LocalPlace:
 
     def check(self) -> None:
         """Create the root if it is missing, and look into it."""
-        _make_directories(self._root)
+        self._make_directories(self._root)
         with os.scandir(self._root):
             pass
 
@@ -101,8 +107,10 @@ class LocalPlace:
         return [name for name in names if name.startswith(prefix)]
 
     def _put_once(self, target: Path, content: bytes | Path, *, if_absent: bool) -> None:
-        _make_directories(target.parent)
+        self._make_directories(target.parent)
         with self._temporary(target) as (file, path):
+            if self._is_shared():
+                os.fchmod(file.fileno(), _SHARED_FILE)
             _write(file, content)
             try:
                 _link(file, path, target)
@@ -124,11 +132,34 @@ class LocalPlace:
                 yield unnamed, _OPEN_FILES / str(unnamed.fileno())
             return
         path = self._temporary_path(target)
-        with path.open("xb") as file:
+        with open(path, "xb", opener=private_opener) as file:
             try:
                 yield file, path
             finally:
                 path.unlink(missing_ok=True)
+
+    def _make_directories(self, directory: Path) -> None:
+        """Create a directory and what is missing above it, durably."""
+        is_shared = self._is_shared()
+        missing: list[Path] = []
+        while not directory.exists():
+            missing.append(directory)
+            directory = directory.parent
+        for path in reversed(missing):
+            # Not by exist_ok, which calls a directory that goes at the same moment a file in the way.
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+                if is_shared:
+                    path.chmod(_SHARED_DIRECTORY)
+            sync_directory(path.parent)
+
+    def _is_shared(self) -> bool:
+        """Tell whether others of the root's group may read and write here, by its mode."""
+        try:
+            mode = self._root.stat().st_mode
+        except FileNotFoundError:
+            return False
+        return bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
 
     def _temporary_path(self, target: Path) -> Path:
         return Path(temporary_path(str(target), self._new_uid()))
@@ -139,7 +170,7 @@ def _open_unnamed(directory: Path) -> BinaryIO | None:
     if not _OPEN_FILES.exists():
         return None
     try:
-        descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600)
     except OSError as exc:
         if exc.errno in _NO_UNNAMED_FILES:
             return None
@@ -161,19 +192,6 @@ def _write(file: BinaryIO, content: bytes | Path) -> None:
             shutil.copyfileobj(source, file, _COPY_BYTES)
     file.flush()
     os.fsync(file.fileno())
-
-
-def _make_directories(directory: Path) -> None:
-    """Create a directory and what is missing above it, durably."""
-    missing: list[Path] = []
-    while not directory.exists():
-        missing.append(directory)
-        directory = directory.parent
-    for path in reversed(missing):
-        # Not by exist_ok, which calls a directory that goes at the same moment a file in the way.
-        with suppress(FileExistsError):
-            path.mkdir()
-        sync_directory(path.parent)
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
