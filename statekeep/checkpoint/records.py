@@ -64,7 +64,7 @@ class TaskBatch(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_
 
 
 class BatchRecord(_Record, frozen=True, kw_only=True, tag="batch"):
-    """A batch whose sink has returned: its boundaries and the version each task chose.
+    """A batch that is processed and not yet delivered: its boundaries, and the version of each task.
 
     Of several records of one batch within a query the one at the highest position holds.
     """

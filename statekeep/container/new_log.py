@@ -78,11 +78,7 @@ async def require_no_other_log(
     for factory in factories:
         if factory.name == log_backend or not factory.properties.can_hold_job_log:
             continue
-        log = factory.job_log(scope, executor, clock)
-        try:
-            holder = await _holder(log, factory.name)
-        finally:
-            await log.close()
+        holder = await find_holder(factory, scope, executor, clock)
         # One that moved to where it is empty now was deleted there since, to begin anew.
         if holder is not None and holder != log_backend:
             raise ConfigError(
@@ -94,15 +90,33 @@ async def require_no_other_log(
             )
 
 
-async def _holder(log: JobLog, backend: str) -> str | None:
-    """Return where a log is, here or where it moved; None if nothing of a job stands in it."""
-    if not await log.is_there():
-        return None
-    remains = await read_remains(log)
+async def find_holder(
+    factory: StateBackendFactory, scope: str, executor: BlockingExecutor, clock: Clock
+) -> str | None:
+    """Return where a log is, here or where it moved; None if nothing of a job is in it.
+
+    Args:
+        factory: Of the backend to look in; it can hold a log.
+        scope: Of the log.
+        executor: For blocking calls.
+        clock: For retries.
+
+    Raises:
+        CheckpointCorruptError: A record in the middle is missing.
+        UnknownFormatError: A newer version of Statekeep has written to it.
+        RetriableError: The service may answer later.
+    """
+    log = factory.job_log(scope, executor, clock)
+    try:
+        if not await log.is_there():
+            return None
+        remains = await read_remains(log)
+    finally:
+        await log.close()
     if remains.moved_to is not None:
         return remains.moved_to
     # A reset leaves one record, and a start that was killed at once another: of no job.
-    return backend if remains.identities or remains.damaged else None
+    return factory.name if remains.identities or remains.damaged else None
 
 
 async def require_no_state(

@@ -333,11 +333,17 @@ def _log_backend(
 
 
 def _no_such_job(config: Config, log_backend: BackendName, task: str | None) -> ConfigError:
-    of_task, other = "", "a job in plain Python has one log for each task: name it with --task"
+    of_task = ""
+    other = (
+        "a query that lists no backend, or began with an earlier version, has its log beside its"
+        " checkpoint location: set job.log.backend=blob and"
+        " blob.store.uri=<checkpoint location>-statekeep. A job in plain Python has one log for each"
+        " task: name it with --task"
+    )
     if task is not None:
         of_task, other = f" task={task}", "a job on Spark has one log for all tasks: name none"
     return ConfigError(
         f"the job has no log here: job={config.job.name}{of_task} backend={log_backend}",
         key="job.name",
-        hint=f"check job.name and the place of the backend; {other}",
+        hint=f"check job.name, job.log.backend and the uri of the backend; {other}",
     )

@@ -7,7 +7,6 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.replay_checks import source_limits
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.query import StatefulStreamingQuery
+from statekeep.spark.query_defaults import with_query_defaults
 from statekeep.spark.query_run import QueryPlan
 from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, table_sink
@@ -239,16 +239,11 @@ class StatefulStreamWriter:
         )
 
     def _complete(self, location: str) -> Config:
-        """Fill in what the query itself says: the job's name, and blob beside the location."""
-        digest = hashlib.sha256(location.encode()).hexdigest()[:8]
-        name = self._query_name or f"{location.rsplit('/', 1)[-1]}-{digest}"
-        defaults: dict[str, str] = {
-            "job.name": name,
-            "stores.backup.factories": "blob",
-            "blob.store.uri": f"{location}-statekeep",
-        }
-        if source_limits(self._source):
-            defaults["task.commit.every.batch"] = "true"
-        config = self._config.with_defaults(defaults, source="the query")
+        config = with_query_defaults(
+            self._config,
+            location,
+            self._query_name,
+            is_every_batch=bool(source_limits(self._source)),
+        )
         check_settings(config)
         return config

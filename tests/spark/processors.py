@@ -64,3 +64,22 @@ class Unsteady(Count):
         count = sum(1 for _ in rows)
         self._state.update((count, time.perf_counter_ns()))
         yield Row(key=key[0], n=count, s=time.perf_counter_ns())
+
+
+class Totals(StatefulProcessor):
+    """What the README's programs run: the sum of ``v`` of each ``id``."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._total = handle.getValueState("totals", "total long")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        (total,) = self._total.get() or (0,)
+        total += sum(row.v for row in rows)
+        self._total.update((total,))
+        yield Row(id=key[0], total=total)
+
+    @override
+    def close(self) -> None:
+        """Nothing is open."""

@@ -29,24 +29,6 @@ def check_reach(factories: Factories) -> None:
             )
 
 
-def find_log_backend(factories: Factories, wanted: str | None) -> BackendName:
-    """Return the backend that holds the job log: the one that is wanted, or the first that can.
-
-    Raises:
-        ConfigError: It cannot hold one, or none can.
-    """
-    able = [name for name, factory in factories.items() if factory.properties.can_hold_job_log]
-    if wanted is not None and BackendName(wanted) in able:
-        return BackendName(wanted)
-    if wanted is not None or not able:
-        raise ConfigError(
-            f"no backend can hold the job log: wanted={wanted} backends={list(factories)}",
-            key="job.log.backend",
-            hint="list a backend with atomic create, such as blob, and name it here",
-        )
-    return able[0]
-
-
 async def prepare_backends(
     factories: Factories,
     config: Config,

@@ -12,9 +12,9 @@ from typing import Any, Final, ParamSpec, TypeVar
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
-from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.event_recorder import EventRecorder
 from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.log_scope import job_scope
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.note import OWNER_GONE, note_void
@@ -32,7 +32,7 @@ from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
 from statekeep.errors import BackendClosedError, CheckpointLocationError
 from statekeep.fault_points import fault_point
-from statekeep.spark.driver.backend_setup import check_reach, find_log_backend, prepare_backends
+from statekeep.spark.driver.backend_setup import check_reach, prepare_backends
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.commit_thread import CommitThread
@@ -40,6 +40,7 @@ from statekeep.spark.driver.committer import Committer
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.identity import settled_identity
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.log_backend import find_log_backend
 from statekeep.spark.driver.new_query import first_commit, query_state, with_query
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
 from statekeep.spark.tasks import STATE_STORE
@@ -78,6 +79,7 @@ class Reign:
             ceiling=threads.commit_pool_max_size,
         )
         self._factories: dict[BackendName, StateBackendFactory] = {}
+        self._log_backend: BackendName | None = None
         self._writer: LogWriter | None = None
         self._checkpoints: CheckpointStore | None = None
         self._committer: Committer | None = None
@@ -107,7 +109,10 @@ class Reign:
     @property
     def log_backend(self) -> BackendName:
         """The backend that holds the job log and the tasks' checkpoints."""
-        return find_log_backend(self._factories, self._config.job.log_backend)
+        if self._log_backend is None:
+            msg = "the job log is not open"
+            raise RuntimeError(msg)
+        return self._log_backend
 
     @property
     def captured_stores(self) -> tuple[StoreName, ...]:
@@ -139,7 +144,7 @@ class Reign:
         if (name := self._config.job.log_backend) is not None:
             self._factories[BackendName(name)] = registry.factory(name)
         check_reach(self._factories)
-        self._thread.run(self._open(partitions))
+        self._thread.run(self._open(registry, partitions))
         return self._log.view.last_commit
 
     def check_location(self) -> None:
@@ -274,8 +279,17 @@ class Reign:
             self._writer = None
             self._thread.close()
 
-    async def _open(self, partitions: int) -> None:
-        name, scope = self.log_backend, escape_name(self._config.job.name)
+    async def _open(self, registry: BackendRegistry, partitions: int) -> None:
+        name = self._log_backend = await find_log_backend(
+            registry,
+            self._factories,
+            self._config,
+            self._location,
+            executor=self._executor,
+            clock=self._clock,
+        )
+        self._factories[name] = registry.factory(name)
+        scope = job_scope(self._config.job.name)
         await prepare_backends(
             self._factories,
             self._config,

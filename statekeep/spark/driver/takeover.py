@@ -94,8 +94,8 @@ def find_resumption(
             raise _mismatch(
                 location,
                 "the checkpoint location was used, but the job log has no commit",
-                "check job.name and the uri of the backend that holds the job log; to start"
-                " anew, give a new checkpoint location",
+                "check job.name, job.log.backend and the uri of the backend that holds the job log;"
+                " to start anew, give a new checkpoint location",
             )
         return None
     _check_query(location, commit.query.query_id)

@@ -17,6 +17,11 @@ LOG = f"--task '{TASK}'"
     [
         ("checkpoints list", "the job has no log here", "name it with --task"),
         (
+            "checkpoints list",
+            "the job has no log here",
+            "job.log.backend=blob and blob.store.uri=<checkpoint location>-statekeep",
+        ),
+        (
             "checkpoints list --task 'Partition 9'",
             "the job has no log here: job=orders task=Partition 9",
             "a job on Spark has one log for all tasks",
