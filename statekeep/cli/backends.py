@@ -12,7 +12,7 @@ from statekeep.backends.preparation import prepare
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.cli.exit_status import ExitStatus
-from statekeep.cli.options import AsJson, ConfigFiles, Settings, read_config
+from statekeep.cli.options import AsJson, ConfigFiles, Settings, SettingsFiles, read_config
 from statekeep.cli.output import JsonValue, print_json, print_table
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
@@ -27,10 +27,14 @@ app = typer.Typer(
 
 @app.command("list")
 def list_backends(
-    *, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    set_file: SettingsFiles = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the backends with their factories and what they need and can."""
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     rows: list[dict[str, JsonValue]] = [
         {
             "backend": name,
@@ -63,12 +67,18 @@ def list_backends(
 
 
 @app.command()
-def check(*, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False) -> None:
+def check(
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    set_file: SettingsFiles = None,
+    as_json: AsJson = False,
+) -> None:
     """Check whether the place of each backend can be used.
 
     Is it there, does it let us in, can it do what is needed, and hold the job log? Creates what is missing, as the start of the job would.
     """
-    findings = asyncio.run(_check_all(read_config(config, setting)))
+    findings = asyncio.run(_check_all(read_config(config, setting, set_file)))
     if as_json:
         print_json([{"backend": name, "error": error} for name, error in findings.items()])
     else:

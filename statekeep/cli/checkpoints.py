@@ -16,6 +16,7 @@ from statekeep.cli.options import (
     IsSure,
     LogOfTask,
     Settings,
+    SettingsFiles,
     Which,
     owner_name,
     read_config,
@@ -38,13 +39,16 @@ def list_commits(
     *,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
     """List the commits that a restore may use, oldest first."""
 
     async def run() -> list[dict[str, JsonValue]]:
-        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(
+            read_config(config, setting, set_file), SystemClock(), task=task
+        ) as job:
             return [_commit_row(job, position) for position in job.view.commits]
 
     rows = asyncio.run(run())
@@ -75,6 +79,7 @@ def show(
     *,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +89,9 @@ def show(
     """
 
     async def run() -> tuple[dict[str, JsonValue], dict[str, dict[str, JsonValue]]]:
-        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(
+            read_config(config, setting, set_file), SystemClock(), task=task
+        ) as job:
             position, commit = job.find_commit(which)
             return _commit_row(job, position), _task_rows(job, commit)
 
@@ -109,13 +116,16 @@ def diff(
     *,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what differs between two commits, value by value."""
 
     async def run() -> list[tuple[str, str, str, str | None, str | None]]:
-        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(
+            read_config(config, setting, set_file), SystemClock(), task=task
+        ) as job:
             before = _values(_task_rows(job, job.find_commit(old)[1]))
             after = _values(_task_rows(job, job.find_commit(new)[1]))
         return [
@@ -139,6 +149,7 @@ def pin(
     *,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -149,7 +160,9 @@ def pin(
     check_pin_name(name)
 
     async def run() -> int:
-        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(
+            read_config(config, setting, set_file), SystemClock(), task=task
+        ) as job:
             position, _ = job.find_commit(which)
             await job.guest.pin(name, position)
             return position
@@ -167,6 +180,7 @@ def unpin(
     *,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -176,7 +190,9 @@ def unpin(
     """
 
     async def run() -> int | None:
-        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(
+            read_config(config, setting, set_file), SystemClock(), task=task
+        ) as job:
             await job.guest.unpin(name)
             return job.view.pins.get(name)
 
@@ -196,6 +212,7 @@ def remove(
     is_sure: IsSure = False,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -203,7 +220,7 @@ def remove(
 
     Stop the job before: if it runs, it is fenced. The current commit and pinned ones stay.
     """
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and remove the commits?", abort=True)
 
@@ -232,6 +249,7 @@ def overwrite_offsets(
     is_sure: IsSure = False,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a task go on from other input offsets.
@@ -247,7 +265,7 @@ def overwrite_offsets(
     async def run() -> CheckpointV2:
         clock = SystemClock()
         async with (
-            read_job(read_config(config, setting), clock, task=task) as job,
+            read_job(read_config(config, setting, set_file), clock, task=task) as job,
             waiting("taking the job over", clock),
         ):
             return await overwrite_input_offsets(

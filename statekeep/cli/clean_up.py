@@ -12,6 +12,7 @@ from statekeep.cli.options import (
     IsSure,
     LogsOfTasks,
     Settings,
+    SettingsFiles,
     owner_name,
     read_config,
 )
@@ -49,6 +50,7 @@ def collect_garbage(
     grace: Grace = "0",
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +58,7 @@ def collect_garbage(
 
     The job may go on meanwhile. It does so itself after each commit: this is for one that was stopped, or was in trouble.
     """
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     grace_ms = _milliseconds(grace)
 
     async def run() -> list[Leftovers]:
@@ -86,6 +88,7 @@ def reset(
     is_sure: IsSure = False,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +97,7 @@ def reset(
     Its commits, savepoints and backups are deleted. Whoever runs the job is fenced. On Spark the next start needs a new checkpoint location as
     well. Changelogs in Kafka stay; the next commit overwrites them.
     """
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     logs = task or (None,)
     found, commits, pins = asyncio.run(_look(settings, logs))
     if not as_json:

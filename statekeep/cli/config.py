@@ -2,7 +2,7 @@
 
 import typer
 
-from statekeep.cli.options import AsJson, ConfigFiles, Settings, read_config
+from statekeep.cli.options import AsJson, ConfigFiles, Settings, SettingsFiles, read_config
 from statekeep.cli.output import print_json, print_table
 
 app = typer.Typer(name="config", help="The settings of a job.", no_args_is_help=True)
@@ -10,13 +10,17 @@ app = typer.Typer(name="config", help="The settings of a job.", no_args_is_help=
 
 @app.command()
 def explain(
-    *, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    set_file: SettingsFiles = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show each effective setting and where it comes from.
 
     Secrets stay hidden.
     """
-    rows = read_config(config, setting).explain()
+    rows = read_config(config, setting, set_file).explain()
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
@@ -24,11 +28,17 @@ def explain(
 
 
 @app.command()
-def check(*, config: ConfigFiles = None, setting: Settings = None, as_json: AsJson = False) -> None:
+def check(
+    *,
+    config: ConfigFiles = None,
+    setting: Settings = None,
+    set_file: SettingsFiles = None,
+    as_json: AsJson = False,
+) -> None:
     """Check the settings as the start of the job would.
 
     Each alone, and all against each other. Says nothing of settings that are right, but by --json.
     """
-    read_config(config, setting).check()
+    read_config(config, setting, set_file).check()
     if as_json:
         print_json({"ok": True})

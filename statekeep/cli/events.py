@@ -24,7 +24,14 @@ from statekeep.checkpoint.records import (
     VoidRecord,
 )
 from statekeep.cli.job_reading import read_job
-from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, read_config
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    LogOfTask,
+    Settings,
+    SettingsFiles,
+    read_config,
+)
 from statekeep.cli.output import JsonValue, print_json, print_table, utc
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
@@ -41,6 +48,7 @@ def events(
     ] = False,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +58,9 @@ def events(
     """
 
     async def run() -> list[dict[str, JsonValue]]:
-        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(
+            read_config(config, setting, set_file), SystemClock(), task=task
+        ) as job:
             if is_progress:
                 async with waiting("reading the events", job.clock):
                     return [_progress(event) for event in await job.progress()]

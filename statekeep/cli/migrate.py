@@ -17,6 +17,7 @@ from statekeep.cli.options import (
     IsSure,
     LogsOfTasks,
     Settings,
+    SettingsFiles,
     owner_name,
     read_config,
 )
@@ -37,6 +38,7 @@ def migrate_log(
     is_sure: IsSure = False,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +47,7 @@ def migrate_log(
     Then job.log.backend names that one. If the job runs, it is fenced. A start with the old settings is refused from then on. May be
     repeated: a log that has moved there already counts as done.
     """
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and move its log?", abort=True)
 
@@ -108,6 +110,7 @@ def migrate(
     is_sure: IsSure = False,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,7 +119,7 @@ def migrate(
     Makes a new commit, equal to the newest one but for the markers that are added: the next start
     finds those of both. If the job runs, it is fenced. docs/migration.md has the way for a job that must not stop.
     """
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     if not is_sure:
         typer.confirm(
             f"Take over job {settings.job.name} and copy its state to {target}?", abort=True

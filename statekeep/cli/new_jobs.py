@@ -22,6 +22,7 @@ from statekeep.cli.options import (
     IsSure,
     LogsOfTasks,
     Settings,
+    SettingsFiles,
     owner_name,
     read_config,
 )
@@ -84,6 +85,7 @@ def restore_savepoint(
     to_location: ToLocation = None,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     is_sure: IsSure = False,
     as_json: AsJson = False,
@@ -92,7 +94,7 @@ def restore_savepoint(
 
     With its state and input offsets. It has backups of its own and refers to nothing of the old job, which may go on or be deleted.
     """
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> list[dict[str, JsonValue]]:
@@ -138,6 +140,7 @@ def rescale_job(
     to_location: ToLocation = None,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     is_sure: IsSure = False,
     as_json: AsJson = False,
@@ -146,7 +149,7 @@ def rescale_job(
 
     From a stopped one, with each key in its task. The old job stays as it is, so that there is a way back. Needs local disk for the whole state.
     """
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> Sequence[int]:

@@ -1,5 +1,6 @@
 """Options that many commands share, and the settings that they add up to."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from statekeep.config.load import load_dict, load_job, merge
+from statekeep.config.load import load_dict, load_job, load_private_file, merge
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 ConfigFiles: TypeAlias = Annotated[
     list[Path] | None,
@@ -24,7 +27,20 @@ ConfigFiles: TypeAlias = Annotated[
 Settings: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", metavar="KEY=VALUE", help="One setting; wins over files and environment."
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="One setting; wins over files and environment. No secrets: every user of the machine "
+        "sees them in the process list.",
+    ),
+]
+SettingsFiles: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--set-file",
+        metavar="FILE",
+        help="Settings with secrets, .toml or properties, that only you can read (mode 600); win "
+        "over files and environment. The environment may hold secrets too (STATEKEEP__...).",
     ),
 ]
 LogOfTask: TypeAlias = Annotated[
@@ -62,13 +78,26 @@ def owner_name() -> str:
     return f"{gethostname()}:{os.getpid()}"
 
 
-def read_config(files: Sequence[Path] | None, settings: Sequence[str] | None) -> Config:
-    """Return the settings: files, then environment, then ``--set``; the last one wins.
+def read_config(
+    files: Sequence[Path] | None,
+    settings: Sequence[str] | None,
+    private_files: Sequence[Path] | None,
+) -> Config:
+    """Return the settings: files, environment, ``--set-file``, ``--set``; the last one wins.
 
     Raises:
-        ConfigError: A file cannot be read, a key is unknown, or a value is not of its type.
+        ConfigError: A file cannot be read, or others can get at one that must be private; a key is
+            unknown, or a value is not of its type.
     """
-    return merge(load_job(*files or ()), load_dict(dict(map(_split, settings or ())), "--set"))
+    told = load_dict(dict(map(_split, settings or ())), "--set")
+    for setting in told.settings.values():
+        if setting.holds_secret:
+            logger.warning(
+                "every user of this machine sees a secret in the process list: key=%s: "
+                "give it by --set-file or in the environment, and replace it",
+                setting.name,
+            )
+    return merge(load_job(*files or ()), *map(load_private_file, private_files or ()), told)
 
 
 def _split(setting: str) -> tuple[str, str]:

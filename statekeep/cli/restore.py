@@ -10,7 +10,15 @@ from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job
 from statekeep.cli.local_disk import require_apart, require_directory, told_of
-from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    LogOfTask,
+    Settings,
+    SettingsFiles,
+    Which,
+    read_config,
+)
 from statekeep.cli.output import JsonValue, joined, print_json, print_table
 from statekeep.clock import SystemClock
 from statekeep.inspection.job import InspectedJob, Progress
@@ -35,6 +43,7 @@ def restore(
     ] = None,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +51,7 @@ def restore(
 
     At one commit, verified; the job may go on meanwhile.
     """
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     require_directory(directory.absolute())
     require_apart(directory.absolute(), settings.job.local_dir)
 

@@ -16,6 +16,7 @@ from statekeep.cli.options import (
     IsSure,
     LogsOfTasks,
     Settings,
+    SettingsFiles,
     read_config,
 )
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table
@@ -54,6 +55,7 @@ def create(
     is_sure: IsSure = False,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +65,7 @@ def create(
     on, and its newest commit is kept as it is: it shares what did not change with others.
     """
     check_pin_name(name)
-    settings = read_config(config, setting)
+    settings = read_config(config, setting, set_file)
     if is_live:
         if target:
             raise ConfigError("--live keeps the newest commit where it is: leave --to out")
@@ -80,6 +82,7 @@ def list_savepoints(
     *,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -88,7 +91,9 @@ def list_savepoints(
     async def run() -> list[dict[str, JsonValue]]:
         rows: list[dict[str, JsonValue]] = []
         for name in task or (None,):
-            async with read_job(read_config(config, setting), SystemClock(), task=name) as job:
+            async with read_job(
+                read_config(config, setting, set_file), SystemClock(), task=name
+            ) as job:
                 rows.extend(_row(job, name, pin) for pin in sorted(job.view.pins))
         return rows
 
@@ -106,6 +111,7 @@ def drop(
     *,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,7 +119,7 @@ def drop(
 
     The job may go on meanwhile.
     """
-    settings, logs = read_config(config, setting), task or (None,)
+    settings, logs = read_config(config, setting, set_file), task or (None,)
 
     async def find(log: str | None) -> dict[str, JsonValue] | None:
         async with read_job(settings, SystemClock(), task=log) as job:

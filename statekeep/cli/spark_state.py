@@ -17,6 +17,7 @@ from statekeep.cli.options import (
     ConfigFiles,
     LogsOfTasks,
     Settings,
+    SettingsFiles,
     Which,
     owner_name,
     read_config,
@@ -56,13 +57,14 @@ def import_state(
     ] = DEFAULT_STORE,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     as_json: AsJson = False,
 ) -> None:
     """Begin a new job in plain Python with the state of a query.
 
     Keys and values are bytes as Spark has encoded them. The location is only read.
     """
-    settings, clock = read_config(config, setting), SystemClock()
+    settings, clock = read_config(config, setting, set_file), SystemClock()
 
     open_state = partial(SparkState.open, location, operator=operator, store=spark_store)
 
@@ -105,6 +107,7 @@ def export_state(
     ],
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +115,7 @@ def export_state(
 
     Such a directory is <checkpoint location>/state/<operator>. The job may go on meanwhile.
     """
-    settings, clock = read_config(config, setting), SystemClock()
+    settings, clock = read_config(config, setting, set_file), SystemClock()
     if not task:
         raise ConfigError("no task is named", hint="name every task of the job with --task, once")
 

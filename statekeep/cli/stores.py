@@ -15,7 +15,15 @@ from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, Tas
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job
-from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    LogOfTask,
+    Settings,
+    SettingsFiles,
+    Which,
+    read_config,
+)
 from statekeep.cli.output import JsonValue, console, print_json
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
@@ -36,6 +44,7 @@ def show(
     ] = None,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +54,9 @@ def show(
     """
 
     async def run() -> tuple[int, list[SnapshotNode]]:
-        async with read_job(read_config(config, setting), SystemClock(), task=task) as job:
+        async with read_job(
+            read_config(config, setting, set_file), SystemClock(), task=task
+        ) as job:
             position, commit = job.find_commit(which)
             names = [name for name in sorted(commit.versions) if of_task in (None, name)]
             async with job.held(position), waiting("reading the snapshots", job.clock):

@@ -13,7 +13,15 @@ from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.exit_status import ExitStatus, exit_status_of
 from statekeep.cli.job_reading import read_job
 from statekeep.cli.local_disk import told_of_temporary_files
-from statekeep.cli.options import AsJson, ConfigFiles, LogOfTask, Settings, Which, read_config
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    LogOfTask,
+    Settings,
+    SettingsFiles,
+    Which,
+    read_config,
+)
 from statekeep.cli.output import JsonValue, print_json, print_table
 from statekeep.clock import SystemClock
 from statekeep.config.model import StoreSettings
@@ -34,6 +42,7 @@ def verify(
     ] = None,
     config: ConfigFiles = None,
     setting: Settings = None,
+    set_file: SettingsFiles = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +55,7 @@ def verify(
 
     async def run() -> list[_Found]:
         clock = SystemClock()
-        async with read_job(read_config(config, setting), clock, task=task) as job:
+        async with read_job(read_config(config, setting, set_file), clock, task=task) as job:
             position, commit = job.find_commit(which)
             tasks = sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
             held = [(name, holder) for name in tasks for holder in _holders(job, commit, name)]

@@ -29,16 +29,26 @@ it begins with `spark.statekeep.`. One default comes from a variable by Samza's 
 directory, from `LOGGED_STORE_BASE_DIR`.
 
 What the environment has goes before files, dict and Spark conf: on Spark always (the driver's), on the
-command line, where only `--set` goes before it, and in plain Python with
+command line, where only `--set-file` and `--set` go before it, and in plain Python with
 `load_job("job.properties")`, which reads both.
+
+A secret belongs into the environment, into a file that only you can read (on the command line
+`--set-file FILE`), or into the dict that the program gives to `grouped`. It does not belong into
+`--set`, nor into a Spark conf: every user of the machine sees what `spark-submit --conf` and the
+session builder are given in the process list. Spark's UI and event log show a Spark conf as well,
+unless `spark.redaction.regex` hides it, as in a session of `sk.session_builder()`: where it does
+not, a secret in `spark.statekeep.*` is refused.
 
 A duration is a whole number of milliseconds, or a number with a unit: `500ms`, `60s`, `5m`, `2h`,
 `1d`. A size is a whole number of bytes, or a number with a unit: `64KiB`, `128MiB`, `1GiB`, `1GB`.
 A list is separated by commas; an empty one means none.
 
 For a store, its own key (`stores.<store>.*`) goes before the key for all stores, and that before
-the default. Values whose key speaks of a secret, password, token, key, credential, shared access
-signature or connection string are hidden in logs and errors, and so are user and query of a URI.
+the default. Logs, errors and `config explain` hide the value of a key that speaks of a secret: a
+password, passphrase, pin, token, key, credential, authentication, JAAS, signature or connection string.
+They show a URI without its user and query. Of a setting that is not ours (`client.*`,
+`storage.options.*`, those of a plug-in) they show the value only if the last word of the name is known to
+be harmless, such as `uri`, `region` or `ms`.
 """
 
 

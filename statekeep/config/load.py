@@ -1,6 +1,8 @@
 """Builds a `Config` from what somebody wrote: a dict, a file, the environment, a Spark conf."""
 
+import logging
 import os
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
@@ -13,6 +15,8 @@ from statekeep.config.properties import parse_properties
 from statekeep.config.samza_keys import pass_over
 from statekeep.config.settings import Setting, WrittenValue, check_setting, collect, overlay
 from statekeep.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 SPARK_PREFIX: Final = "spark.statekeep."
 """What our settings begin with in a Spark conf."""
@@ -38,25 +42,59 @@ def load_dict(values: Mapping[str, WrittenValue], source: str = "dict") -> Confi
 def load_file(path: str | PathLike[str]) -> Config:
     """Read a ``.toml`` or a ``.properties`` file, told apart by its name.
 
+    Warns of a file with a secret in it that every user of the machine can read.
+
     Raises:
         ConfigError: As `load_toml` and `load_properties`; or the name ends in neither.
     """
     match Path(path).suffix:
         case ".toml":
-            return load_toml(path)
+            config = load_toml(path)
         case ".properties":
-            return load_properties(path)
+            config = load_properties(path)
         case _:
             raise ConfigError(
                 f"cannot tell the form of the settings by the name of their file: path={path}",
                 hint="name it .properties or .toml",
             )
+    secrets = [setting.name for setting in config.settings.values() if setting.holds_secret]
+    if secrets and Path(path).stat().st_mode & stat.S_IROTH:
+        logger.warning(
+            "every user of this machine can read a file with secrets: path=%s keys=%s: "
+            "chmod o= the file",
+            path,
+            ",".join(secrets),
+        )
+    return config
+
+
+def load_private_file(path: str | PathLike[str]) -> Config:
+    """Read a file of settings that nobody else can read: ``.toml``, or else properties.
+
+    It must belong to this user, or to root; only root's may be readable by its group.
+
+    Raises:
+        ConfigError: As `load_toml` and `load_properties`; or others can read or write the file.
+    """
+    try:
+        status = Path(path).stat()
+    except OSError as exc:
+        raise ConfigError(f"cannot read the settings: path={path} reason={exc.strerror}") from exc
+    is_roots = status.st_uid == 0 and os.geteuid() != 0
+    forbidden = stat.S_IRWXO | (stat.S_IWGRP if is_roots else stat.S_IRWXG)
+    if not (is_roots or status.st_uid == os.geteuid()) or status.st_mode & forbidden:
+        raise ConfigError(
+            f"other users can get at a file of secrets: path={path} "
+            f"mode={stat.S_IMODE(status.st_mode):o} owner={status.st_uid}",
+            hint="make it yours alone: chmod 600",
+        )
+    return load_toml(path) if Path(path).suffix == ".toml" else load_properties(path)
 
 
 def load_job(*paths: str | PathLike[str]) -> Config:
     """Read what a job runs with: files, and over them the environment.
 
-    The command line reads the same before its ``--set``, so that it looks where the job does.
+    The command line reads the same before its ``--set-file`` and ``--set``, so that it looks where the job does.
 
     Raises:
         ConfigError: As `load_file` and `load_environment`.

@@ -9,10 +9,12 @@ from typing import Final, NoReturn
 from statekeep.config.backend_keys import BACKEND_SETTING
 from statekeep.config.key import BACKEND_HOLE, STORE_HOLE, Key
 from statekeep.config.keys import KEYS, RESERVED_STORE_NAMES, UNSUPPORTED
-from statekeep.config.redact import is_secret_name
+from statekeep.config.redact import is_secret_name, may_be_secret
 from statekeep.errors import ConfigError
 
 _STORE_KEY: Final = re.compile(r"stores\.(?P<store>[^.\s/]+)\.(?P<rest>.+)")
+_KINDS: Final = ("blob.store", "kafka", "hdfs.store")
+"""What stands before the settings of all backends of a kind of ours."""
 _BACKEND_KEY: Final = re.compile(r"backends\.[^.\s]+\.\S+")
 
 
@@ -29,9 +31,13 @@ class FoundKey:
     @property
     def is_secret(self) -> bool:
         """Whether the value must never be shown."""
-        if self.key is BACKEND_SETTING:
-            return is_secret_name(self.name)
-        return self.key.is_secret
+        if self.key is not BACKEND_SETTING:
+            return self.key.is_secret
+        _, _, setting = self.name.split(".", 2)
+        ours = [_BY_NAME[name].key for kind in _KINDS if (name := f"{kind}.{setting}") in _BY_NAME]
+        if ours:
+            return is_secret_name(setting) or any(key.is_secret for key in ours)
+        return may_be_secret(setting)
 
 
 def is_known(written: str) -> bool:

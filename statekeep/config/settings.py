@@ -41,6 +41,11 @@ class Setting:
         return f"Setting({self.name}={self.shown!r}, source={self.source!r})"
 
     @property
+    def holds_secret(self) -> bool:
+        """Whether the value, or a part of it such as the password of a URL, must not be shown."""
+        return self.shown != self.value
+
+    @property
     def shown(self) -> str:
         """The value as logs and people may see it."""
         return redact(self.value, is_secret=self.is_secret)

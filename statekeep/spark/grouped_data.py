@@ -22,6 +22,7 @@ from statekeep.errors import ConfigError
 from statekeep.spark.dataframe import StatefulDataFrame
 from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.redaction import check_redaction
 from statekeep.spark.session import check_session
 
 _OUTPUT_MODES = ("append", "update")
@@ -48,7 +49,7 @@ def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGro
 
     Raises:
         ConfigError: A setting is unknown or wrong, the session cannot keep tasks at their state,
-            or a stateful Spark operator is upstream.
+            Spark's UI shows a secret, or a stateful Spark operator is upstream.
     """
     frame: DataFrame = data._df  # noqa: SLF001 - GroupedData has no public way to its frame
     check_session(frame.sparkSession)
@@ -57,6 +58,7 @@ def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGro
         raise ConfigError(msg, hint="read the input by spark.readStream")
     _check_upstream(frame)
     conf = load_spark_conf(frame.sparkSession.sparkContext.getConf().getAll())
+    check_redaction(frame.sparkSession, conf)
     return StatefulGroupedData(frame, _keys(data, frame), read_settings(settings, conf))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from statekeep.errors import ConfigError
+from statekeep.spark.redaction import REDACTION_KEY, REDACTION_REGEX
 
 _MIN_LOCALITY_WAIT_S = 600
 
@@ -54,6 +55,8 @@ REQUIRED_SETTINGS = (
 def session_builder(master: str | None = None) -> SparkSession.Builder:
     """Return a session builder that has every setting the runtime requires.
 
+    It also hides settings of ours, which may be secrets, in Spark's UI and event log.
+
     Executors of a local master run with this interpreter unless ``PYSPARK_PYTHON`` says otherwise.
 
     Args:
@@ -65,7 +68,7 @@ def session_builder(master: str | None = None) -> SparkSession.Builder:
         builder = builder.master(master)
     for setting in REQUIRED_SETTINGS:
         builder = builder.config(setting.key, setting.value)
-    return builder
+    return builder.config(REDACTION_KEY, REDACTION_REGEX)
 
 
 def check_session(spark: SparkSession, *, is_forced: bool = False) -> list[str]:

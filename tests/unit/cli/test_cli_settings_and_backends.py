@@ -39,6 +39,45 @@ def test_secrets_stay_hidden(statekeep: CommandLine) -> None:
     assert "hunter2" not in result.out + result.err
 
 
+def test_a_secret_on_the_command_line_is_warned_of(statekeep: CommandLine) -> None:
+    assert (
+        "process list: key=backends.far.secret"
+        in statekeep("config explain --set backends.far.secret=hunter2").err
+    )
+    assert not statekeep("config explain --set job.name=mine").err
+
+
+def test_a_file_of_secrets_wins_over_the_environment_and_loses_to_set(
+    statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STATEKEEP__JOB__NAME", "from the environment")
+    monkeypatch.setenv("STATEKEEP__TASK__SHUTDOWN__MS", "7s")
+    secrets = tmp_path / "secrets"
+    secrets.write_text("job.name = mine\ntask.shutdown.ms = 8s\nbackends.far.secret = hunter2\n")
+    secrets.chmod(0o600)
+    result = statekeep(f"config explain --set-file {secrets} --set task.shutdown.ms=9s --json")
+    rows = {row["key"]: (row["value"], row["source"]) for row in result.json}
+    assert rows["job.name"] == ("mine", f"{secrets}:1")
+    assert rows["task.shutdown.ms"] == ("9s", "--set")
+    assert rows["backends.far.secret"] == ("***", f"{secrets}:3")
+    assert not result.err
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o602, 0o620])
+def test_a_file_of_secrets_that_others_get_at_is_refused(
+    statekeep: CommandLine, tmp_path: Path, mode: int
+) -> None:
+    secrets = tmp_path / "secrets.toml"
+    secrets.write_text("[job]\nname = 'mine'\n")
+    secrets.chmod(0o600)
+    assert statekeep(f"config check --set-file {secrets}").status == 0
+    secrets.chmod(mode)
+    result = statekeep(f"config check --set-file {secrets}")
+    assert result.status == 2
+    assert f"mode={mode:o}" in result.err
+    assert "chmod 600" in result.err
+
+
 def test_a_wrong_setting_is_refused_with_the_nearest_name(statekeep: CommandLine) -> None:
     result = statekeep("config check --set task.comit.ms=1")
     assert result.status == 2

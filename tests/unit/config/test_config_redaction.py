@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statekeep.config.load import load_dict
-from statekeep.config.redact import is_secret_name, redact
+from statekeep.config.redact import is_secret_name, may_be_secret, redact
 from statekeep.errors import ConfigError
 
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789/+=@:?", min_size=12, max_size=40).map(
@@ -31,6 +31,15 @@ SECRET_KEYS = st.sampled_from(
         "backends.b.connection_string",
         "backends.b.connectionString",
         "backends.b.storage.options.key",
+        "backends.b.passphrase",
+        "backends.b.auth",
+        "backends.b.pin",
+        "backends.b.account_key",
+        "backends.b.client.ssl.key.pem",
+        "backends.b.client.sasl.jaas.config",
+        "backends.b.storage.options.client_kwargs",
+        "backends.b.s3.proxy",
+        "backends.b.whatever",
     ]
 )
 
@@ -91,3 +100,62 @@ def test_values_of_the_keys_that_we_define_are_shown() -> None:
 def test_settings_of_a_backend_that_are_no_secrets_are_shown(name: str) -> None:
     assert not is_secret_name(name)
     assert "harmless" in repr(load_dict({name: "harmless"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_shown"),
+    [
+        ("uri", True),
+        ("client.security.protocol", True),
+        ("client.sasl.mechanisms", True),
+        ("client.ssl.ca.location", True),
+        ("client.socket.timeout.ms", True),
+        ("storage.options.endpoint_url", True),
+        ("pinned.size", True),
+        ("passphrase", False),
+        ("key.passphrase", False),
+        ("auth", False),
+        ("basic.auth.user.info", False),
+        ("pin", False),
+        ("pin.size", False),
+        ("card_pin", False),
+        ("userPin", False),
+        ("connection_string", False),
+        ("connection.string", False),
+        ("account_key", False),
+        ("client.ssl.key.pem", False),
+        ("client.ssl.key.location", False),
+        ("client.sasl.jaas.config", False),
+        ("client.sasl.password", False),
+        ("sasToken", False),
+        ("sas", False),
+        ("token.uri", False),
+        ("PWD", False),
+        ("http.proxy", False),
+        ("label", False),
+        ("", False),
+    ],
+)
+def test_of_a_setting_that_is_not_ours_only_what_is_known_to_be_harmless_is_shown(
+    name: str, *, is_shown: bool
+) -> None:
+    assert may_be_secret(name) is not is_shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:Zq9@proxy:3128", "http://***@proxy:3128"),
+        ("me:Zq9@proxy:3128", "***@proxy:3128"),
+        ("http=http://me:Zq9@a,https=http://me:Zq9@b", "http=http://***@b"),
+        ("Error: password=Zq9 was refused", "Error: password=*** was refused"),
+        ('{"sasl.password": "Zq9 Zq9", "a": 1}', '{"sasl.password": ***, "a": 1}'),
+        ("AccountName=a;AccountKey=Zq9==;Suffix=b", "AccountName=a;AccountKey=***;Suffix=b"),
+        ("x: SharedAccessKey=Zq9", "x: SharedAccessKey=***"),
+        ("no answer: root=s3://bucket/a key=backends.b.secret source=x:3", None),
+        ("broker-1:9092,broker-2:9092", None),
+        ("TypeError: a@b", None),
+    ],
+)
+def test_a_text_is_shown_without_the_secrets_in_it(text: str, shown: str | None) -> None:
+    assert redact(text, is_secret=False) == (text if shown is None else shown)
