@@ -10,49 +10,11 @@ _SECRET_NAME: Final = re.compile(
     "|connection[._-]?string|(?<![a-z])(?:pass|pin|sas|sig)(?![a-z])",
     re.IGNORECASE,
 )
-_LAST_WORD: Final = re.compile(r"[A-Za-z]+\Z")
-_HARMLESS_LAST_WORDS: Final = frozenset(
-    [
-        "bucket",
-        "bytes",
-        "codec",
-        "compression",
-        "count",
-        "dir",
-        "directory",
-        "enabled",
-        "endpoint",
-        "factory",
-        "host",
-        "id",
-        "interval",
-        "level",
-        "location",
-        "mechanism",
-        "mechanisms",
-        "millis",
-        "mode",
-        "ms",
-        "path",
-        "port",
-        "prefix",
-        "protocol",
-        "ratio",
-        "region",
-        "replicas",
-        "retries",
-        "root",
-        "scheme",
-        "servers",
-        "size",
-        "threads",
-        "timeout",
-        "topic",
-        "type",
-        "uri",
-        "url",
-        "version",
-    ]
+_HARMLESS_NAME: Final = re.compile(
+    "(?<![a-z])(?:bucket|bytes|codec|compression|count|dir|directory|enabled|endpoint|factory|host|hosts"
+    "|id|interval|level|location|mechanism|mechanisms|millis|mode|ms|path|port|prefix|protocol|ratio"
+    "|region|replicas|retries|root|scheme|servers|size|threads|timeout|topic|type|uri|url|version)\\Z",
+    re.IGNORECASE,
 )
 """What a setting of a kind that is not ours may end with, to be shown."""
 
@@ -81,9 +43,7 @@ def may_be_secret(name: str) -> bool:
 
     It must unless its last word is known to be harmless: a plug-in may call a secret anything.
     """
-    last = _LAST_WORD.search(name)
-    is_harmless = last is not None and last[0].lower() in _HARMLESS_LAST_WORDS
-    return is_secret_name(name) or not is_harmless
+    return is_secret_name(name) or _HARMLESS_NAME.search(name) is None
 
 
 def redact(value: str, *, is_secret: bool) -> str:

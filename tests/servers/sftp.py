@@ -31,6 +31,8 @@ class SftpServer:
     """Of the one user."""
     root: Path
     """What the user sees as ``/``."""
+    known_hosts: Path
+    """With the server's own key."""
 
     @property
     def endpoint(self) -> str:
@@ -48,14 +50,17 @@ def sftp_server() -> Generator[SftpServer]:
     with temporary_directory("sftp") as directory:
         root, key_file = directory / "root", directory / "key"
         root.mkdir()
-        paramiko.RSAKey.generate(2048).write_private_key_file(str(key_file))
+        key = paramiko.RSAKey.generate(2048)
+        key.write_private_key_file(str(key_file))
+        known_hosts = directory / "known_hosts"
+        known_hosts.write_text(f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n")
         command = [sys.executable, __file__, str(port), str(root), str(key_file)]
         env = {"PYTHONPATH": str(Path(__file__).parents[1])}
         ready = running(
             command, log=directory / "log", is_ready=lambda: is_listening(port), env=env
         )
         with ready:
-            yield SftpServer(port, key_file, root)
+            yield SftpServer(port, key_file, root, known_hosts)
 
 
 def serve(port: int, root: Path, key_file: Path) -> None:

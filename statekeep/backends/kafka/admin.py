@@ -9,6 +9,7 @@ from statekeep.backends.base import BlockingExecutor, JobTasks, StateBackendAdmi
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
+from statekeep.backends.plain_text import warn_of_plain_brokers
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.clock import Clock
@@ -65,6 +66,9 @@ class KafkaAdmin(StateBackendAdmin):
 
     @override
     async def validate_resources(self) -> None:
+        protocol = self._settings.client.get("security.protocol", "PLAINTEXT")
+        remedy = f"set backends.{self._backend}.client.security.protocol to SSL or SASL_SSL"
+        warn_of_plain_brokers(self._settings.servers, protocol, remedy)
         await self._check_nodes()
 
     @override

@@ -28,7 +28,10 @@ METADATA = BlobMetadata(task=None, store_name=None, payload_name="x")
 
 def make_factory(server: SftpServer, prefix: str, **settings: str) -> BlobBackendFactory:
     uri = f"{server.endpoint}/{prefix}"
-    options = {"storage.options.key_filename": str(server.key_file)}
+    options = {
+        "storage.options.key_filename": str(server.key_file),
+        "storage.options.known_hosts": str(server.known_hosts),
+    }
     return BlobBackendFactory(BackendName("blob"), {"uri": uri} | options | settings)
 
 
@@ -112,7 +115,7 @@ async def test_what_a_broken_put_left_is_no_blob_and_goes_with_its_attempt(
 async def test_a_connection_that_breaks_is_followed_by_another(
     sftp: SftpServer, prefix: str
 ) -> None:
-    options = {"key_filename": str(sftp.key_file)}
+    options = {"key_filename": str(sftp.key_file), "known_hosts": str(sftp.known_hosts)}
     manager = FsspecBlobStoreManager(f"{sftp.endpoint}/{prefix}", options, SerialExecutor())
     await manager.init()
     assert isinstance(manager._place, SftpPlace)

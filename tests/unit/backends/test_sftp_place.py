@@ -1,8 +1,10 @@
-"""A server of SFTP that falls silent while a connection is opened."""
+"""An SFTP server that is silent, or has another host key than is known, while a connection is opened."""
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import paramiko
@@ -11,7 +13,7 @@ from log_kit import InlineExecutor
 
 from statekeep.backends.blob.managers import sftp_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.errors import RetriableError
+from statekeep.errors import ConfigError, RetriableError
 
 
 class SilentServer(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no types
@@ -34,17 +36,29 @@ class SilentServer(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko 
         return False
 
 
+KEY = paramiko.ECDSAKey.generate()
+
+
 @pytest.fixture(params=[True, False], ids=["subsystem", "channel"])
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    server = SilentServer(has_channels=request.param)
+    yield from serve_one(SilentServer(has_channels=request.param))
+
+
+@pytest.fixture
+def one_port() -> Iterator[int]:
+    yield from serve_one(SilentServer(has_channels=True))
+
+
+def serve_one(server: SilentServer) -> Iterator[int]:
     transports: list[paramiko.Transport] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             transport = paramiko.Transport(listener.accept()[0])
             transports.append(transport)
-            transport.add_server_key(paramiko.ECDSAKey.generate())
-            transport.start_server(server=server)
+            transport.add_server_key(KEY)
+            with suppress(paramiko.SSHException, EOFError):  # the client may go at once
+                transport.start_server(server=server)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -56,12 +70,22 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
             transport.join()
 
 
+OPTIONS = {"password": "x", "allow_agent": False, "look_for_keys": False}
+
+
+def known_hosts(directory: Path, port: int, *keys: paramiko.PKey) -> Path:
+    lines = [f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n" for key in keys]
+    path = directory / "known_hosts"
+    path.write_text("".join(lines))
+    return path
+
+
 @pytest.mark.asyncio
 async def test_a_connection_that_the_server_does_not_open_is_given_up(
-    port: int, monkeypatch: pytest.MonkeyPatch
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sftp_place, "_ANSWER_S", 0.2)
-    options = {"password": "x", "allow_agent": False, "look_for_keys": False}
+    options = OPTIONS | {"known_hosts": str(known_hosts(tmp_path, port, KEY))}
     manager = FsspecBlobStoreManager(f"sftp://u@127.0.0.1:{port}/a", options, InlineExecutor())
 
     with pytest.raises(RetriableError):
@@ -73,3 +97,60 @@ async def test_a_connection_that_the_server_does_not_open_is_given_up(
             transport.join(10)
             assert not transport.is_alive()
     await manager.close()
+
+
+@pytest.mark.asyncio
+async def test_a_server_whose_key_is_unknown_is_refused_and_the_remedy_told(
+    one_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    message = await refusal(one_port, OPTIONS)
+    assert f"host key of the SFTP server is unknown: host=[127.0.0.1]:{one_port}" in message
+    assert KEY.fingerprint in message
+    assert f"ssh-keyscan -p {one_port} 127.0.0.1 >> ~/.ssh/known_hosts" in message
+
+
+@pytest.mark.asyncio
+async def test_a_server_with_another_key_than_is_known_is_refused(
+    one_port: int, tmp_path: Path
+) -> None:
+    path = known_hosts(tmp_path, one_port, paramiko.ECDSAKey.generate())
+    message = await refusal(one_port, OPTIONS | {"known_hosts": str(path)})
+    assert "another host key than is known" in message
+    assert str(path) in message
+
+
+@pytest.mark.asyncio
+async def test_the_keys_of_openssh_are_believed_where_no_file_is_named(
+    one_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sftp_place, "_ANSWER_S", 0.2)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    known_hosts(tmp_path / ".ssh", one_port, paramiko.RSAKey.generate(2048), KEY)
+    uri = f"sftp://u@127.0.0.1:{one_port}/a"
+    manager = FsspecBlobStoreManager(uri, OPTIONS, InlineExecutor())
+    with pytest.raises(RetriableError):  # it is let in, and then hears nothing
+        await manager.init()
+    await manager.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"known_hosts": "/nowhere/known_hosts"}, "path=/nowhere/known_hosts"),
+        ({"host_key_policy": "auto_add"}, "host keys are always checked"),
+    ],
+)
+async def test_keys_cannot_be_left_unchecked(options: dict[str, str], complaint: str) -> None:
+    assert complaint in await refusal(1, OPTIONS | options)
+
+
+async def refusal(port: int, options: Mapping[str, Any]) -> str:
+    uri = f"sftp://u@127.0.0.1:{port}/a"
+    manager = FsspecBlobStoreManager(uri, options, InlineExecutor())
+    with pytest.raises(ConfigError) as caught:
+        await manager.init()
+    await manager.close()
+    return " ".join([str(caught.value), *caught.value.__notes__])

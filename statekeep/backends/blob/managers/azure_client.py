@@ -23,6 +23,7 @@ from statekeep.backends.blob.managers.object_client import (
     UnfinishedUpload,
 )
 from statekeep.backends.blob.managers.object_store_settings import AzureSettings
+from statekeep.backends.plain_text import warn_of_plain_url
 from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -83,6 +84,7 @@ class AzureClient(ObjectClient):
         self._scope: Mapping[str, Any] = _given(encryption_scope=settings.encryption_scope)
         with self._mapped(""):
             self._container = _container_client(container, account_url, settings, connections)
+        warn_of_plain_url(self._container.url, "let azure.account.url begin with https://")
 
     @override
     def check(self) -> None:

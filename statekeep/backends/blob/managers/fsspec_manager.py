@@ -22,6 +22,7 @@ from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renam
 from statekeep.backends.blob.managers.sftp_place import SftpPlace, is_sftp
 from statekeep.backends.blob.names import check_blob_name
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.plain_text import warn_of_plain_url
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.config.redact import redact
 from statekeep.errors import (
@@ -159,6 +160,7 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
         msg = "the root of a blob store is empty"
         raise ConfigError(msg)
     shown_root = redact(root_uri, is_secret=False)
+    warn_of_plain_url(root_uri, "take a scheme with TLS")
     try:
         with mapped_errors(shown_root, ""), mapped_foreign_errors(shown_root, "", passed=_NO_PLACE):
             place = _place(root_uri, storage_options)
@@ -175,7 +177,7 @@ def _reach(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
 
 def _place(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
     if is_sftp(root_uri):
-        return SftpPlace(partial(_url_to_fs, root_uri, **storage_options))
+        return SftpPlace(partial(_connect_sftp, root_uri, storage_options))
     if urlsplit(root_uri).scheme in _GCS:
         with missing_package_told("gcs"):
             from statekeep.backends.blob.managers.gcs_place import (  # noqa: PLC0415  # it needs gcsfs
@@ -188,6 +190,16 @@ def _place(root_uri: str, storage_options: Mapping[str, Any]) -> Place:
     if renames_atomically(filesystem):
         return RenamingPlace(filesystem, path)
     return RemotePlace(filesystem, path)
+
+
+def _connect_sftp(
+    root_uri: str, storage_options: Mapping[str, Any], **options: object
+) -> tuple[AbstractFileSystem, str]:
+    from statekeep.backends.blob.managers.sftp_connection import (  # noqa: PLC0415  # it needs paramiko
+        connect_sftp,
+    )
+
+    return connect_sftp(root_uri, storage_options, **options)
 
 
 def _read_range(place: Place, name: str, start: int, end: int) -> bytes:

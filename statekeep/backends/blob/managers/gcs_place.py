@@ -10,6 +10,7 @@ from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]  # it ships
 from typing_extensions import override
 
 from statekeep.backends.blob.managers.remote_place import RemotePlace
+from statekeep.backends.plain_text import warn_of_plain_url
 
 _CONNECT_S: Final = 10
 _ANSWER_S: Final = 60
@@ -36,6 +37,7 @@ class GcsPlace(RemotePlace):
         timeout = ClientTimeout(total=_REQUEST_S, sock_connect=_CONNECT_S, sock_read=_ANSWER_S)
         defaults = {"consistency": "md5", "requests_timeout": timeout}
         filesystem = cast("Any", _OneTryFileSystem)(**{**defaults, **options})
+        warn_of_plain_url(filesystem.base, "let storage.options.endpoint_url begin with https://")
         super().__init__(filesystem, filesystem._strip_protocol(root_uri))  # noqa: SLF001  # as fsspec calls it
 
     @override

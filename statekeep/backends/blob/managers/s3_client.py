@@ -21,6 +21,7 @@ from statekeep.backends.blob.managers.object_client import (
     UnfinishedUpload,
 )
 from statekeep.backends.blob.managers.object_store_settings import S3Settings
+from statekeep.backends.plain_text import warn_of_plain_url
 from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -282,6 +283,7 @@ def _sdk_client(settings: S3Settings, connections: int) -> Any:  # noqa: ANN401 
     if "@" in urlsplit(str(client.meta.endpoint_url)).netloc:
         hint = "http://host:port and no more: credentials come from the SDK's usual chain"
         raise ConfigError(msg, hint=hint)
+    warn_of_plain_url(str(client.meta.endpoint_url), "let s3.endpoint begin with https://")
     return client
 
 
