@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test test-long integration demo bench bench-blob bench-restore bench-kafka bench-hdfs chaos docs-check wheel-test ci
+.PHONY: help setup pins audit fmt lint types test test-long integration demo bench bench-blob bench-restore bench-kafka bench-hdfs chaos docs-check wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -12,6 +12,12 @@ help:  ## Show this list
 
 setup:  ## Virtual environment, packages, Java: whatever is missing (every target does it first)
 	@$(PYTHON) scripts/bootstrap.py
+
+pins: setup  ## Take the newest versions that pyproject.toml allows, and pin them
+	@$(PYTHON) scripts/bootstrap.py --newest
+
+audit: setup  ## Licences of what users install, and known weaknesses where a database can be reached
+	@$(VENV)/python scripts/audit.py
 
 fmt: setup  ## Format the code and mend what ruff can mend
 	@$(VENV)/ruff check --fix $(CHECKED)

