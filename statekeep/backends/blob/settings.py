@@ -74,7 +74,7 @@ _KEYS: Final[tuple[Key[object], ...]] = (
 class BlobSettings:
     """One blob backend, checked."""
 
-    uri: str | None = None
+    uri: str | None = field(default=None, repr=False)
     """Root of everything that it keeps, such as ``s3://bucket/path``; None only with a
     ``manager_factory``, which may know its place otherwise."""
     manager_factory: str | None = None

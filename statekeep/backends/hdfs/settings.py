@@ -1,7 +1,7 @@
 """The settings of an HDFS backend: when snapshots are made, and the place as of any blob backend."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self, TypeVar
 
 from statekeep.config import hdfs_keys
@@ -33,8 +33,9 @@ class HdfsSettings:
     """It is also due when those deltas have so many bytes before compression."""
     compression: str
     """Name of a codec of `statekeep.stores.block_codec`."""
-    place: Mapping[str, str]
-    """What is left: the settings of a blob backend, ``uri``, ``retry.policy.*`` and so on."""
+    place: Mapping[str, str] = field(repr=False)
+    """What is left: the settings of a blob backend, ``uri``, ``retry.policy.*`` and so on. May hold
+    secrets."""
 
     @property
     def deltas_before_wait(self) -> int:

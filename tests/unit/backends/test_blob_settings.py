@@ -11,6 +11,7 @@ from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.hdfs.settings import HdfsSettings
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointCorruptError, ConfigError
@@ -239,3 +240,17 @@ def test_encryption_without_keys_is_refused() -> None:
 def test_where_keys_come_from_is_not_shown() -> None:
     settings = BlobSettings.parse("b", {"uri": "file:///x", "encryption.keys": "env:KEYS"})
     assert "KEYS" not in repr(settings)
+
+
+@pytest.mark.parametrize("settings_class", [BlobSettings, HdfsSettings])
+def test_no_part_of_a_place_that_may_be_secret_is_shown(
+    settings_class: type[BlobSettings] | type[HdfsSettings],
+) -> None:
+    settings = {
+        "uri": "sftp://me:Zq9@host/a",
+        "s3.endpoint": "http://me:Zq9@host",
+        "s3.proxy": "http://me:Zq9@host",
+        "azure.account.url": "https://host?sig=Zq9",
+        "storage.options.password": "Zq9",
+    }
+    assert "Zq9" not in repr(settings_class.parse("b", settings))

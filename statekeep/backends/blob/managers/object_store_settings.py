@@ -44,7 +44,7 @@ class TransferSettings:
 class S3Settings:
     """See the keys ``blob.store.s3.*``; None: as the SDK, the bucket or the store has it."""
 
-    endpoint: str | None = None
+    endpoint: str | None = field(default=None, repr=False)
     region: str | None = None
     profile: str | None = None
     has_path_style: bool | None = None
@@ -93,7 +93,7 @@ class S3Settings:
 class AzureSettings:
     """See the keys ``blob.store.azure.*``; None: as the SDK, the container or the account has it."""
 
-    account_url: str | None = None
+    account_url: str | None = field(default=None, repr=False)
     checksum: str = keys.AZURE_CHECKSUM.default
     access_tier: str | None = None
     encryption_scope: str | None = None
