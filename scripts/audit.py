@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -71,7 +72,7 @@ def with_theirs(requirements: Iterable[Requirement]) -> dict[str, frozenset[str]
 
 def licence_of(name: str) -> str:
     """Return the licence as a package's metadata tell it; empty if they do not."""
-    told = metadata.metadata(name)
+    told: Any = metadata.metadata(name)  # a message of `email`, which its type does not tell
     if expression := told.get("License-Expression"):
         return str(expression)
     classifiers = [line.split(" :: ") for line in told.get_all("Classifier") or ()]

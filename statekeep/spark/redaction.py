@@ -1,12 +1,7 @@
 """Secrets in a Spark conf: hidden in Spark's UI and event log, or refused."""
 
-# The JVM's objects have no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
 import logging
-from typing import Final
+from typing import Any, Final, cast
 
 from pyspark.sql import SparkSession
 
@@ -41,12 +36,13 @@ def check_redaction(spark: SparkSession, conf: Config) -> None:
     secrets = [setting for setting in conf.settings.values() if setting.holds_secret]
     if not secrets:
         return
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 - Spark itself is asked what it hides
+    context = cast("Any", spark.sparkContext)
+    jvm = context._jvm  # noqa: SLF001 - Spark itself is asked what it hides
     entries = jvm.java.util.ArrayList()
     for setting in secrets:
         entries.add(jvm.scala.Tuple2(_key_of(setting), setting.value))
     redacted = jvm.org.apache.spark.util.Utils.redact(
-        spark.sparkContext._jsc.sc().conf(),  # noqa: SLF001 - as above
+        context._jsc.sc().conf(),  # noqa: SLF001 - as above
         jvm.PythonUtils.toSeq(entries),
     )
     shown = [

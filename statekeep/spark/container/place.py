@@ -3,10 +3,10 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from typing_extensions import override
@@ -40,10 +40,9 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return f"ContainerSpec({shown})"
 
     @override
-    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
-        for name in self.__struct_fields__:
-            if name != "settings":
-                yield name, getattr(self, name)
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        shown = (name for name in self.__struct_fields__ if name != "settings")
+        return [(name, getattr(self, name)) for name in shown]
 
     def encode(self) -> bytes:
         """Return what `decode` reads, secrets included."""

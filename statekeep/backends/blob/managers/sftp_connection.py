@@ -3,6 +3,10 @@
 Imported when a connection is made: it needs paramiko.
 """
 
+# paramiko and fsspec have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -11,6 +15,7 @@ import paramiko
 from fsspec.implementations.sftp import (  # type: ignore[import-untyped]  # it ships no types
     SFTPFileSystem,
 )
+from paramiko.hostkeys import InvalidHostKey
 from typing_extensions import override
 
 from statekeep.errors import ConfigError
@@ -42,7 +47,7 @@ def connect_sftp(
             hint=f"leave it out, and name the file of the keys: storage.options.{KNOWN_HOSTS}",
         )
     of_uri = cast("Any", SFTPFileSystem)._get_kwargs_from_urls(root_uri)  # noqa: SLF001  # as fsspec does
-    filesystem = _CheckedSftp(**{**of_uri, **storage_options, **options})
+    filesystem = cast("Any", _CheckedSftp)(**{**of_uri, **storage_options, **options})
     return filesystem, filesystem._strip_protocol(root_uri)  # noqa: SLF001  # as above
 
 
@@ -100,7 +105,7 @@ def _load(client: paramiko.SSHClient, file: Path) -> None:
         msg = f"cannot read the file of known hosts: path={file} reason={exc.strerror}"
         hint = "it has to be on every machine that talks to the server"
         raise ConfigError(msg, key=f"blob.store.storage.options.{KNOWN_HOSTS}", hint=hint) from exc
-    except paramiko.hostkeys.InvalidHostKey as exc:
+    except InvalidHostKey as exc:
         msg = f"a line of the file of known hosts is not one: path={file}"
         raise ConfigError(msg, key=f"blob.store.storage.options.{KNOWN_HOSTS}") from exc
 
