@@ -22,6 +22,7 @@ from statekeep.spark.operator.runner import (
     OperatorSpec,
     run_operator,
 )
+from statekeep.stores.base import KeyValueStore
 from statekeep.stores.memory import MemoryStore
 
 ROWS = "key string, v long"
@@ -74,7 +75,7 @@ def run(
     processor: StatefulProcessor,
     rows: Sequence[Sequence[Any]] | Sequence[pa.RecordBatch],
     *,
-    store: MemoryStore | None = None,
+    store: KeyValueStore | None = None,
     schema: str = ROWS,
     key: str = "key string",
     output: str = "key string, n long",

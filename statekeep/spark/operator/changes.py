@@ -1,6 +1,7 @@
 """What a batch changes in the store: gathered by the variables, written and digested here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from operator import add
 from typing import Final
 from zlib import crc32
@@ -31,6 +32,26 @@ class ChangeWriter:
         self._store = store
         self._sum = 0
         self._announced: dict[bytes, bytes | None] = {}
+        self._failure: BaseException | None = None
+
+    @contextmanager
+    def failing_for_good(self) -> Generator[None]:
+        """Remember an error of the body, and raise it again instead of any later write.
+
+        A write holds changes of many keys, and is made while a processor uses the state of one: if
+        the processor catches its error, the batch must fail nevertheless.
+        """
+        self.require_whole()
+        try:
+            yield
+        except BaseException as exc:
+            self._failure = exc
+            raise
+
+    def require_whole(self) -> None:
+        """Raise the error of a write that failed, though nobody else may have noticed."""
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def digest(self) -> str:
@@ -48,7 +69,8 @@ class ChangeWriter:
         if self._announced:
             announced, self._announced = self._announced, {}
             self.write(announced)
-        self._store.write(changes)
+        with self.failing_for_good():
+            self._store.write(changes)
         self.changed_keys += len(changes)
         values = [_DELETED if value is None else value for value in changes.values()]
         self._sum = (self._sum + _mixed_sum(changes, values)) & _MASK

@@ -1,6 +1,6 @@
 """What a processor's ``init`` gets: the door to its state variables."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NoReturn, TypeVar
 
 from pyspark.sql.streaming.stateful_processor import (
@@ -31,7 +31,7 @@ class LocalHandle(StatefulProcessorHandle):
     """A `StatefulProcessorHandle` whose variables live in a local store.
 
     Variables are declared in the processor's ``init`` only; `seal` ends it. The runner moves the
-    cursor from key to key and calls `flush` before it leaves a chunk of keys.
+    cursor from key to key, calls `flush` before it leaves a chunk of keys, and `close` at the end.
     """
 
     def __init__(self, access: StateAccess, key_schema: StructType) -> None:
@@ -43,6 +43,7 @@ class LocalHandle(StatefulProcessorHandle):
         self._access = access
         self._registry = VariableRegistry(access.store, key_schema, access.writer)
         self._variables: dict[str, LocalVariable] = {}
+        self._declared: set[str] = set()
         self._is_sealed = False
 
     def seal(self) -> None:
@@ -54,16 +55,20 @@ class LocalHandle(StatefulProcessorHandle):
         for variable in self._variables.values():
             variable.flush()
 
+    def close(self) -> None:
+        """Refuse everything from now on: the batch is over, or has failed."""
+        self.seal()
+        for variable in self._variables.values():
+            variable.retire("state variable is of a batch that is over")
+
     @override
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueState:
         codec = self._codec(stateName, schema, ttlDurationMs)
         registered = self._register(stateName, "value", codec)
-        return self._once(
-            stateName,
-            LocalValueState,
-            lambda: LocalValueState(stateName, registered.prefix, codec, self._access),
+        return self._kept(
+            stateName, LocalValueState(stateName, registered.prefix, codec, self._access)
         )
 
     @override
@@ -72,10 +77,8 @@ class LocalHandle(StatefulProcessorHandle):
     ) -> ListState:
         codec = self._codec(stateName, schema, ttlDurationMs)
         registered = self._register(stateName, "list", codec)
-        return self._once(
-            stateName,
-            LocalListState,
-            lambda: LocalListState(stateName, registered.prefix, codec, self._access),
+        return self._kept(
+            stateName, LocalListState(stateName, registered.prefix, codec, self._access)
         )
 
     @override
@@ -86,19 +89,19 @@ class LocalHandle(StatefulProcessorHandle):
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        keys = self._codec(stateName, userKeySchema, ttlDurationMs)
         codec = self._codec(stateName, valueSchema, ttlDurationMs)
+        keys = _codec(stateName, userKeySchema)
         registered = self._register(stateName, "map", codec, keys)
-        return self._once(
-            stateName,
-            LocalMapState,
-            lambda: LocalMapState(stateName, registered.prefix, keys, codec, self._access),
+        return self._kept(
+            stateName, LocalMapState(stateName, registered.prefix, keys, codec, self._access)
         )
 
     @override
     def deleteIfExists(self, stateName: str) -> None:
         self._require_init(stateName)
-        self._variables.pop(stateName, None)
+        variable = self._variables.pop(stateName, None)
+        if variable is not None:
+            variable.retire("state variable was deleted by deleteIfExists")
         self._registry.remove(stateName)
 
     @override
@@ -117,11 +120,11 @@ class LocalHandle(StatefulProcessorHandle):
         self._require_init(name)
         if ttl_ms is not None:
             _refuse("time to live of state variables (ttlDurationMs)")
-        try:
-            return ValueCodec(parse_schema(schema))
-        except StateSchemaError as exc:
-            exc.add_note(f"in the declaration of the state variable {name!r}")
-            raise
+        if name in self._declared:
+            raise StateSchemaError(f"state variable is declared twice in init(): variable={name}")
+        codec = _codec(name, schema)
+        _require_nullable(name, codec.schema)
+        return codec
 
     def _register(
         self, name: str, kind: VariableKind, codec: ValueCodec, keys: ValueCodec | None = None
@@ -129,11 +132,9 @@ class LocalHandle(StatefulProcessorHandle):
         key_schema = None if keys is None else keys.schema
         return self._registry.register(name, kind, codec.schema, key_schema)
 
-    def _once(self, name: str, kind: type[_V], make: Callable[[], _V]) -> _V:
-        variable = self._variables.get(name)
-        if variable is None:
-            variable = self._variables[name] = make()
-        assert isinstance(variable, kind)  # noqa: S101 - the registry has checked the kind
+    def _kept(self, name: str, variable: _V) -> _V:
+        self._variables[name] = variable
+        self._declared.add(name)
         return variable
 
     def _require_init(self, name: str) -> None:
@@ -145,3 +146,24 @@ class LocalHandle(StatefulProcessorHandle):
 
 def _refuse(feature: str) -> NoReturn:
     raise ConfigError(f"not supported yet: {feature}")
+
+
+def _codec(name: str, schema: StructType | str) -> ValueCodec:
+    try:
+        return ValueCodec(parse_schema(schema))
+    except StateSchemaError as exc:
+        exc.add_note(f"in the declaration of the state variable {name!r}")
+        raise
+
+
+def _require_nullable(name: str, schema: StructType) -> None:
+    # Spark refuses them too (TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE), with Avro encoding. The
+    # state may hold nulls from a time when the field was declared otherwise.
+    fields = [field.name for field in schema.fields if not field.nullable]
+    if fields:
+        error = StateSchemaError(
+            "fields of a state variable are declared not null: "
+            f"variable={name} fields={','.join(fields)}"
+        )
+        error.add_note("hint: leave out NOT NULL (in a StructField: nullable=True)")
+        raise error

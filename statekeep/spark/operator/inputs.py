@@ -81,13 +81,7 @@ class FrameInputs(Inputs):
             spans = ((first, end - first) for first, end in pairwise(chunk.starts))
             return (map(self._frame, _parts(chunk.rows.slice(*span), FRAME_ROWS)) for span in spans)
         frame = self._frame(chunk.rows)
-        return (
-            (
-                frame.iloc[at : min(at + FRAME_ROWS, end)].reset_index(drop=True)
-                for at in range(first, end, FRAME_ROWS)
-            )
-            for first, end in pairwise(chunk.starts)
-        )
+        return (_frames_of(frame, *span) for span in pairwise(chunk.starts))
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         series = ArrowBatchTransformer.to_pandas(rows, timezone=self._time_zone)
@@ -104,6 +98,12 @@ class FrameInputs(Inputs):
         for batch in chain([chunk.rows], chunk.rest):
             for part in _parts(batch, FRAME_ROWS):
                 yield self._frame(part)
+
+
+def _frames_of(frame: pd.DataFrame, first: int, end: int) -> Iterator[pd.DataFrame]:
+    """Yield the rows from ``first`` to ``end``: of one key, even if they are read after its turn."""
+    for at in range(first, end, FRAME_ROWS):
+        yield frame.iloc[at : min(at + FRAME_ROWS, end)].reset_index(drop=True)
 
 
 _WIDENED: Final = {"int8": "int64", "int16": "int64", "int32": "int64", "float32": "float64"}

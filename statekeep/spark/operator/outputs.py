@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from statekeep.errors import StateSchemaError
 from statekeep.spark.operator.digests import ArrowDigest
+from statekeep.spark.operator.ownership import holds_mutable, owned, owned_frame
 
 OUTPUT_ROWS: Final = 8_192
 """Rows of every record batch but the last: fixed, so that a replay cuts at the same places."""
@@ -46,6 +47,7 @@ class Outputs(ABC):
         self.is_writing = False
         self._schema = schema
         self._arrow_schema = output_arrow_schema(schema)
+        self._holds_mutable = holds_mutable(schema)
         self._write = write
         self._digest = ArrowDigest()
 
@@ -98,7 +100,7 @@ class RowOutputs(Outputs):
 
     @override
     def add(self, results: Iterable[Any]) -> None:
-        iterator = iter(results)
+        iterator = map(owned, results) if self._holds_mutable else iter(results)
         staged = self._staged
         while True:
             staged.extend(islice(iterator, _STAGED_ROWS - len(staged)))
@@ -215,7 +217,7 @@ class FrameOutputs(Outputs):
             if kind != self._kind or self._held_rows >= OUTPUT_ROWS:
                 self._convert_held()
                 self._kind = kind
-            self._held.append(frame)
+            self._held.append(owned_frame(frame, is_deep=self._holds_mutable))
             self._held_rows += len(frame)
 
     @override

@@ -181,11 +181,16 @@ class _Run:
                 self._process(first)
             for chunk in chunks:
                 self._process(chunk)
+            self._writer.require_whole()
             self._outputs.finish()
         except BaseException as exc:
+            self._handle.close()
             self._close_after(exc)
             raise
-        self._processor.close()
+        try:
+            self._processor.close()
+        finally:
+            self._handle.close()
 
     def _close_after(self, failure: BaseException) -> None:
         try:

@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from threading import get_ident
+from typing import Any, NoReturn, SupportsIndex
 
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
 from typing_extensions import override
@@ -29,11 +30,17 @@ class KeyCursor:
         key_columns: The values of the keys, column by column.
         key_bytes: The keys, encoded; empty while no key is processed.
         index: The place of the current key.
+        thread: The thread that processes keys: the one that made the cursor.
     """
 
-    __slots__ = ("index", "key_bytes", "key_columns")
+    __slots__ = ("_refusal", "index", "key_bytes", "key_columns", "thread")
 
-    def __init__(self) -> None:
+    def __init__(
+        self, refusal: str = "state is used while no grouping key is being processed"
+    ) -> None:
+        """Stand at no key; ``refusal`` is what `require_key` then says."""
+        self._refusal = refusal
+        self.thread = get_ident()
         self.leave()
 
     def enter(self, key_columns: list[list[Any]], key_bytes: list[bytes]) -> None:
@@ -52,9 +59,14 @@ class KeyCursor:
         return tuple(column[self.index] for column in self.key_columns)
 
     def require_key(self) -> None:
-        """Raise ConfigError unless a key is being processed."""
+        """Raise ConfigError unless a key is being processed, and by this thread.
+
+        Another thread's use would fall to whatever key is being processed by then.
+        """
         if not self.key_bytes:
-            raise ConfigError("state is used while no grouping key is being processed")
+            raise ConfigError(self._refusal)
+        if get_ident() != self.thread:
+            raise ConfigError("state is used by another thread than the processor's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +79,40 @@ class StateAccess:
 
 
 class LocalVariable(ABC):
-    """What the runner does with every variable."""
+    """What the runner does with every variable.
+
+    Only the thread that runs the processor uses it, and only while a key is processed.
+    """
+
+    def __init__(self, name: str, prefix: bytes, codec: ValueCodec, access: StateAccess) -> None:
+        self._name = name
+        self._prefix = prefix
+        self._codec = codec
+        self._store = access.store
+        self._cursor = access.cursor
+        self._writer = access.writer
 
     @abstractmethod
     def flush(self) -> None:
         """Write what has changed for the keys at hand, and forget them."""
+
+    def retire(self, reason: str) -> None:
+        """Refuse all use from now on, with ``reason``: a processor may still have the object.
+
+        What has not been flushed is dropped.
+        """
+        # At a cursor without keys nothing is loaded any more, so no call needs a check of its own.
+        self._cursor = KeyCursor(f"{reason}: variable={self._name}")
+        self._forget()
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop what is held of the keys at hand."""
+
+    @override
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        # A copy would keep the slots of keys that the variable has left.
+        raise TypeError(f"a state variable is neither copied nor pickled: variable={self._name}")
 
 
 class _Slots(LocalVariable):
@@ -82,14 +123,10 @@ class _Slots(LocalVariable):
     """
 
     def __init__(self, name: str, prefix: bytes, codec: ValueCodec, access: StateAccess) -> None:
-        self._name = name
-        self._prefix = prefix
-        self._codec = codec
+        super().__init__(name, prefix, codec, access)
         self._encode = codec.encode
         self._decode = codec.decode
-        self._store = access.store
-        self._cursor = access.cursor
-        self._writer = access.writer
+        self._thread = access.cursor.thread
         self._slots: list[bytes | None] | None = None
         self._store_keys: list[bytes] = []
         self._changed: set[int] = set()
@@ -103,7 +140,13 @@ class _Slots(LocalVariable):
         self._writer.write({keys[i]: slots[i] for i in sorted(self._changed)})
         self._changed.clear()
 
+    @override
+    def _forget(self) -> None:
+        self._slots = None
+        self._changed.clear()
+
     def _load(self) -> list[bytes | None]:
+        """Read the slots. Called also to refuse a thread that may not use them."""
         self._cursor.require_key()
         prefix = self._prefix
         self._store_keys = [prefix + key for key in self._cursor.key_bytes]
@@ -112,7 +155,7 @@ class _Slots(LocalVariable):
 
     def _set(self, data: bytes | None) -> None:
         slots = self._slots
-        if slots is None:
+        if slots is None or get_ident() != self._thread:
             slots = self._load()
         index = self._cursor.index
         if slots[index] != data:
@@ -136,14 +179,14 @@ class LocalValueState(_Slots, ValueState):
     @override
     def exists(self) -> bool:
         slots = self._slots
-        if slots is None:
+        if slots is None or get_ident() != self._thread:
             slots = self._load()
         return slots[self._cursor.index] is not None
 
     @override
     def get(self) -> tuple[Any, ...] | None:
         slots = self._slots
-        if slots is None:
+        if slots is None or get_ident() != self._thread:
             slots = self._load()
         data = slots[self._cursor.index]
         return None if data is None else self._decode(data)
@@ -178,6 +221,11 @@ class LocalListState(_Slots, ListState):
         super().flush()
 
     @override
+    def _forget(self) -> None:
+        super()._forget()
+        self._appended.clear()
+
+    @override
     def exists(self) -> bool:
         return self._joined() is not None
 
@@ -189,8 +237,8 @@ class LocalListState(_Slots, ListState):
     @override
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         items = self._encode_all(newState)
-        self._appended.pop(self._cursor.index, None)
         self._set(list_header(len(items)) + b"".join(items))
+        self._appended.pop(self._cursor.index, None)
 
     @override
     def appendValue(self, newState: tuple[Any, ...]) -> None:
@@ -202,8 +250,8 @@ class LocalListState(_Slots, ListState):
 
     @override
     def clear(self) -> None:
-        self._appended.pop(self._cursor.index, None)
         self._set(None)
+        self._appended.pop(self._cursor.index, None)
 
     def _encode_all(self, values: list[tuple[Any, ...]]) -> list[bytes]:
         if as_sequence(values) is None:
@@ -221,13 +269,13 @@ class LocalListState(_Slots, ListState):
             raise self._misfit(exc) from None
 
     def _append(self, items: list[bytes]) -> None:
-        if self._slots is None:
+        if self._slots is None or get_ident() != self._thread:
             self._load()
         self._appended.setdefault(self._cursor.index, []).extend(items)
 
     def _joined(self) -> bytes | None:
         slots = self._slots
-        if slots is None:
+        if slots is None or get_ident() != self._thread:
             slots = self._load()
         index = self._cursor.index
         if index in self._appended:
@@ -236,13 +284,14 @@ class LocalListState(_Slots, ListState):
 
     def _join(self, index: int) -> None:
         assert self._slots is not None  # noqa: S101 - _append has loaded them
-        items = self._appended.pop(index)
+        items = self._appended[index]
         data = self._slots[index]
         count = len(items)
         if data is not None:
             count += list_count(data)
-            items.insert(0, data[LIST_HEADER_BYTES:])
+            items = [data[LIST_HEADER_BYTES:], *items]
         self._slots[index] = list_header(count) + b"".join(items)
+        del self._appended[index]
         self._changed.add(index)
 
 
@@ -261,14 +310,9 @@ class LocalMapState(LocalVariable, MapState):
         codec: ValueCodec,
         access: StateAccess,
     ) -> None:
-        self._name = name
-        self._prefix = prefix
+        super().__init__(name, prefix, codec, access)
         self._key_values = key_codec
         self._keys = KeyCodec(key_codec.schema)
-        self._codec = codec
-        self._store = access.store
-        self._cursor = access.cursor
-        self._writer = access.writer
         self._group = b""
         self._read: dict[bytes, bytes | None] = {}
         self._changed: dict[bytes, bytes | None] = {}
@@ -280,6 +324,13 @@ class LocalMapState(LocalVariable, MapState):
         self._group = b""
         pending, self._pending = self._pending, {}
         self._writer.write(pending)
+
+    @override
+    def _forget(self) -> None:
+        self._group = b""
+        self._read.clear()
+        self._changed.clear()
+        self._pending.clear()
 
     @override
     def exists(self) -> bool:
@@ -328,10 +379,11 @@ class LocalMapState(LocalVariable, MapState):
     @override
     def clear(self) -> None:
         group = self._enter_group()
-        self._changed.clear()
-        self._read.clear()
-        for key, _ in self._store.scan(group):
-            self._set(key[len(group) :], None)
+        with self._writer.failing_for_good():
+            self._changed.clear()
+            self._read.clear()
+            for key, _ in self._store.scan(group):
+                self._set(key[len(group) :], None)
 
     def _enter_group(self) -> bytes:
         cursor = self._cursor

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     ValueState,
 )
+from pyspark.sql.types import StringType, StructField, StructType
 
 from statekeep.errors import (
     CheckpointCorruptError,
@@ -304,21 +305,30 @@ def test_a_changed_grouping_key_is_refused() -> None:
         run(ByFunction(), [(1, 1)], store=script.store, schema="key int, v long", key="key int")
 
 
-def test_a_declaration_may_differ_in_nullability() -> None:
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda h: h.getValueState("v", "n long, s string NOT NULL"),
+        lambda h: h.getListState("v", StructType([StructField("s", StringType(), nullable=False)])),
+        lambda h: h.getMapState("v", "k string NOT NULL", "s string NOT NULL"),
+    ],
+    ids=["value", "list", "map"],
+)
+def test_fields_that_are_declared_not_null_are_refused(declare: Any) -> None:
+    with pytest.raises(StateSchemaError, match="declared not null: variable=v fields=s") as caught:
+        run(ByFunction(declare), [("a", 1)])
+    assert "leave out NOT NULL" in caught.value.__notes__[0]
+
+
+def test_state_that_was_stored_as_not_null_is_read_once_it_is_declared_nullable() -> None:
     script = Script(value_state)
-    script(lambda state: state.update((None, "x")))
-
-    def init(handle: StatefulProcessorHandle) -> ValueState:
-        return handle.getValueState("value", "n long not null, s string")
-
-    seen: list[Any] = []
-
-    def handle_rows(state: Any, key: Any, rows: Any) -> list[Any]:
-        seen.append(state.get())
-        return []
-
-    run(ByFunction(init, handle_rows), [("a", 1)], store=script.store)
-    assert seen == [(None, "x")]
+    script(lambda state: state.update((1, "x")))
+    stored = script.store.get(REGISTRY_KEY)
+    assert stored is not None
+    older = stored.replace(b'\\"nullable\\":true', b'\\"nullable\\":false')
+    assert older != stored
+    script.store.put(REGISTRY_KEY, older)
+    assert script(lambda state: state.get()) == (1, "x")
 
 
 def test_a_deleted_variable_is_gone_and_may_return_with_another_kind() -> None:
@@ -334,12 +344,6 @@ def test_a_deleted_variable_is_gone_and_may_return_with_another_kind() -> None:
     _, output = run(processor, [("a", 1)], store=script.store, output="key string, n boolean")
     assert output["n"].to_pylist() == [False]
     assert [key for key, _ in script.store.scan()] == [REGISTRY_KEY]
-
-
-def test_the_same_declaration_twice_is_the_same_variable() -> None:
-    processor = ByFunction(lambda handle: (value_state(handle), value_state(handle)))
-    run(processor, [])
-    assert processor.variable[0] is processor.variable[1]
 
 
 @pytest.mark.parametrize(
