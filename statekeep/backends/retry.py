@@ -24,26 +24,36 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _REMEDY: Final = (
-    " (check the place of the backend and the way to it; how long it is tried for is a setting of the"
-    " backend, such as blob.store.retry.policy.max.retry.duration.millis)"
+    " (check the location of the backend and the network; it is tried until %s is over)"
 )
 """With the first warning of a call."""
+
+_WARNING_INTERVAL_NS: Final = 10 * 10**9
+"""Between two warnings of a retrier, beside the first of each call: in an outage hundreds of calls may
+fail once in two seconds each."""
+
+_LEAST_LEFT_MS: Final = 1
+"""Less time than this is none: a clock's sleep may end a little early."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Exponential back-off with jitter, bounded in time.
 
-    The defaults are those of the settings ``blob.store.retry.policy.*``, which are Samza's.
+    The defaults are those of the settings ``blob.store.retry.policy.*``.
     """
 
     max_retries: int = BLOB_MAX_RETRIES.default
     """Repetitions after the first try; -1: as many as the time allows."""
     max_duration_ms: int = BLOB_MAX_RETRY_MS.default
-    """No repetition begins later than this after the first try has failed.
+    """No repetition begins later than this after the first try has failed; the last one begins then.
 
     How long that try took does not count: most of it may have gone into a queue of our own.
     """
+    settings_prefix: str = "blob.store."
+    """What the names of these settings begin with, for people: ``backends.<name>.``."""
+    duration_setting: str = "retry.policy.max.retry.duration.millis"
+    """The setting that ``max_duration_ms`` comes from, for people."""
     backoff_delay_ms: int = BLOB_BACKOFF_MS.default
     """Before the first repetition."""
     backoff_max_delay_ms: int = BLOB_BACKOFF_MAX_MS.default
@@ -61,6 +71,16 @@ class RetryPolicy:
             raise ValueError(f"a retry delay is negative: policy={self}")
         if self.backoff_delay_factor < 1 or not 0 <= self.jitter_factor <= 1:
             raise ValueError(f"a retry factor is out of range: policy={self}")
+
+    @property
+    def duration_limit(self) -> str:
+        """The bound in time and its setting, for people."""
+        return f"{self.settings_prefix}{self.duration_setting}={self.max_duration_ms}"
+
+    @property
+    def retries_limit(self) -> str:
+        """The bound of repetitions and its setting, for people."""
+        return f"{self.settings_prefix}retry.policy.max.retries={self.max_retries}"
 
     def delay_s(self, retry: int, jitter: float) -> float:
         """Return the seconds to wait before a repetition.
@@ -80,9 +100,9 @@ class RetryPolicy:
 class Retrier:
     """Repeats calls that raise `RetriableError`, by one policy; every other error passes through.
 
-    Each failure that is followed by another try is a warning: a start that waits for a store out of
-    reach may wait for long, and says so. After the last try that error itself is raised, with a note
-    that tells how often and how long.
+    The first failure of each call is a warning, and after that one failure every ten seconds: a
+    start that waits for a store out of reach may wait for long, and says so. After the last try that
+    error itself is raised, with notes that tell how often, how long, and by which setting.
 
     Attributes:
         retry_count: Repetitions made so far, of all calls: a metric.
@@ -98,6 +118,7 @@ class Retrier:
         self._policy = policy
         self._clock = clock
         self._jitter = jitter
+        self._warned_ns = 0
         self.retry_count = 0
 
     async def run(
@@ -130,32 +151,39 @@ class Retrier:
                     failing_since_ns = self._clock.monotonic_ns()
                 raise
 
+        policy = self._policy
+
         def failing_ms() -> float:
             return (self._clock.monotonic_ns() - failing_since_ns) / 1_000_000
 
-        def wait(state: RetryCallState) -> float:
-            return self._policy.delay_s(state.attempt_number, self._jitter())
+        def left_ms() -> float:
+            return max(policy.max_duration_ms - failing_ms(), 0)
 
-        def is_over(state: RetryCallState) -> bool:
-            has_tries = (
-                self._policy.max_retries < 0 or state.attempt_number <= self._policy.max_retries
-            )
-            next_try_ms = failing_ms() + state.upcoming_sleep * 1000
-            return not has_tries or next_try_ms > self._policy.max_duration_ms
+        def wait(state: RetryCallState) -> float:
+            # The last wait is cut to the time that is left, so that the limit is used to its end.
+            delay_s = policy.delay_s(state.attempt_number, self._jitter())
+            return min(delay_s, left_ms() / 1000)
+
+        def has_no_retries_left() -> bool:
+            return 0 <= policy.max_retries < tries
+
+        def is_over(_: RetryCallState) -> bool:
+            return has_no_retries_left() or left_ms() < _LEAST_LEFT_MS
 
         def before_sleep(state: RetryCallState) -> None:
             self.retry_count += 1
             error = None if state.outcome is None else state.outcome.exception()
-            logger.warning(
+            logger.log(
+                logging.WARNING if self._is_worth_a_warning(tries) else logging.DEBUG,
                 "no answer, tried again: operation=%s subject=%s try=%d wait_ms=%.0f"
                 " gives_up_in_ms=%.0f error=%s%s",
                 operation,
                 subject,
                 tries,
                 state.upcoming_sleep * 1000,
-                self._policy.max_duration_ms - failing_ms(),
+                left_ms(),
                 error,
-                _REMEDY if tries == 1 else "",
+                _REMEDY % policy.duration_limit if tries == 1 else "",
             )
 
         retrying = AsyncRetrying(
@@ -170,4 +198,13 @@ class Retrier:
             return await retrying(counted_call)
         except RetriableError as exc:
             exc.add_note(f"gave up: tries={tries} failing_ms={failing_ms():.0f}")
+            limit = policy.retries_limit if has_no_retries_left() else policy.duration_limit
+            exc.add_note(f"hint: the limit that ran out is {limit}")
             raise
+
+    def _is_worth_a_warning(self, tries: int) -> bool:
+        now_ns = self._clock.monotonic_ns()
+        if tries > 1 and now_ns < self._warned_ns + _WARNING_INTERVAL_NS:
+            return False
+        self._warned_ns = now_ns
+        return True

@@ -122,34 +122,46 @@ BLOB_START_TIMEOUT_MS = Key(
     "blob.store.start.timeout.ms",
     milliseconds(1),
     60_000,
-    "How long a start insists on a store that does not answer, and the check of a backend does.",
-    "A hiccup passes within it; a wrong place or a closed door is told while somebody looks.",
+    "How long a start retries a store that does not answer, and the check of a backend does.",
+    "Long enough for transient failures; short enough to report a wrong URI or missing permission "
+    "while you watch.",
 )
+# The waits are short, unlike Samza's, which grow to five minutes: whatever waits when an outage ends
+# stalls for the rest of its wait, and a commit that stalls holds up batches. With these values every
+# call is tried again 1 to 3 s after the end of an outage of any length.
+# - Load: a store that is down costs one connection per try. At most `max.in.flight` tries of a
+#   container are under way at once, before the end of an outage as after it.
+# - Jitter: calls that failed together spread over the two seconds between the shortest and the
+#   longest wait, so that many tasks do not return together.
+# - Throttling needs longer waits, and gets them elsewhere: an answer such as S3's SlowDown makes all
+#   transfers of the container rest, up to half a minute (`backends.pacing.Throttle`). Kafka's client
+#   waits by itself for as long as a broker asks.
 BLOB_BACKOFF_MS = Key(
     "blob.store.retry.policy.backoff.delay.millis",
     milliseconds(1),
     100,
     "Wait before the first retry.",
-    "Hides a hiccup; the value is Samza's.",
+    "Most failures that pass by themselves have passed by then; the value is Samza's.",
 )
 BLOB_BACKOFF_MAX_MS = Key(
     "blob.store.retry.policy.backoff.max.delay.millis",
     milliseconds(1),
-    312_500,
-    "Longest wait between two retries.",
-    "The sixth wait: 100 ms times 5 to the 5th; the value is Samza's.",
+    2_000,
+    "Longest wait between two retries, before jitter.",
+    "Whatever waits when an outage ends goes on within 3 seconds. Answers that ask for fewer requests "
+    "have longer waits of their own.",
 )
 BLOB_BACKOFF_FACTOR = Key(
     "blob.store.retry.policy.backoff.delay.factor",
     decimal(1, 100),
     5.0,
     "By how much each wait is longer than the one before.",
-    "The value is Samza's.",
+    "The third wait is the longest; the value is Samza's.",
 )
 BLOB_JITTER_FACTOR = Key(
     "blob.store.retry.policy.jitter.factor",
     decimal(0, 1),
-    0.1,
-    "By which part of itself each wait varies at random.",
-    "Enough that tasks which failed together do not return together; the value is Samza's.",
+    0.5,
+    "By which part of itself each wait varies at random, up and down.",
+    "Calls that failed together spread over two seconds.",
 )

@@ -104,8 +104,13 @@ class BlobSettings:
     @property
     def start_retry(self) -> RetryPolicy:
         """For what a start checks."""
-        longest_ms = min(self.retry.max_duration_ms, self.start_timeout_ms)
-        return replace(self.retry, max_duration_ms=longest_ms)
+        if self.retry.max_duration_ms <= self.start_timeout_ms:
+            return self.retry
+        return replace(
+            self.retry,
+            max_duration_ms=self.start_timeout_ms,
+            duration_setting="start.timeout.ms",
+        )
 
     @property
     def shown_root(self) -> str:
@@ -160,6 +165,7 @@ class BlobSettings:
                 backoff_max_delay_ms=section.read(BLOB_BACKOFF_MAX_MS),
                 backoff_delay_factor=section.read(BLOB_BACKOFF_FACTOR),
                 jitter_factor=section.read(BLOB_JITTER_FACTOR),
+                settings_prefix=f"backends.{backend}.",
             ),
             start_timeout_ms=section.read(BLOB_START_TIMEOUT_MS),
             storage_options=section.options(STORAGE_OPTION_PREFIX),

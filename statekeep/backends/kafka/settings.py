@@ -109,7 +109,11 @@ class KafkaSettings:
             is_transactional=section.read(kafka_keys.IS_TRANSACTIONAL),
             transaction_timeout_ms=section.read(kafka_keys.TRANSACTION_TIMEOUT_MS),
             timeout_ms=section.read(kafka_keys.TIMEOUT_MS),
-            retry=RetryPolicy(max_duration_ms=section.read(kafka_keys.MAX_RETRY_MS)),
+            retry=RetryPolicy(
+                max_duration_ms=section.read(kafka_keys.MAX_RETRY_MS),
+                settings_prefix=f"backends.{backend}.",
+                duration_setting="retry.max.duration.ms",
+            ),
             client=section.below(CLIENT_PREFIX),
             stores=section.below(_STORES),
         )

@@ -158,6 +158,7 @@ def patient(settings: KafkaSettings, clock: Clock) -> Retrier:
     policy = replace(
         settings.retry,
         max_duration_ms=settings.timeout_ms,
+        duration_setting="timeout.ms",
         backoff_delay_ms=_ASKED_AGAIN_MS,
         backoff_max_delay_ms=_LONGEST_PAUSE_MS,
     )

@@ -79,6 +79,7 @@ def denied(status: int) -> azure_errors.ClientAuthenticationError:
     [
         (answered("ServerBusy", 503), ThrottledError),
         (answered("", 429), ThrottledError),
+        (answered("", 503), RetriableError),
         (answered("InternalError", 500), RetriableError),
         (answered("BlobAlreadyExists", 409), BlobExistsError),
         (answered("BlobNotFound", 404), BlobNotFoundError),

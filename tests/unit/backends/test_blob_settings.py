@@ -20,11 +20,11 @@ from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.faults import Fault, FaultPlan, faulty_blob_factory
 
 
-def test_the_defaults_are_samzas() -> None:
+def test_the_defaults_are_samzas_but_for_short_waits() -> None:
     retry = BlobSettings.parse("b", {"uri": "file:///x"}).retry
     assert (retry.max_retries, retry.max_duration_ms) == (-1, 900_000)
-    assert (retry.backoff_delay_ms, retry.backoff_max_delay_ms) == (100, 312_500)
-    assert (retry.backoff_delay_factor, retry.jitter_factor) == (5, 0.1)
+    assert (retry.backoff_delay_ms, retry.backoff_max_delay_ms) == (100, 2_000)
+    assert (retry.backoff_delay_factor, retry.jitter_factor) == (5, 0.5)
 
 
 def test_every_setting_is_read() -> None:

@@ -97,7 +97,7 @@ def http_error(status: int) -> aiohttp.ClientResponseError:
         (gcs_error(408), RetriableError),
         (gcs_error(500), RetriableError),
         (gcs_error(429), ThrottledError),
-        (gcs_error(503), ThrottledError),
+        (gcs_error(503), RetriableError),
         (gcs_error(401), ConfigError),
         (gcs_error(401, "Invalid Credentials"), RetriableError),
         (gcs_error(400), ConfigError),

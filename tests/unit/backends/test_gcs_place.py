@@ -88,12 +88,12 @@ async def test_no_more_of_a_file_than_8_mib_is_in_memory(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("status", [429, 503])
-async def test_the_first_request_that_is_throttled_is_told(
-    gcs: GcsStub, blobs: FsspecBlobStoreManager, status: int
+@pytest.mark.parametrize(("status", "kind"), [(429, ThrottledError), (503, RetriableError)])
+async def test_the_first_request_that_is_throttled_or_not_served_is_told(
+    gcs: GcsStub, blobs: FsspecBlobStoreManager, status: int, kind: type[Exception]
 ) -> None:
     gcs.scripted["GET"] = [(status, {}, b"slow down")]
-    with pytest.raises(ThrottledError):
+    with pytest.raises(kind):
         await blobs.list("a/")
     assert len(gcs.requests) == 1
     assert await blobs.list("a/") == []

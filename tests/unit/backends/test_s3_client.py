@@ -86,9 +86,10 @@ def answered(code: str, status: int) -> boto_errors.ClientError:
     ("error", "kind"),
     [
         (answered("SlowDown", 503), ThrottledError),
-        (answered("ServiceUnavailable", 503), ThrottledError),
-        (answered("Reduce", 503), ThrottledError),
         (answered("TooManyRequests", 429), ThrottledError),
+        (answered("", 429), ThrottledError),
+        (answered("ServiceUnavailable", 503), RetriableError),
+        (answered("503", 503), RetriableError),
         (answered("InternalError", 500), RetriableError),
         (answered("RequestTimeout", 400), RetriableError),
         (answered("BadDigest", 400), RetriableError),

@@ -330,10 +330,7 @@ def _told(error: azure_errors.HttpResponseError, name: str, where: str) -> Excep
     code = str(getattr(error, "error_code", None) or "")
     status = error.status_code or 0
     what = f"{where} code={code} status={status}"
-    if code in _THROTTLED or status in {
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    }:
+    if code in _THROTTLED or status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(f"the object store asks for fewer requests: {what}")
     if status == 0 or status >= HTTPStatus.INTERNAL_SERVER_ERROR or code == "Md5Mismatch":
         return RetriableError(f"the object store did not answer: {what}")

@@ -22,7 +22,6 @@ from statekeep.errors import (
 )
 
 _FAILURES: Final = range(400, 600)
-_THROTTLED: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _DENIED: Final = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 _REFUSED: Final = (ValueError, NotImplementedError)
 """What gcsfs makes of an answer of 400, and what fsspec has for what a filesystem cannot do."""
@@ -80,7 +79,7 @@ def _told(exc: Exception, name: str, where: str) -> StateBackupError | None:
 
 
 def _told_status(status: int, name: str, where: str, *, is_passing: bool) -> StateBackupError:
-    if status in _THROTTLED:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(f"the filesystem asks for fewer requests: {where}")
     is_late = status == HTTPStatus.REQUEST_TIMEOUT
     if is_late or is_passing or status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -37,16 +37,13 @@ _READ_S: Final = 60
 _RANGE: Final = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
 _THROTTLED: Final = {
     "SlowDown",
-    "ServiceUnavailable",
     "RequestLimitExceeded",
     "Throttling",
     "ThrottlingException",
     "TooManyRequests",
     "TooManyRequestsException",
-    "503",
-    "429",
 }
-_ASKS_FOR_LESS: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+"""Any other answer of 503 is an outage, as for the SDK: so a proxy tells that the store is down."""
 _RETRIABLE: Final = {
     "BadDigest",  # damaged on its way
     "ConditionalRequestConflict",  # another create of the name is under way and may yet fail
@@ -330,7 +327,7 @@ def _told(error: boto_errors.ClientError, name: str, where: str) -> Exception:
     code = str(cast("Any", error).response.get("Error", {}).get("Code", ""))
     status = _status(error)
     what = f"{where} code={code} status={status}"
-    if code in _THROTTLED or status in _ASKS_FOR_LESS:
+    if code in _THROTTLED or status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(f"the object store asks for fewer requests: {what}")
     if code in _RETRIABLE or (
         status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
