@@ -21,6 +21,7 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.dataframe import StatefulDataFrame
 from statekeep.spark.given_settings import Settings, read_settings
+from statekeep.spark.operator.declarations import check_declarations
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.redaction import check_redaction
 from statekeep.spark.session import check_session
@@ -82,8 +83,10 @@ class StatefulGroupedData:
         """Run a processor on rows, as ``GroupedData.transformWithState`` does.
 
         Raises:
-            ConfigError: The processor cannot be sent to executors, or an argument asks for what is
-                not supported yet: timers, TTL, initial state.
+            ConfigError: The processor cannot be sent to executors, or an argument, or ``init``, asks
+                for what is not supported yet: timers, TTL, initial state.
+            StateSchemaError: A state variable that ``init`` declares cannot be kept. As in Spark, it is
+                called on the driver once, and `close` after it.
         """
         return self._transform(
             statefulProcessor,
@@ -128,13 +131,14 @@ class StatefulGroupedData:
         is_pandas: bool,
     ) -> StatefulDataFrame:
         _check_modes(output_mode, time_mode, has_more=has_more)
-        _check_serialisable(processor)
+        pickled = _pickled(processor)
         schema = output if isinstance(output, StructType) else _parse_schema(output)
         frame = self._frame
         for name, expression in self._keys.items():
             if expression is not None:
                 frame = frame.withColumn(name, expression)
         key_schema = StructType([frame.schema[name] for name in self._keys])
+        check_declarations(cloudpickle.loads(pickled), key_schema)
         operator = OperatorSpec(
             processor=processor,
             key_columns=tuple(self._keys),
@@ -209,9 +213,9 @@ def _check_modes(output_mode: str, time_mode: str, *, has_more: bool) -> None:
         raise ConfigError(msg)
 
 
-def _check_serialisable(processor: StatefulProcessor) -> None:
+def _pickled(processor: StatefulProcessor) -> bytes:
     try:
-        cloudpickle.dumps(processor)  # type: ignore[no-untyped-call] # vendored without types
+        return cloudpickle.dumps(processor)  # type: ignore[no-untyped-call, no-any-return] # vendored
     except Exception as exc:
         raise ConfigError(
             f"the processor cannot be sent to executors: class={type(processor).__name__}",

@@ -9,9 +9,16 @@ from processors import OUTPUT, Count, Overflowing
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
+from pyspark.sql.streaming import StatefulProcessorHandle
+from typing_extensions import override
 
 import statekeep.spark as sk
-from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, ConfigError
+from statekeep.errors import (
+    CheckpointCorruptError,
+    CheckpointLocationError,
+    ConfigError,
+    StateSchemaError,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -53,6 +60,20 @@ def test_a_processor_that_cannot_be_sent_is_refused(stream: Stream) -> None:
     processor.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="cannot be sent"):
         stream.stateful(processor)
+
+
+class NotNull(Count):
+    """Declares a field of its state as not null."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getValueState("count", "n long NOT NULL, s long")
+
+
+def test_state_that_cannot_be_kept_is_refused_before_the_start(stream: Stream) -> None:
+    stream.add_batches(1)
+    with pytest.raises(StateSchemaError, match="not null: variable=count fields=n"):
+        stream.stateful(NotNull())
 
 
 def test_an_unknown_store_is_refused(stream: Stream) -> None:
