@@ -3,6 +3,7 @@
 # lz4 has no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
+import hashlib
 import json
 import struct
 import zlib
@@ -80,7 +81,11 @@ def load_upload(files: Files, marker: str) -> dict[bytes, bytes]:
     Raises:
         ValueError: A file is missing or damaged, or they do not connect.
     """
-    place, _, upload = marker.rpartition("/")
+    name, _, digest = marker.partition(";v=2;sha256=")
+    if digest and hashlib.sha256(files.read(name)).hexdigest() != digest:
+        raise ValueError(f"a file differs from the digest in its marker: {name}")
+    place, _, name = name.rpartition("/")
+    upload = name.partition(".")[0]
     deltas: list[Delta] = []
     lineage: list[str] = [upload]
     while lineage:

@@ -1,5 +1,6 @@
 """The hooks of the conformance kit for the HDFS backend, by a place's files as plain bytes."""
 
+import io
 import json
 import struct
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing_extensions import override
 
 from statekeep.backends.base import StateBackendFactory
 from statekeep.checkpoint.checkpoints import Marker
-from statekeep.errors import VersionDamagedError
+from statekeep.errors import CheckpointCorruptError, VersionDamagedError
+from statekeep.stores.delta import DeltaReader, DeltaWriter
 from statekeep.testing.backend_harness import STORE, BackendHarness
-from statekeep.testing.backend_hooks import FIRST
+from statekeep.testing.backend_hooks import FIRST, SECOND, THIRD
 from statekeep.testing.backend_tests import StateBackendTests
 from statekeep.testing.sealed_files import StoreContent
 
@@ -59,6 +61,20 @@ class HdfsKit(StateBackendTests):
             if Path(path).name.startswith(Path(name).name):
                 self.replace(factory, path, None)
 
+    @pytest.mark.asyncio
+    async def test_a_file_that_was_rewritten_with_right_checksums_is_not_restored(
+        self, task: BackendHarness, factory: StateBackendFactory
+    ) -> None:
+        commits = [await task.commit(task.seal(content)) for content in (FIRST, SECOND, THIRD)]
+        marker = commits[-1].markers[STORE]
+        for name in sorted(self.reached(factory, marker)):
+            data = self.stored_files(factory)[name]
+            self.replace(factory, name, rewritten(data))
+            with pytest.raises(CheckpointCorruptError, match="differs from its digest"):
+                await task.restore(commits[-1].checkpoint)
+            self.replace(factory, name, data)
+        assert (await task.restore(commits[-1].checkpoint)).content == {STORE: THIRD}
+
     @override
     @pytest.mark.asyncio
     async def test_progress_adds_up_to_what_was_announced(self, task: BackendHarness) -> None:
@@ -78,14 +94,26 @@ class HdfsKit(StateBackendTests):
             await task.commit(version)
 
 
+def rewritten(data: bytes) -> bytes:
+    """Return a file without its first record, with right checksums."""
+    reader = DeltaReader(io.BytesIO(data), where="kit")
+    header, (_, *left) = reader.header, list(reader)
+    target = io.BytesIO()
+    writer = DeltaWriter(target, header)
+    writer.write_entries(left)
+    writer.finish()
+    return target.getvalue()
+
+
 def chain(files: dict[str, bytes], marker: Marker) -> list[str]:
     """Return the files of a marker, oldest first: by their headers, without the code under test."""
     found = {Path(name).name: name for name in files}
     names: list[str] = []
-    upload = Path(marker).name
-    while f"{upload}.snapshot" not in found:
+    upload, _, kind = Path(marker.partition(";")[0]).name.partition(".")
+    while kind == "delta":
         names.insert(0, found[f"{upload}.delta"])
-        upload = header_of(files[names[0]])["lineage"][0]
+        upload, *older = header_of(files[names[0]])["lineage"]
+        kind = "delta" if older else "snapshot"
     return [found[f"{upload}.snapshot"], *names]
 
 

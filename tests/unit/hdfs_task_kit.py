@@ -10,7 +10,8 @@ from typing_extensions import override
 from statekeep.backends.base import CommitContext
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
-from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
+from statekeep.stores.delta import DeltaReader, DeltaWriter
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.backend_harness import STORE, Commit
 from statekeep.testing.clock import FakeClock
@@ -58,7 +59,25 @@ class Task(KeyValueHarness):
 
 
 def upload_of(commit: Commit) -> str:
-    return commit.markers[STORE].rpartition("/")[2]
+    return commit.markers[STORE].rpartition("/")[2].partition(".")[0]
+
+
+def with_old_marker(commit: Commit) -> CheckpointV2:
+    """Return the checkpoint of a commit with a marker of version 1."""
+    ((backend, markers),) = commit.checkpoint.state_markers.items()
+    old = {store: Marker(marker.rpartition(".")[0]) for store, marker in markers.items()}
+    return replace(commit.checkpoint, state_markers={backend: old})
+
+
+def rewrite(path: Path, left_out: int) -> None:
+    """Write a file anew without some of its records, as somebody does who knows the format."""
+    with path.open("rb") as file:
+        reader = DeltaReader(file, where=str(path))
+        header, records = reader.header, list(reader)
+    with path.open("wb") as file:
+        writer = DeltaWriter(file, header)
+        writer.write_entries(records[left_out:])
+        writer.finish()
 
 
 def damage(path: Path) -> None:

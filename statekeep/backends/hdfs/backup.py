@@ -17,13 +17,27 @@ from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.hdfs.clean_up import delete_unreached
 from statekeep.backends.hdfs.lineage import LoadPlan
-from statekeep.backends.hdfs.local_work import path_of, work_directory, write_delta, write_snapshot
-from statekeep.backends.hdfs.names import FileKind, FileName, marker_of, new_file_id, parse_marker
+from statekeep.backends.hdfs.local_work import (
+    WrittenFile,
+    path_of,
+    work_directory,
+    write_delta,
+    write_snapshot,
+)
+from statekeep.backends.hdfs.names import (
+    FileDigest,
+    FileKind,
+    FileName,
+    UploadMarker,
+    new_file_id,
+)
 from statekeep.backends.hdfs.settings import HdfsSettings
 from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import (
     DELTA_BYTES_ATTRIBUTE,
     ID_ATTRIBUTE,
+    PREVIOUS_SHA256_ATTRIBUTE,
+    SNAPSHOT_SHA256_ATTRIBUTE,
     StoreFiles,
     changed_bytes_of,
 )
@@ -45,6 +59,7 @@ from statekeep.stores.delta import DeltaHeader
 logger = logging.getLogger(__name__)
 
 
+_LATE_SNAPSHOTS: Final = 8
 _LONGEST_WAIT_S: Final = 60.0
 """Nor does a commit wait longer for the snapshot of a lineage that has become very long."""
 
@@ -69,6 +84,8 @@ class _Increment:
     """What a delta leads on from, and what is in it."""
 
     plan: LoadPlan
+    base_sha256: str
+    """Of the file of the base."""
     changes: Sequence[Path]
     changed_bytes: int
     """Of all deltas since the lineage began, this one included."""
@@ -86,10 +103,16 @@ class _StoreUpload:
 
     def delta_header(self, increment: _Increment) -> DeltaHeader:
         """Return the header of a delta."""
+        header = self.snapshot_header(increment.changed_bytes)
         return msgspec.structs.replace(
-            self.snapshot_header(increment.changed_bytes),
+            header,
             parent=str(self.commit.base_version),
             lineage=tuple(map(str, increment.plan.lineage)),
+            attributes={
+                **header.attributes,
+                PREVIOUS_SHA256_ATTRIBUTE: increment.base_sha256,
+                SNAPSHOT_SHA256_ATTRIBUTE: increment.plan.snapshot_sha256 or "",
+            },
         )
 
     def snapshot_header(self, changed_bytes: int) -> DeltaHeader:
@@ -143,6 +166,9 @@ class HdfsBackupManager(TaskBackupManager):
         self._new_uid = new_uid
         self._files: dict[StoreName, StoreFiles] = {}
         self._snapshots: dict[StoreName, asyncio.Task[None]] = {}
+        self._late: dict[StoreName, dict[VersionId, str]] = {}
+        """The digests of the snapshots that were made here beside commits, by upload."""
+        self._has_uploaded: set[StoreName] = set()
         self._upkeep = upkeep
         self._is_closed = False
 
@@ -234,11 +260,12 @@ class HdfsBackupManager(TaskBackupManager):
         started_ns = self._context.clock.monotonic_ns()
         increment = await self._find_increment(upload)
         if increment is None:
-            uploaded_bytes = await self._upload_snapshot(upload)
+            written, kind = await self._upload_snapshot(upload), FileKind.SNAPSHOT
         else:
-            uploaded_bytes = await self._upload_delta(upload, increment)
+            written, kind = await self._upload_delta(upload, increment), FileKind.DELTA
             await self._see_to_snapshot(upload, increment)
-        upload.commit.count_bytes(uploaded_bytes)
+        self._has_uploaded.add(upload.store)
+        upload.commit.count_bytes(written.size)
         logger.debug(
             "store uploaded: task=%s checkpoint_id=%s backend=%s store=%s bytes=%d elapsed_ms=%d "
             "is_full=%s",
@@ -246,11 +273,12 @@ class HdfsBackupManager(TaskBackupManager):
             upload.commit.checkpoint_id,
             self._prefix.backend,
             upload.store,
-            uploaded_bytes,
+            written.size,
             (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
             increment is None,
         )
-        return marker_of(self._files_of(upload.store).prefix, upload.file_id)
+        digest = FileDigest(kind, written.sha256)
+        return UploadMarker(self._files_of(upload.store).prefix, upload.file_id, digest).encode()
 
     async def _find_increment(self, upload: _StoreUpload) -> _Increment | None:
         """Return what leads from the base to the version; None where the upload must be full."""
@@ -263,10 +291,12 @@ class HdfsBackupManager(TaskBackupManager):
             return None
         files = self._files_of(store)
         try:
-            prefix, base = parse_marker(marker)
-            if prefix != files.prefix:  # what lies elsewhere may be deleted by somebody else
+            base = UploadMarker.parse(marker)
+            # What lies elsewhere may be deleted by somebody else, and what has no digest may have
+            # been changed.
+            if base.prefix != files.prefix or base.file is None:
                 return None
-            plan = await files.plan(base)
+            plan = await files.plan(base, late=self._late.get(store, {}))
             self._check_not_damaged(files.path(plan.files[0]))
             snapshot, newest = [await files.header(plan.files[n]) for n in (0, -1)]
         except (BlobNotFoundError, CheckpointCorruptError, UnknownFormatError) as exc:
@@ -281,28 +311,43 @@ class HdfsBackupManager(TaskBackupManager):
                 exc,
             )
             return None
-        if newest.version != str(commit.base_version):
+        if newest.version != str(commit.base_version) or self._is_due_at_once(store, plan):
             return None
         sizes = await self._context.executor.run(_sizes, changes)
         changed_bytes = changed_bytes_of(newest) + sizes
-        return _Increment(plan, changes, changed_bytes, changed_bytes - changed_bytes_of(snapshot))
+        return _Increment(
+            plan,
+            base.file.sha256,
+            changes,
+            changed_bytes,
+            changed_bytes - changed_bytes_of(snapshot),
+        )
+
+    def _is_due_at_once(self, store: StoreName, plan: LoadPlan) -> bool:
+        """Return whether the first upload of a process is full, because a snapshot is due.
+
+        Only the process that made a snapshot beside its commits knows its digest. Programs that end
+        after each commit would make one after the other, and never use one.
+        """
+        is_first = store not in self._has_uploaded
+        return is_first and len(plan.deltas) >= self._settings.min_deltas_for_snapshot
 
     def _check_not_damaged(self, path: str) -> None:
         if self._upkeep.checked.get(path) is False:
             raise CheckpointCorruptError(f"clean-up has found the snapshot damaged: {path}")
 
-    async def _upload_delta(self, upload: _StoreUpload, increment: _Increment) -> int:
+    async def _upload_delta(self, upload: _StoreUpload, increment: _Increment) -> WrittenFile:
         context, version = self._context, upload.commit.version
         async with work_directory(context.executor, version, (), self._new_uid()) as work:
             path = path_of(work, upload.file_id)
             header, codec = upload.delta_header(increment), codec_named(self._settings.compression)
-            size = await run_to_end(
+            written = await run_to_end(
                 context.executor, write_delta, increment.changes, path, header, codec
             )
             await self._files_of(upload.store).put(FileName(upload.file_id, FileKind.DELTA), path)
-        return size
+        return written
 
-    async def _upload_snapshot(self, upload: _StoreUpload, changed_bytes: int = 0) -> int:
+    async def _upload_snapshot(self, upload: _StoreUpload, changed_bytes: int = 0) -> WrittenFile:
         context, version, store = self._context, upload.commit.version, upload.store
         async with work_directory(context.executor, version, (store,), self._new_uid()) as work:
             path = path_of(work, upload.file_id)
@@ -313,15 +358,15 @@ class HdfsBackupManager(TaskBackupManager):
             write = partial(
                 write_snapshot, work, version, store, target=path, header=header, codec=codec
             )
-            size = await run_to_end(context.executor, write)
+            written = await run_to_end(context.executor, write)
             await self._files_of(store).put(FileName(upload.file_id, FileKind.SNAPSHOT), path)
-        return size
+        return written
 
     async def _see_to_snapshot(self, upload: _StoreUpload, increment: _Increment) -> None:
         """Begin a snapshot of what was just uploaded where one is due and none is under way.
 
-        It is waited for where the lineage has become very long: programs that end after a few
-        commits would never finish one otherwise. If it fails, that is no error here either.
+        It is waited for where the lineage has become very long. If it fails, that is no error here
+        either.
         """
         deltas = len(increment.plan.deltas) + 1
         if (
@@ -350,7 +395,8 @@ class HdfsBackupManager(TaskBackupManager):
         try:
             async with self._upkeep.turn:
                 fault_point("late_snapshot.before")
-                await self._upload_snapshot(upload, changed_bytes)
+                written = await self._upload_snapshot(upload, changed_bytes)
+                self._remember(upload, written)
                 fault_point("late_snapshot.after")
         except Exception as exc:  # noqa: BLE001 - whatever it is, the commits go on
             logger.warning(
@@ -370,6 +416,13 @@ class HdfsBackupManager(TaskBackupManager):
                 upload.store,
                 upload.file_id,
             )
+
+    def _remember(self, upload: _StoreUpload, written: WrittenFile) -> None:
+        """Keep the digests of the newest snapshots: an upload may be void, and an older one needed."""
+        late = self._late.setdefault(upload.store, {})
+        late[upload.file_id] = written.sha256
+        while len(late) > _LATE_SNAPSHOTS:
+            del late[next(iter(late))]
 
 
 def _sizes(paths: Sequence[Path]) -> int:

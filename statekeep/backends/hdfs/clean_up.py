@@ -21,12 +21,11 @@ from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import most_telling, run_all
 from statekeep.backends.hdfs.lineage import LoadPlan
-from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, parse_marker
+from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker, attempt_of
 from statekeep.backends.hdfs.spark_start import SparkStart
-from statekeep.backends.hdfs.store_files import StoreFiles
+from statekeep.backends.hdfs.store_files import StoreFiles, check_digest
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.escaping import unescape_name
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, StateBackupError
 from statekeep.fault_points import fault_point
 
@@ -127,13 +126,14 @@ class _StoreCleaner:
         self, candidates: set[FileName], markers: set[Marker]
     ) -> set[FileName]:
         """Delete those files that a restore from none of the markers reads; return all it reads."""
-        uploads = list(self._own_uploads(markers))
-        plans = {upload: await self._files.plan(upload) for upload in uploads}
-        reached = {name for plan in plans.values() for name in plan.files}
+        plans = [(each, await self._files.plan(each)) for each in self._own_uploads(markers)]
+        reached = {name for _, plan in plans for name in plan.files}
+        # A snapshot that was made after its upload is in no marker yet: the next commit names it.
+        reached |= {FileName(name.id, FileKind.SNAPSHOT) for name in reached}
         if candidates <= reached:
             return reached
-        for upload, plan in plans.items():
-            reached |= await self._beyond_damage(upload, plan)
+        for marker, plan in plans:
+            reached |= await self._beyond_damage(marker, plan)
         # The oldest last: what is left by a crash is still a chain.
         unreached = sorted(candidates - reached, key=lambda name: name.id, reverse=True)
         fault_point("clean_up.before_uploads")
@@ -143,34 +143,37 @@ class _StoreCleaner:
         )
         return reached
 
-    def _own_uploads(self, markers: set[Marker]) -> Iterator[VersionId]:
+    def _own_uploads(self, markers: set[Marker]) -> Iterator[UploadMarker]:
         """Yield the uploads that have files here: not Spark's, nor those of another job."""
         for marker in markers:
             if SparkStart.parse(marker) is None:
-                prefix, upload = parse_marker(marker)
-                if prefix == self._files.prefix:
+                upload = UploadMarker.parse(marker)
+                if upload.prefix == self._files.prefix:
                     yield upload
 
-    async def _beyond_damage(self, upload: VersionId, plan: LoadPlan) -> set[FileName]:
+    async def _beyond_damage(self, marker: UploadMarker, plan: LoadPlan) -> set[FileName]:
         """Return what a restore reads that finds the snapshot of a plan damaged, and so on."""
         found: set[FileName] = set()
         damaged: set[FileName] = set()
-        while not await self._is_whole(end := FileName(plan.snapshot, FileKind.SNAPSHOT)):
-            damaged.add(end)
+        while not await self._is_whole(plan):
+            damaged.add(FileName(plan.snapshot, FileKind.SNAPSHOT))
             try:
-                plan = await self._files.plan(upload, without=frozenset(damaged))
+                plan = await self._files.plan(marker, without=frozenset(damaged))
             except BlobNotFoundError:
-                logger.warning("no whole snapshot is left of a retained commit: upload=%s", upload)
+                logger.warning(
+                    "no whole snapshot is left of a retained commit: upload=%s", marker.id
+                )
                 break
             found.update(plan.files)
         return found
 
-    async def _is_whole(self, name: FileName) -> bool:
-        """Return whether a snapshot can be read to its end; False with a warning."""
+    async def _is_whole(self, plan: LoadPlan) -> bool:
+        """Return whether the snapshot of a plan has its digest, and can be read; False with a warning."""
+        name = FileName(plan.snapshot, FileKind.SNAPSHOT)
         path = self._files.path(name)
         if path not in self._checked:
             try:
-                await self._read(name)
+                await self._read(name, plan.snapshot_sha256)
             except CheckpointCorruptError as exc:
                 logger.warning("snapshot is damaged, what lies behind it is kept: error=%s", exc)
                 self._checked[path] = False
@@ -178,9 +181,11 @@ class _StoreCleaner:
                 self._checked[path] = True
         return self._checked[path]
 
-    async def _read(self, name: FileName) -> None:
+    async def _read(self, name: FileName, sha256: str | None) -> None:
         async with self._files.ahead([name]) as ahead:
-            await self._files.read(name, ahead, self._executor, take=_pass, on_bytes=_pass)
+            read = await self._files.read(name, ahead, self._executor, take=_pass, on_bytes=_pass)
+        if sha256 is not None:
+            check_digest(self._files.path(name), read, sha256)
 
 
 def _forget_deleted(checked: dict[str, bool], prefix: str, existing: Collection[str]) -> None:

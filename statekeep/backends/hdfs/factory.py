@@ -20,7 +20,7 @@ from statekeep.backends.base import (
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.hdfs.backup import HdfsBackupManager, SharedUpkeep
-from statekeep.backends.hdfs.names import parse_marker
+from statekeep.backends.hdfs.names import UploadMarker
 from statekeep.backends.hdfs.restore import HdfsRestoreManager
 from statekeep.backends.hdfs.settings import DEFAULTS_PREFIX, HdfsSettings
 from statekeep.backends.hdfs.spark_start import SparkStart
@@ -125,8 +125,8 @@ class HdfsBackendFactory(StateBackendFactory):
         manager = self._blobs.blob_store_manager(executor, clock)
         try:
             await manager.init()
-            prefix, upload = parse_marker(marker)
-            files = StoreFiles(manager, prefix, task, store)
+            upload = UploadMarker.parse(marker)
+            files = StoreFiles(manager, upload.prefix, task, store)
             plan = await files.plan(upload)
             headers = [await files.header(name) for name in plan.files]
         finally:

@@ -21,6 +21,10 @@ class LoadPlan:
     snapshot: VersionId
     deltas: tuple[VersionId, ...]
     """Oldest first; the last one is the upload that was asked for, unless that is the snapshot."""
+    leader: VersionId | None = None
+    """The delta whose lineage ends at the snapshot; None where none was read."""
+    snapshot_sha256: str | None = None
+    """The digest that the snapshot must have, where it is known."""
 
     @property
     def files(self) -> tuple[FileName, ...]:
@@ -35,7 +39,10 @@ class LoadPlan:
 
 
 async def plan_load(
-    wanted: VersionId, files: Collection[FileName], read_lineage: ReadLineage
+    wanted: VersionId,
+    files: Collection[FileName],
+    read_lineage: ReadLineage,
+    proven: Collection[VersionId] | None = None,
 ) -> LoadPlan:
     """Find the newest snapshot in an upload's lineage and the deltas since.
 
@@ -46,6 +53,8 @@ async def plan_load(
         wanted: The upload.
         files: What there is.
         read_lineage: Called for deltas in ``files`` only.
+        proven: Uploads whose snapshots have a known digest. Besides them, only a snapshot at which a
+            lineage ends may serve: the header with the lineage has its digest. None: any may serve.
 
     Raises:
         BlobNotFoundError: A file that is needed is not there: names it.
@@ -53,10 +62,13 @@ async def plan_load(
     """
     chain: list[VersionId] = []
     following: list[VersionId] = [wanted]
+    leader: VersionId | None = None
     while following:
         step = following.pop(0)
-        if FileName(step, FileKind.SNAPSHOT) in files:
-            return LoadPlan(step, tuple(reversed(chain)))
+        is_end = leader is not None and not following
+        may_serve = proven is None or step in proven or is_end
+        if may_serve and FileName(step, FileKind.SNAPSHOT) in files:
+            return LoadPlan(step, tuple(reversed(chain)), leader)
         name = FileName(step, FileKind.DELTA)
         if name not in files:
             raise BlobNotFoundError(str(name if chain else FileName(step, FileKind.SNAPSHOT)))
@@ -64,5 +76,6 @@ async def plan_load(
             raise CheckpointCorruptError(f"lineage leads in a circle: upload={step}")
         chain.append(step)
         if not following:
+            leader = step
             following = list(await read_lineage(step))
     raise BlobNotFoundError(str(FileName(chain[-1], FileKind.SNAPSHOT)))

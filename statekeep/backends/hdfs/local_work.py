@@ -1,7 +1,9 @@
 """What is done on the local disk; but for `work_directory`, every function blocks."""
 
+import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from statekeep.backends.base import BlockingExecutor
@@ -16,6 +18,16 @@ from statekeep.stores.local_files import explained_errors
 from statekeep.stores.memory import IMAGE_FILE
 from statekeep.stores.task_directory import TaskDirectory, WorkDirectory
 from statekeep.stores.version import SealedVersion
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that is to be uploaded."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """Hex."""
 
 
 @asynccontextmanager
@@ -52,8 +64,8 @@ async def work_directory(
 
 def write_delta(
     changes: Sequence[Path], target: Path, header: DeltaHeader, codec: BlockCodec
-) -> int:
-    """Write the records of a version's deltas, in order, as one delta; return its bytes.
+) -> WrittenFile:
+    """Write the records of a version's deltas, in order, as one delta.
 
     Raises:
         VersionDamagedError: A delta of the version is gone or damaged.
@@ -69,7 +81,7 @@ def write_delta(
             except (FileNotFoundError, CheckpointCorruptError) as exc:
                 raise VersionDamagedError(f"changes of a version are damaged: path={path}") from exc
         writer.finish()
-        return file.tell()
+    return _written(target)
 
 
 def write_snapshot(
@@ -80,8 +92,8 @@ def write_snapshot(
     target: Path,
     header: DeltaHeader,
     codec: BlockCodec,
-) -> int:
-    """Write the whole content of a store, in order of its keys; return the bytes of the file.
+) -> WrittenFile:
+    """Write the whole content of a store, in order of its keys.
 
     Args:
         work: Holds a clone of the version's store.
@@ -102,7 +114,13 @@ def write_snapshot(
         writer = DeltaWriter(file, header, codec=codec)
         writer.write_entries(opened.scan())
         writer.finish()
-        return file.tell()
+    return _written(target)
+
+
+def _written(path: Path) -> WrittenFile:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return WrittenFile(file.tell(), sha256)
 
 
 def path_of(work: WorkDirectory, file_id: VersionId) -> Path:

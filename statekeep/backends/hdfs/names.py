@@ -11,6 +11,7 @@ by it alone, and no name is ever used twice.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Self
@@ -19,8 +20,12 @@ from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 _FORM: Final = re.compile(r"([0-9]{1,18}_[0-9a-f]{8,64})\.(delta|snapshot)")
+_VERSION: Final = re.compile(r"v=([0-9]{1,9})")
+_DIGEST: Final = re.compile(r"v=2;sha256=([0-9a-f]{64})")
+_MARKER_VERSION: Final = 2
 _ATTEMPT_DIGITS: Final = 8
 _NONCE_DIGITS: Final = 16
 
@@ -72,16 +77,64 @@ def attempt_of(file_id: VersionId) -> tuple[int, int] | None:
     return int(uid[:_ATTEMPT_DIGITS], 16), int(uid[_ATTEMPT_DIGITS : 2 * _ATTEMPT_DIGITS], 16)
 
 
-def marker_of(prefix: str, file_id: VersionId) -> Marker:
-    """Return the marker of an upload: where its files lie, without their suffix."""
-    return Marker(f"{prefix}{file_id}")
+@dataclass(frozen=True, slots=True)
+class UploadMarker:
+    """What a marker says: which upload, and the digest of its file.
 
+    ::
 
-def parse_marker(marker: Marker) -> tuple[str, VersionId]:
-    """Return the prefix of a store's files, with a slash at its end, and the id of an upload.
+        <prefix><batch>_<uid>.<delta|snapshot>;v=2;sha256=<64 hex>
+        <prefix><batch>_<uid>                                        version 1
 
-    Raises:
-        CheckpointCorruptError: The marker is not one that this backend makes.
+    The digest of one file is enough: a delta has in its header the digests of the file that it leads
+    on from and of the snapshot at which its lineage ends. So a marker does not grow with the lineage.
     """
-    directory, slash, text = marker.rpartition("/")
-    return f"{directory}{slash}", VersionId.parse(text)
+
+    prefix: str
+    """Where the store's files lie, with a slash at its end."""
+    id: VersionId
+    """Of the upload."""
+    file: "FileDigest | None"
+    """None in version 1, which has no digest."""
+
+    @classmethod
+    def parse(cls, marker: Marker) -> Self:
+        """Read a marker.
+
+        Raises:
+            CheckpointCorruptError: It is not one that this backend makes.
+            UnknownFormatError: A newer version of Statekeep made it.
+        """
+        directory, slash, text = marker.rpartition("/")
+        name, *rest = text.split(";")
+        if not rest:
+            return cls(f"{directory}{slash}", VersionId.parse(name), None)
+        version = _VERSION.fullmatch(rest[0])
+        if version is not None and int(version[1]) > _MARKER_VERSION:
+            raise UnknownFormatError(f"marker of an unknown format: marker={marker}")
+        file, digest = FileName.parse(name), _DIGEST.fullmatch(";".join(rest))
+        if file is None or digest is None:
+            raise CheckpointCorruptError(f"not a marker of the hdfs backend: marker={marker}")
+        return cls(f"{directory}{slash}", file.id, FileDigest(file.kind, digest[1]))
+
+    def encode(self) -> Marker:
+        """Return the marker."""
+        if self.file is None:
+            return Marker(f"{self.prefix}{self.id}")
+        name = FileName(self.id, self.file.kind)
+        return Marker(f"{self.prefix}{name};v={_MARKER_VERSION};sha256={self.file.sha256}")
+
+    @property
+    def snapshots(self) -> Mapping[VersionId, str]:
+        """Return the digest of the upload's snapshot, by its id, if the upload was a whole content."""
+        is_full = self.file is not None and self.file.kind is FileKind.SNAPSHOT
+        return {self.id: self.file.sha256} if self.file is not None and is_full else {}
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """The file that an upload has made, and its digest."""
+
+    kind: FileKind
+    sha256: str
+    """Hex, of all bytes of the file."""

@@ -1,4 +1,4 @@
-"""Restoring a task's stores: the newest snapshot of the lineage, then its deltas."""
+"""Restoring a task's stores: a snapshot of the lineage, then the deltas that lead on from it."""
 
 import logging
 
@@ -9,16 +9,19 @@ from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.hdfs.filling import empty_store
 from statekeep.backends.hdfs.lineage import LoadPlan
-from statekeep.backends.hdfs.names import FileKind, FileName, parse_marker
+from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker
 from statekeep.backends.hdfs.spark_start import SparkStart
-from statekeep.backends.hdfs.store_files import StoreFiles
+from statekeep.backends.hdfs.store_files import (
+    PREVIOUS_SHA256_ATTRIBUTE,
+    FileRead,
+    StoreFiles,
+    check_digest,
+)
 from statekeep.backends.hdfs.streaming import FilesAhead
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
 from statekeep.stores.base import KeyValueStore
-from statekeep.stores.delta import DeltaHeader
 from statekeep.stores.local_files import remove_tree
 
 logger = logging.getLogger(__name__)
@@ -35,8 +38,10 @@ class _DamagedSnapshotError(CheckpointCorruptError):
 class HdfsRestoreManager(TaskRestoreManager):
     """Fills the directories of a task's stores from the uploads that its checkpoint names.
 
-    Every block is compared with its CRC, and every file with its place in the lineage. A snapshot
-    that is damaged is passed over for an older one, if the lineage leads to one.
+    Every block is compared with its CRC, every file with its place in the lineage, and with its digest:
+    that of the last file is in the marker, and each delta has the digests of the files before it. A
+    marker of version 1 has none. A snapshot that is damaged is passed over for an older one, if the
+    lineage leads to one.
     """
 
     def __init__(
@@ -46,7 +51,7 @@ class HdfsRestoreManager(TaskRestoreManager):
         self._manager = manager
         self._backend = backend
         self._files: dict[StoreName, StoreFiles] = {}
-        self._wanted: dict[StoreName, VersionId] = {}
+        self._wanted: dict[StoreName, UploadMarker] = {}
         self._plans: dict[StoreName, LoadPlan] = {}
         self._spark_starts: dict[StoreName, SparkStart] = {}
         self._is_closed = False
@@ -70,10 +75,10 @@ class HdfsRestoreManager(TaskRestoreManager):
                 await spark_start.find(self._manager)
                 self._spark_starts[store] = spark_start
                 continue
-            prefix, self._wanted[store] = parse_marker(marker)
-            files = StoreFiles(self._manager, prefix, self._context.task, store)
+            wanted = self._wanted[store] = UploadMarker.parse(marker)
+            files = StoreFiles(self._manager, wanted.prefix, self._context.task, store)
             self._files[store] = files
-            self._plans[store] = await files.plan(self._wanted[store])
+            self._plans[store] = await files.plan(wanted)
 
     @override
     async def restore(self) -> None:
@@ -141,22 +146,30 @@ class HdfsRestoreManager(TaskRestoreManager):
         return plan
 
     async def _apply(self, store: StoreName, plan: LoadPlan) -> None:
-        files = self._files[store]
+        files, wanted = self._files[store], self._wanted[store].file
         async with empty_store(self._context, store) as opened, files.ahead(plan.files) as ahead:
-            previous: DeltaHeader | None = None
-            for name in plan.files:
-                header = await self._apply_file(files, name, ahead, opened)
-                if previous is not None and header.parent != previous.version:
+            previous: FileRead | None = None
+            for number, name in enumerate(plan.files):
+                read = await self._apply_file(files, name, ahead, opened)
+                if wanted is not None and previous is None:
+                    _check_snapshot(files, name, plan, read)
+                if previous is not None and read.header.parent != previous.header.version:
                     msg = (
                         "delta does not lead on from the file before it: "
-                        f"{files.path(name)} parent={header.parent} before={previous.version}"
+                        f"{files.path(name)} parent={read.header.parent} "
+                        f"before={previous.header.version}"
                     )
                     raise CheckpointCorruptError(msg)
-                previous = header
+                if wanted is not None and previous is not None and number > 1:
+                    expected = read.header.attributes.get(PREVIOUS_SHA256_ATTRIBUTE)
+                    check_digest(files.path(plan.files[number - 1]), previous, expected)
+                previous = read
+            if wanted is not None and previous is not None:
+                check_digest(files.path(plan.files[-1]), previous, wanted.sha256)
 
     async def _apply_file(
         self, files: StoreFiles, name: FileName, ahead: FilesAhead, opened: KeyValueStore
-    ) -> DeltaHeader:
+    ) -> FileRead:
         context = self._context
         sizes: list[int] = []
 
@@ -165,7 +178,7 @@ class HdfsRestoreManager(TaskRestoreManager):
             sizes.append(size)
 
         try:
-            header = await files.read(
+            read = await files.read(
                 name, ahead, context.executor, take=opened.load, on_bytes=on_bytes
             )
         except CheckpointCorruptError as exc:
@@ -173,4 +186,11 @@ class HdfsRestoreManager(TaskRestoreManager):
                 raise
             raise _DamagedSnapshotError(str(exc), name) from exc
         context.on_total(sum(sizes))
-        return header
+        return read
+
+
+def _check_snapshot(files: StoreFiles, name: FileName, plan: LoadPlan, read: FileRead) -> None:
+    try:
+        check_digest(files.path(name), read, plan.snapshot_sha256)
+    except CheckpointCorruptError as exc:
+        raise _DamagedSnapshotError(str(exc), name) from exc

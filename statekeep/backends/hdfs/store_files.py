@@ -2,14 +2,16 @@
 
 import io
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.hdfs.lineage import LoadPlan, plan_load
-from statekeep.backends.hdfs.names import FileKind, FileName
+from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker
 from statekeep.backends.hdfs.streaming import FilesAhead, read_next
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
@@ -23,8 +25,22 @@ ID_ATTRIBUTE: Final = "id"
 """The id of the upload, as in the file's name."""
 DELTA_BYTES_ATTRIBUTE: Final = "delta-bytes"
 """Bytes of all changes since the lineage began, before compression."""
+PREVIOUS_SHA256_ATTRIBUTE: Final = "previous-sha256"
+"""Of a delta: the digest of the file of the upload that it leads on from, as in that one's marker."""
+SNAPSHOT_SHA256_ATTRIBUTE: Final = "snapshot-sha256"
+"""Of a delta: the digest of the snapshot at which its lineage ends."""
+_NONE: Final[Mapping[VersionId, str]] = MappingProxyType({})
 _START_BYTES: Final = 16 << 10
 """Fetched first: holds the header of a lineage of about 370 uploads; what is longer is fetched anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """What is known of a file that was read to its end."""
+
+    header: DeltaHeader
+    sha256: str
+    """Hex, of all its bytes."""
 
 
 class StoreFiles:
@@ -89,20 +105,35 @@ class StoreFiles:
         return self._headers[name]
 
     async def plan(
-        self, wanted: VersionId, *, without: frozenset[FileName] = frozenset()
+        self,
+        marker: UploadMarker,
+        *,
+        without: frozenset[FileName] = frozenset(),
+        late: Mapping[VersionId, str] = _NONE,
     ) -> LoadPlan:
         """Find the files that give the content of an upload, as `plan_load` does.
 
         Args:
-            wanted: The upload.
+            marker: Of the upload.
             without: Files that are taken as not there.
+            late: The digests of snapshots that were made after their uploads had their markers, by
+                upload.
         """
+        files = (await self.names()) - without
+        proven = None if marker.file is None else {**late, **marker.snapshots}
         try:
-            return await plan_load(wanted, (await self.names()) - without, self._lineage)
+            plan = await plan_load(marker.id, files, self._lineage, proven)
         except BlobNotFoundError as exc:
             error = BlobNotFoundError(f"{self.prefix}{exc.blob_id}")
-            error.add_note(f"a file that upload={wanted} needs: store={self.store}")
+            error.add_note(f"a file that upload={marker.id} needs: store={self.store}")
             raise error from exc
+        if proven is None:
+            return plan
+        sha256 = proven.get(plan.snapshot)
+        if sha256 is None and plan.leader is not None:
+            leader = await self.header(FileName(plan.leader, FileKind.DELTA))
+            sha256 = leader.attributes.get(SNAPSHOT_SHA256_ATTRIBUTE, "")
+        return replace(plan, snapshot_sha256=sha256)
 
     async def put(self, name: FileName, content: Path) -> None:
         """Upload a file under a name that was never used."""
@@ -122,8 +153,8 @@ class StoreFiles:
         *,
         take: Callable[[Iterable[Change]], None],
         on_bytes: Callable[[int], None],
-    ) -> DeltaHeader:
-        """Read a file to its end and check all that a restore asks of it; return its header.
+    ) -> FileRead:
+        """Read a file to its end, and check all that a restore asks of it but for its digest.
 
         Args:
             name: Of the file that is next in ``ahead``.
@@ -139,11 +170,13 @@ class StoreFiles:
             RetriableError: The service may answer later.
         """
         where = self.path(name)
-        reader = await read_next(ahead, executor, where=where, take=take, on_bytes=on_bytes)
+        reader, sha256 = await read_next(ahead, executor, where=where, take=take, on_bytes=on_bytes)
         if name.kind is FileKind.SNAPSHOT and reader.counts.deletes:
             raise CheckpointCorruptError(f"a snapshot has a value size below 0: {where}")
         check_header(reader.header, name, self.store)
-        return reader.header
+        if self._headers.get(name, reader.header) != reader.header:
+            raise CheckpointCorruptError(f"file has changed since its header was read: {where}")
+        return FileRead(reader.header, sha256)
 
     async def delete(self, name: FileName) -> None:
         """Delete a file; one that is not there is no error."""
@@ -183,3 +216,22 @@ def check_header(header: DeltaHeader, name: FileName, store: StoreName) -> None:
         raise CheckpointCorruptError(msg)
     if (name.kind is FileKind.DELTA) != bool(header.lineage):
         raise CheckpointCorruptError(f"lineage of a file does not fit its kind: name={name}")
+
+
+def check_digest(path: str, read: FileRead, expected: str | None) -> None:
+    """Make sure that a file is the one that was uploaded.
+
+    Args:
+        path: For the error.
+        read: What was read of it.
+        expected: Its sha-256 in hex; None, where the one who should have it does not, is damage too.
+
+    Raises:
+        CheckpointCorruptError: It is not.
+    """
+    if read.sha256 != expected:
+        msg = (
+            f"file differs from its digest: {path} expected_sha256={expected} "
+            f"actual_sha256={read.sha256}"
+        )
+        raise CheckpointCorruptError(msg)

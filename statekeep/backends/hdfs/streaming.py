@@ -1,6 +1,7 @@
 """Reading files while they are fetched: nothing is kept on the local disk."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -80,8 +81,8 @@ async def read_next(
     where: str,
     take: Callable[[Iterable[Change]], None],
     on_bytes: Callable[[int], None],
-) -> DeltaReader:
-    """Read the next file to its end; return its reader, for header and counts.
+) -> tuple[DeltaReader, str]:
+    """Read the next file to its end; return its reader, for header and counts, and its sha-256.
 
     Args:
         files: Has the file.
@@ -95,9 +96,10 @@ async def read_next(
         BlobNotFoundError: The file is not there.
         RetriableError: The service may answer later.
     """
-    feed = DeltaFeed(where=where)
+    feed, digest = DeltaFeed(where=where), hashlib.sha256()
 
     def work(data: bytes) -> None:
+        digest.update(data)
         for records in feed.feed(data):
             take(records)
 
@@ -107,7 +109,7 @@ async def read_next(
         on_bytes(len(piece.data))
         await run_to_end(executor, work, piece.data)
         is_last = piece.is_last
-    return await run_to_end(executor, feed.finish)
+    return await run_to_end(executor, feed.finish), digest.hexdigest()
 
 
 async def _pieces(manager: BlobStoreManager, paths: Sequence[str]) -> AsyncGenerator[Piece]:

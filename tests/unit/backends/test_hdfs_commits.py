@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from hdfs_kit import header_of
-from hdfs_task_kit import Task, damage, upload_of
+from hdfs_task_kit import Task, damage, upload_of, with_old_marker
 
 from statekeep.backends.hdfs import lineage, store_files
 from statekeep.backends.hdfs.backup import HdfsBackupManager
@@ -300,7 +300,7 @@ async def test_clean_up_finds_what_an_older_attempt_left_though_nobody_names_it(
 
 
 @pytest.mark.asyncio
-async def test_a_restore_survives_a_clean_up_behind_a_new_snapshot(
+async def test_a_restore_by_an_old_marker_survives_a_clean_up_behind_a_new_snapshot(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = [await task.commit_next(a=bytes([n])) for n in range(4)]
@@ -316,7 +316,25 @@ async def test_a_restore_survives_a_clean_up_behind_a_new_snapshot(
         return plan
 
     monkeypatch.setattr(store_files, "plan_load", plan_then_clean_up)
+    restored = await task.restore(with_old_marker(commits[3]))
+    assert restored.content == {STORE: task.content}
+
+
+@pytest.mark.asyncio
+async def test_clean_up_keeps_what_a_commit_reads_that_is_older_than_the_snapshot_behind_it(
+    task: Task,
+) -> None:
+    commits = [await task.commit_next(a=bytes([n])) for n in range(4)]
+    assert task.file(commits[3], "snapshot").exists()
+    for commit in commits[:3]:
+        task.release(commit)
+    await task.clean_up()
     assert (await task.restore(commits[3].checkpoint)).content == {STORE: task.content}
+    last = await task.commit_next(a=b"4")
+    task.release(commits[3])
+    await task.clean_up()
+    assert [path.suffix for path in task.files()] == [".snapshot", ".delta"]
+    assert (await task.restore(last.checkpoint)).content == {STORE: task.content}
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from hdfs_kit import header_of
-from hdfs_task_kit import Task, upgrade, upload_of
+from hdfs_task_kit import Task, upgrade
 from outage_kit import WaitingClock
 
 from statekeep.backends.hdfs import store_files
@@ -47,18 +47,21 @@ async def test_a_header_that_is_longer_than_what_is_fetched_first_is_read(
 
 
 @pytest.mark.asyncio
-async def test_a_program_that_ends_after_each_commit_gets_a_snapshot_in_the_end(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_waited_for", [False, True])
+async def test_a_program_that_ends_after_each_commit_makes_a_full_upload_where_a_snapshot_is_due(
+    tmp_path: Path, *, is_waited_for: bool
 ) -> None:
     task = Task(tmp_path / "p", tmp_path / "l", WaitingClock())
-    for number in range(66):
+    for number in range(10):
         await task.start()
         await task.commit(task.seal({"a": bytes([number])}))
+        if is_waited_for:  # its digest is lost with the program
+            await task.finish_snapshots()
         await task.close()
-    made = [path.stem for path in task.files("*.snapshot")]
-    assert made == [upload_of(task.commits[0]), upload_of(task.commits[64])]
-    header = header_of(task.file(task.commits[65], "delta").read_bytes())
-    assert header["lineage"] == [upload_of(task.commits[64])]
+    full = [commit.markers[STORE].partition(";")[0].endswith("snapshot") for commit in task.commits]
+    assert [number for number, is_full in enumerate(full) if is_full] == [0, 4, 8]
+    for number, commit in enumerate(task.commits):
+        assert (await task.restore(commit.checkpoint)).content == {STORE: {"a": bytes([number])}}
 
 
 @pytest.mark.asyncio
@@ -195,11 +198,12 @@ async def test_a_store_that_cannot_be_cleaned_up_is_named_and_keeps_no_other_fro
     void = task.open_attempt(task.seal({name: {"a": b"void"} for name in stores}))
     markers = await task.upload(void)
     task.void(void)
-    (tmp_path / "place" / f"{commit.markers[stores[0]]}.delta").unlink()
+    (tmp_path / "place" / commit.markers[stores[0]].partition(";")[0]).unlink()
     with pytest.raises(BlobNotFoundError) as raised:
         await task.clean_up()
     assert raised.value.__notes__[-1] == "task=Partition 0 backend=hdfs store=bad"
-    left = [(tmp_path / "place" / f"{markers[name]}.delta").exists() for name in stores]
+    files = [markers[name].partition(";")[0] for name in stores]
+    left = [(tmp_path / "place" / file).exists() for file in files]
     assert left == [True, False]
     await task.close()
 

@@ -21,6 +21,11 @@ FORMATS: dict[str, Callable[[int], bytes]] = {
         b"SKSTREAM" + n.to_bytes(4, "little")
     ),
     "backends/blob/index.py SCHEMA_VERSION": lambda n: b'"schema-version":%d[,}]' % n,
+    "backends/hdfs/names.py _MARKER_VERSION": lambda n: (
+        rb'/hdfs/[^"]*/[0-9]+_[0-9a-f]{32}"'
+        if n == 1
+        else rb'/hdfs/[^"]*\.(?:delta|snapshot);v=%d;sha256=[0-9a-f]{64}"' % n
+    ),
     "backends/kafka/marker.py _VERSION": lambda n: (
         b'"version":%d,"changelog-ssp":.*"content-digest":' % n
     ),
