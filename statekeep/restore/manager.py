@@ -11,6 +11,7 @@ from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.config.model import StoreSettings
+from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import (
     ConfigError,
     RestoreFailedError,
@@ -127,7 +128,9 @@ class TaskRestorer:
         self._on_progress = on_progress
         self._bad_markers = bad_markers
         self._new_uid = new_uid
-        self._engines = {name: settings.factory for name, settings in stores.items()}
+        self._engines: Mapping[StoreName, StoreFactoryName] = {
+            name: settings.factory for name, settings in stores.items()
+        }
         self._is_clean_start = any(store.is_cleaned_on_start for store in stores.values())
         self._failures: list[RestoreFailure] = []
         self._obstacles: list[Exception] = []

@@ -1,6 +1,7 @@
 """Opens local stores by the name of their engine, and checks that an image can be opened."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
@@ -24,6 +25,7 @@ def open_store(
     options: RocksDbOptions | None = None,
     *,
     is_new: bool,
+    on_damage: Callable[[], None] = lambda: None,
 ) -> KeyValueStore:
     """Open the store in ``directory``.
 
@@ -34,6 +36,7 @@ def open_store(
         options: Of the RocksDB engine; None: its defaults.
         is_new: Nothing was ever stored: an empty store is created where there is none. Else an
             empty directory is damage.
+        on_damage: Called when RocksDB reads what is damaged, on the thread that reads.
 
     Raises:
         VersionDamagedError: What lies in ``directory`` is damaged or missing.
@@ -42,7 +45,7 @@ def open_store(
     """
     match kind:
         case "rocksdb":
-            return RocksDbStore(name, directory, options, is_new=is_new)
+            return RocksDbStore(name, directory, options, is_new=is_new, on_damage=on_damage)
         case "memory":
             return MemoryStore(name, directory, is_new=is_new)
 

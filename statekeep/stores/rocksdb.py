@@ -114,6 +114,7 @@ class RocksDbStore(KeyValueStore):
         *,
         is_new: bool,
         is_to_load: bool = False,
+        on_damage: Callable[[], None] = lambda: None,
     ) -> None:
         """Open the database in ``directory``.
 
@@ -123,6 +124,7 @@ class RocksDbStore(KeyValueStore):
             options: None: the defaults.
             is_new: Nothing was ever stored: an empty database is created where there is none.
             is_to_load: Much is written before anything is read.
+            on_damage: Called before each VersionDamagedError, on the thread that meets it.
 
         Raises:
             VersionDamagedError: What lies there is not whole, or there is nothing and ``is_new`` is
@@ -133,6 +135,7 @@ class RocksDbStore(KeyValueStore):
         super().__init__(name)
         self._directory = directory
         self._scans: weakref.WeakSet[_Scan] = weakref.WeakSet()
+        self._on_damage = on_damage
         self._write_options = WriteOptions()
         # rocksdict declares this property of its native class as a method.
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]  # pyright: ignore[reportAttributeAccessIssue]
@@ -148,7 +151,7 @@ class RocksDbStore(KeyValueStore):
                 str(directory), engine_options, column_families={_COLUMN_FAMILY: engine_options}
             )
         except Exception as exc:
-            raise _explained(exc, name, directory, "cannot open store") from exc
+            raise self._explain(exc, "cannot open store") from exc
 
     @override
     def get(self, key: bytes) -> bytes | None:
@@ -236,7 +239,10 @@ class RocksDbStore(KeyValueStore):
         return self._open_db
 
     def _explain(self, exc: Exception, what: str) -> StateBackupError:
-        return _explained(exc, self.name, self._directory, what)
+        explained = _explained(exc, self.name, self._directory, what)
+        if isinstance(explained, VersionDamagedError):
+            self._on_damage()
+        return explained
 
 
 class _Scan(Iterator[tuple[bytes, bytes]]):

@@ -28,7 +28,13 @@ from statekeep.stores.local_files import explained_errors, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
 from statekeep.stores.private_directories import is_private, make_private, require_own
 from statekeep.stores.version import CHECKPOINT_FILE, MANIFEST_FILE, SealedVersion, SealManifest
-from statekeep.stores.work_directory import LOCK_FILE, Identity, WorkDirectory, publish
+from statekeep.stores.work_directory import (
+    LOCK_FILE,
+    SUSPECT_FILE,
+    Identity,
+    WorkDirectory,
+    publish,
+)
 
 __all__ = ["Identity", "TaskDirectory", "WorkDirectory"]
 
@@ -154,6 +160,8 @@ class TaskDirectory:
     ) -> None:
         """Compare every byte of a version with its seal, and open each of its stores once.
 
+        Every record is read too if a store has met a damaged block since the last such check.
+
         Args:
             version: One that is here.
             stores: Those to open, where the version has them, with their engines.
@@ -165,7 +173,8 @@ class TaskDirectory:
         """
         version.verify()
         with self.begin(uid, None, ()) as work:
-            work.check_version(version, stores)
+            work.check_version(version, stores, is_deep=self._suspect.exists())
+        self._suspect.unlink(missing_ok=True)
 
     def find_whole(self, version: VersionId) -> SealedVersion | None:
         """Return a version if it is here and every byte of it is as it was sealed.
@@ -236,13 +245,14 @@ class TaskDirectory:
                 if (
                     there is not None
                     and set(there.lacks(work.stores)) <= set(missing)
-                    and _can_be_opened(work, there, engines)
+                    and _can_be_opened(work, there, engines, is_deep=self._suspect.exists())
                 ):
                     return there
                 if adopted.directory.exists():
                     self._move_aside(adopted.directory)
                 fault_point("adopt.before_rename")
                 publish(image, adopted.directory)
+                self._suspect.unlink(missing_ok=True)
         return adopted
 
     def retain(self, keep: Collection[VersionId], newest_settled_batch: int) -> None:
@@ -281,6 +291,10 @@ class TaskDirectory:
                     remove_tree(path)
                     count += 1
         return count
+
+    @property
+    def _suspect(self) -> Path:
+        return self.root / SUSPECT_FILE
 
     def _make_root(self) -> None:
         if self._local_dir is None:
@@ -331,10 +345,14 @@ class TaskDirectory:
 
 
 def _can_be_opened(
-    work: WorkDirectory, version: SealedVersion, engines: Mapping[StoreName, StoreFactoryName]
+    work: WorkDirectory,
+    version: SealedVersion,
+    engines: Mapping[StoreName, StoreFactoryName],
+    *,
+    is_deep: bool,
 ) -> bool:
     try:
-        work.check_version(version, engines)
+        work.check_version(version, engines, is_deep=is_deep)
     except UnknownFormatError:
         raise
     except (VersionDamagedError, ConfigError):

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -40,6 +41,8 @@ from statekeep.stores.version import (
 logger = logging.getLogger(__name__)
 
 LOCK_FILE: Final = ".lock"
+SUSPECT_FILE: Final = ".suspect"
+"""Beside the versions of a task: a store that was opened on one of them has met a damaged block."""
 _IMAGE: Final = ".image"
 _CHECKED: Final = ".checked"
 
@@ -131,7 +134,14 @@ class WorkDirectory:
         if store in self._open or store not in self.stores:
             raise ValueError(f"store is open already or unknown here: store={store}")
         is_new = store not in self._cloned
-        opened = open_store(store, kind, self.store_directory(store), options, is_new=is_new)
+        opened = open_store(
+            store,
+            kind,
+            self.store_directory(store),
+            options,
+            is_new=is_new,
+            on_damage=self._suspect_versions,
+        )
         if store in self._captured:
             opened = CapturingStore(opened, self.path / escape_name(store) / "changes")
         self._open[store] = opened
@@ -168,7 +178,11 @@ class WorkDirectory:
             self._cloned.remove(store)
 
     def check_version(
-        self, version: SealedVersion, stores: Mapping[StoreName, StoreFactoryName]
+        self,
+        version: SealedVersion,
+        stores: Mapping[StoreName, StoreFactoryName],
+        *,
+        is_deep: bool,
     ) -> None:
         """Open each store of a sealed version once, on a clone in this directory.
 
@@ -177,9 +191,10 @@ class WorkDirectory:
         Args:
             version: Its bytes were compared with its manifest.
             stores: Those to open, where the version has them, with their engines.
+            is_deep: Read every record too.
 
         Raises:
-            VersionDamagedError: A store cannot be opened, or the version is gone.
+            VersionDamagedError: A store cannot be opened or read, or the version is gone.
             ConfigError: Another engine made a store; or the disk is full or not writable.
         """
         clone = self.path / _CHECKED
@@ -189,7 +204,7 @@ class WorkDirectory:
             try:
                 with explained_errors(self.path):
                     clone_image(version.store_directory(store), clone)
-                check_image(store, kind, clone, is_deep=False)
+                check_image(store, kind, clone, is_deep=is_deep)
             except FileNotFoundError as exc:
                 msg = f"version is not whole: directory={version.directory}"
                 raise VersionDamagedError(msg) from exc
@@ -304,6 +319,11 @@ class WorkDirectory:
         traceback: TracebackType | None,
     ) -> None:
         self.discard()
+
+    def _suspect_versions(self) -> None:
+        """Have the next start read the versions of the task in full: they share their files."""
+        with suppress(OSError):
+            (self.path.parent / SUSPECT_FILE).touch()
 
     def _close_stores(self) -> None:
         errors: list[Exception] = []

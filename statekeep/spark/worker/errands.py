@@ -19,8 +19,10 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
+from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import (
     ConfigError,
     RetriableError,
@@ -244,7 +246,9 @@ def _described(exc: StateBackupError) -> str:
 
 
 def _is_sound(directory: TaskDirectory, version: SealedVersion, spec: JobSpec) -> bool:
-    engines = {STATE_STORE: spec.config.store(STATE_STORE).factory}
+    engines: Mapping[StoreName, StoreFactoryName] = {
+        STATE_STORE: spec.config.store(STATE_STORE).factory
+    }
     try:
         directory.require_sound(version, engines, uuid.uuid4().hex)
     except (VersionDamagedError, ConfigError):

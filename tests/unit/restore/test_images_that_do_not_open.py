@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from restore_kit import FIRST, NEW, OLD, SECOND, A, Rig, sealed_anew
+from restore_kit import FIRST, NEW, OLD, SECOND, A, B, Rig, sealed_anew
 from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.memory import MemoryBackendFactory, MemoryRestoreManager, memory_place
 from statekeep.config.store_keys import StoreFactoryName
-from statekeep.errors import ConfigError, RestoreFailedError
+from statekeep.errors import ConfigError, RestoreFailedError, VersionDamagedError
 from statekeep.restore.manager import LOCAL
 from statekeep.stores.local_files import clone_image
 
@@ -113,6 +113,26 @@ async def test_a_local_version_that_cannot_be_opened_is_fetched_and_replaced(
     again = await rig.restore(new)
     assert (set(again.sources.values()), again.failures) == ({LOCAL}, ())
     assert rig.content(again) == NEW
+
+
+@pytest.mark.asyncio
+async def test_a_local_version_in_which_a_damaged_block_was_met_is_fetched_at_the_next_start(
+    rig: Rig,
+) -> None:
+    new = await rig.commit(b"new")
+    flip("*.sst", 2)(rig.versions[0].store_directory(A))
+    version = sealed_anew(rig.versions[0])
+    assert set((await rig.restore(new)).sources.values()) == {LOCAL}
+    with rig.directory.begin("aa", version, (A, B)) as work:
+        store = work.open_store(A, "rocksdb")
+        with pytest.raises(VersionDamagedError):
+            store.get(b"text")
+    outcome = await rig.restore(new)
+    assert set(outcome.sources.values()) == {FIRST}
+    again = await rig.restore(new)
+    assert set(again.sources.values()) == {LOCAL}
+    assert rig.content(again) == NEW
+    assert not list(rig.directory.root.glob(".suspect"))
 
 
 @pytest.mark.asyncio
