@@ -15,6 +15,7 @@ from outage_kit import WaitingClock
 from statekeep.backends.hdfs import store_files
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
+from statekeep.backends.hdfs.local_work import WrittenFile
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.errors import BlobNotFoundError, ConfigError, UnknownFormatError
 from statekeep.testing.backend_harness import STORE
@@ -128,14 +129,14 @@ async def test_snapshots_of_many_stores_are_made_one_after_the_other_while_commi
     upload_snapshot, go_on = HdfsBackupManager._upload_snapshot, asyncio.Event()
     under_way, most_under_way, made = 0, 0, 0
 
-    async def wait(self: HdfsBackupManager, upload: Any, *changed_bytes: int) -> int:
+    async def wait(self: HdfsBackupManager, upload: Any, *changed_bytes: int) -> WrittenFile:
         nonlocal under_way, most_under_way, made
         under_way += 1
         most_under_way = max(most_under_way, under_way)
         await go_on.wait()
-        size = await upload_snapshot(self, upload, *changed_bytes)
+        written = await upload_snapshot(self, upload, *changed_bytes)
         under_way, made = under_way - 1, made + 1
-        return size
+        return written
 
     monkeypatch.setattr(HdfsBackupManager, "_upload_snapshot", wait)
     commits = [
@@ -165,7 +166,7 @@ async def test_bytes_are_counted_from_the_snapshot_also_where_it_took_longer_tha
     await task.start()
     upload_snapshot, slow, go_on = HdfsBackupManager._upload_snapshot, list[int](), asyncio.Event()
 
-    async def wait(self: HdfsBackupManager, upload: Any, *changed_bytes: int) -> int:
+    async def wait(self: HdfsBackupManager, upload: Any, *changed_bytes: int) -> WrittenFile:
         if upload.commit.base is not None:
             slow.append(len(task.commits))
             await go_on.wait()
