@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from log_kit import UID, commit_record
 from newer_frames import of_next_format
+from restore_kit import sealed_anew
 
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import TaskBatch
@@ -21,7 +22,7 @@ from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.worker.errands import Restored, locate
 from statekeep.spark.worker.job_spec import JobSpec
-from statekeep.stores.version import MANIFEST_FILE
+from statekeep.stores.version import MANIFEST_FILE, SealedVersion, SealManifest
 from statekeep.testing.versions import seal_version
 
 OLDER, NEWER = "1_aaaaaaaa", "2_bbbbbbbb"
@@ -83,6 +84,13 @@ def flip_a_bit(version: Path) -> None:
     file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
 
 
+def seal_without_a_manifest_of_the_engine(version: Path) -> None:
+    (path,) = version.rglob("MANIFEST-0*")
+    path.unlink()
+    manifest = SealManifest.decode((version / MANIFEST_FILE).read_bytes(), where="test")
+    sealed_anew(SealedVersion(version, manifest))
+
+
 def upgrade(version: Path) -> None:
     file = version / MANIFEST_FILE
     file.write_bytes(of_next_format(file.read_bytes()))
@@ -108,8 +116,18 @@ def test_an_empty_state_needs_no_version(spec: JobSpec) -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [drop_the_manifest, drop_a_file, shorten_a_file, flip_a_bit, upgrade],
-    ids=["no manifest", "no file", "a shorter file", "a flipped bit", "a newer release's"],
+    [
+        drop_the_manifest,
+        drop_a_file,
+        shorten_a_file,
+        flip_a_bit,
+        seal_without_a_manifest_of_the_engine,
+        upgrade,
+    ],
+    ids=[
+        *("no manifest", "no file", "a shorter file", "a flipped bit", "not to be opened"),
+        "a newer release's",
+    ],
 )
 def test_a_version_that_cannot_be_used_is_passed_over(
     spec: JobSpec, spoil: Callable[[Path], None]
