@@ -1,14 +1,18 @@
 """Hand-overs that were acknowledged and are not done yet, one file each."""
 
+import logging
 import os
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
 from statekeep.errors import CheckpointCorruptError
 from statekeep.spark.container.protocol import HandOver, decode_request, encode
 from statekeep.stores.local_files import open_temporary
+from statekeep.stores.private_directories import make_private
+
+logger = logging.getLogger(__name__)
 
 _ATTEMPT_LENGTH: Final = 26
 """Of a file name, the part that names epoch and attempt: 12 digits each, and dashes."""
@@ -32,7 +36,7 @@ class Outbox:
         path = self._path(request)
         temporary = path.with_suffix(".tmp")
         try:
-            with open_temporary(temporary) as file:
+            with self._open(temporary) as file:
                 file.write(encode(request))
                 file.flush()
                 os.fsync(file.fileno())
@@ -72,6 +76,19 @@ class Outbox:
     def drop_older(self, epoch: int) -> None:
         """Drop what drivers before ``epoch`` handed over: their attempts are closed."""
         self._drop_below(f"{epoch:012d}-")
+
+    def _open(self, path: Path) -> BinaryIO:
+        """Open a file to write to, also where somebody has deleted the directory meanwhile.
+
+        State that was deleted with it comes back from a backend: that is no reason to end the query.
+        """
+        try:
+            return open_temporary(path)
+        except FileNotFoundError:
+            logger.warning("the outbox was deleted, it is made anew: path=%s", self._directory)
+            local_dir = self._directory.parents[2]  # of `ContainerPlace`
+            make_private(local_dir, *self._directory.relative_to(local_dir).parts)
+            return open_temporary(path)
 
     def _drop_below(self, attempt: str) -> None:
         for path in self._directory.glob("*.json"):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,12 @@ def test_a_hand_over_for_which_there_is_no_room_leaves_nothing(
     with pytest.raises(OSError, match="no space left"):
         Outbox(tmp_path).replace(hand_over())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_outbox_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "container" / "outbox")
+    outbox.replace(hand_over(attempt=1))
+    shutil.rmtree(tmp_path / "container")
+    outbox.remove(hand_over(attempt=1))
+    outbox.replace(hand_over(attempt=2))
+    assert outbox.pending() == [hand_over(attempt=2)]
