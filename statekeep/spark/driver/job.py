@@ -40,7 +40,11 @@ from statekeep.spark.driver.stall_guard import StallGuard
 from statekeep.spark.driver.stop_patience import StopPatience
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
-from statekeep.spark.driver.watched_query import WatchedQuery
+from statekeep.spark.driver.watched_query import (
+    BatchStoppedError,
+    WatchedQuery,
+    is_interruption,
+)
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.errands import whereabouts
@@ -107,6 +111,7 @@ class StatefulJob:
         self._batch_thread: int | None = None
         """The thread that runs a batch: a sink may stop its own query."""
         self._reign = Reign(config, location, clock, self.events)
+        self._query: WatchedQuery | None = None
         self._patience: StopPatience | None = None
         self._is_open = False
         self._commit_made = threading.Condition()
@@ -194,6 +199,7 @@ class StatefulJob:
             StateBackupError: The batch is not the next one, or cannot be processed exactly.
             CommitFailedError: More commits failed in a row than are tolerated.
             TaskFencedError: Another driver has taken over.
+            BatchStoppedError: The query was told to stop, and Spark has broken the batch off.
         """
         try:
             with self._turn:
@@ -205,10 +211,13 @@ class StatefulJob:
                 self._idle.note_batch()
         except BaseException as exc:
             self.failure = exc
+            if is_interruption(exc) and self._query is not None and self._query.is_stopping():
+                raise BatchStoppedError from None
             raise
 
     def attach(self, query: WatchedQuery) -> None:
         """Watch the Spark query from now on: commit when idle, commit and close when it ends."""
+        self._query = query
         self._patience = patience = StopPatience(
             self._reign.committer,
             lambda: self._reign.blocking(query.is_stopping),

@@ -4,10 +4,38 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
 
-from typing import Any
+import traceback
+from typing import Any, Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
+
+_INTERRUPTIONS: Final = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+
+
+class BatchStoppedError(Exception):
+    """Raised to Spark in place of an error by which a stop has broken a batch off.
+
+    Spark looks for an interruption in the text of such an error by a regular expression, which takes
+    some stack for each character behind the words that are repeated here: the stack of Java that
+    those errors quote makes it overflow, and Spark prints 1,024 frames of that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the query was stopped: py4j.protocol.Py4JJavaError: An error occurred while calling"
+            f" foreachBatch: {_INTERRUPTIONS[0]}"
+        )
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Tell whether Spark has interrupted a call into the JVM that this error comes from."""
+    text = "".join(traceback.format_exception(error))
+    return any(name in text for name in _INTERRUPTIONS)
 
 
 class WatchedQuery:
