@@ -1,7 +1,7 @@
 """The handle of a running stateful query, with the habits of Spark's `StreamingQuery`."""
 
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,24 +17,26 @@ from statekeep.spark.supervisor import Supervisor
 
 _Failure = TypeVar("_Failure", bound=Exception)
 
+_MARGIN_S: Final = 5.0
+"""Beyond ``task.shutdown.ms``, for the thread that follows a query to see its end."""
+
 
 class StatefulStreamingQuery:
     """A query on statekeep's runtime. What is not special here is that of the Spark query.
 
-    Where ``job.restart.strategy`` says so, a query that failed is started again behind the same
-    handle: `id` stays, `runId` is another one, and Spark's own list of active queries has it only
-    while a run is active.
+    Where ``job.restart.strategy`` says so, or where an older driver has written to the checkpoint
+    location of the job's owner, a query that failed is started again behind the same handle: `id`
+    stays, `runId` is another one, and Spark's own list of active queries has it only while a run is
+    active.
     """
 
-    def __init__(self, run: QueryRun, events: EventList, supervisor: Supervisor | None) -> None:
-        """Wrap the first run; by `start`.
+    def __init__(self, events: EventList, supervisor: Supervisor) -> None:
+        """Wrap a query that was just started; by `start`.
 
         Args:
-            run: The run, just started.
             events: Of all runs.
-            supervisor: What starts the next ones; None: there will be none.
+            supervisor: Follows the first run, and starts the next ones.
         """
-        self._first_run = run
         self._events = events
         self._supervisor = supervisor
 
@@ -46,20 +48,17 @@ class StatefulStreamingQuery:
         """
         events = EventList(clock)
         run = plan.start(events, clock)
-        policy = RestartPolicy(plan.config.restart, clock)
-        if not policy.is_on:
-            return cls(run, events, None)
         context = plan.source.sparkSession.sparkContext
         supervisor = Supervisor(
             run,
-            lambda check_wanted: plan.start(events, clock, check_wanted),
-            policy,
+            lambda check_wanted, own_epoch: plan.start(events, clock, check_wanted, own_epoch),
+            RestartPolicy(plan.config.restart, clock),
             events=events,
             clock=clock,
             is_session_alive=lambda: context._jsc is not None,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - None once it is stopped
-            patience_s=plan.config.task.shutdown_ms / 1000,
+            patience_s=plan.config.task.shutdown_ms / 1000 + _MARGIN_S,
         )
-        return cls(run, events, supervisor)
+        return cls(events, supervisor)
 
     @property
     def id(self) -> str:
@@ -79,9 +78,7 @@ class StatefulStreamingQuery:
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
         """Whether the query runs, is about to be started again, or its last commit is under way."""
-        if self._supervisor is not None:
-            return not self._supervisor.has_ended
-        return self._run.is_active
+        return not self._supervisor.has_ended
 
     @property
     def status(self) -> dict[str, Any]:
@@ -129,12 +126,12 @@ class StatefulStreamingQuery:
                 says how often it was started again.
         """
         supervisor = self._supervisor
-        if supervisor is not None:
-            if not supervisor.wait_ended(timeout):
-                return False
-            if supervisor.error is None:
-                return None if timeout is None else True
-            self._raise_failed_start(supervisor)
+        if not supervisor.wait_ended(timeout):
+            return False
+        if supervisor.error is None:
+            return None if timeout is None else True
+        if supervisor.failed_start is not None:
+            raise self._add_note(as_query_failure(supervisor.failed_start))
         try:
             return self._run.await_termination(timeout)
         except (StreamingQueryException, StateBackupError) as exc:
@@ -148,7 +145,7 @@ class StatefulStreamingQuery:
             try:
                 run.query.processAllAvailable()
             except StreamingQueryException as exc:
-                if self._supervisor is not None and self._supervisor.wait_for_next(run):
+                if self._supervisor.wait_for_next(run):
                     continue
                 self._add_note(exc)
                 if run.job.failure is not None:
@@ -162,10 +159,7 @@ class StatefulStreamingQuery:
 
         A query that waits to be started again ends without its error.
         """
-        if self._supervisor is not None:
-            self._supervisor.stop()
-        else:
-            self._run.stop()
+        self._supervisor.stop()
 
     def explain(self, extended: bool = False) -> None:  # noqa: FBT001, FBT002 - Spark's signature
         """Print the plan of the input."""
@@ -174,17 +168,16 @@ class StatefulStreamingQuery:
     def exception(self) -> StreamingQueryException | None:
         """Return what the query failed with, None if it did not or will be started again."""
         supervisor = self._supervisor
-        if supervisor is not None:
-            if supervisor.error is None:
-                return None
-            if supervisor.failed_start is not None:
-                return self._add_note(as_query_failure(supervisor.failed_start))
+        if supervisor.error is None:
+            return None
+        if supervisor.failed_start is not None:
+            return self._add_note(as_query_failure(supervisor.failed_start))
         failure = self._run.exception()
         return None if failure is None else self._add_note(failure)
 
     @property
     def _run(self) -> QueryRun:
-        return self._first_run if self._supervisor is None else self._supervisor.run
+        return self._supervisor.run
 
     @property
     def _query(self) -> StreamingQuery:
@@ -195,18 +188,11 @@ class StatefulStreamingQuery:
         return self._run.job
 
     def _restarts(self) -> dict[str, Any]:
-        supervisor = self._supervisor
-        if supervisor is None:
-            return {"restarts": 0, "restartReason": None}
-        return {"restarts": supervisor.restarts, "restartReason": supervisor.reason}
-
-    def _raise_failed_start(self, supervisor: Supervisor) -> None:
-        if supervisor.failed_start is not None:
-            raise self._add_note(as_query_failure(supervisor.failed_start))
+        return {"restarts": self._supervisor.restarts, "restartReason": self._supervisor.reason}
 
     def _add_note(self, error: _Failure) -> _Failure:
         """Say how often the query was started again before it failed with this."""
-        if self._supervisor is not None and self._supervisor.restarts > 0:
+        if self._supervisor.restarts > 0:
             error.add_note(
                 f"the query was started again before: restarts={self._supervisor.restarts}"
             )

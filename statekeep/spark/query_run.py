@@ -40,11 +40,6 @@ class QueryRun:
         self.job = job
         job.attach(WatchedQuery(query))
 
-    @property
-    def is_active(self) -> bool:
-        """Whether the query runs or its last commit is still under way."""
-        return self.query.isActive or not self.job.has_ended
-
     def wait_ended(self) -> None:
         """Wait until the query has ended, however it ended, and its job is closed."""
         with suppress(StreamingQueryException):
@@ -120,7 +115,11 @@ class QueryPlan:
     trigger: Mapping[str, Any]
 
     def start(
-        self, events: EventList, clock: Clock, check_wanted: Callable[[], None] = lambda: None
+        self,
+        events: EventList,
+        clock: Clock,
+        check_wanted: Callable[[], None] = lambda: None,
+        own_epoch: int | None = None,
     ) -> QueryRun:
         """Take over the job, recover its state, and start a Spark query.
 
@@ -129,8 +128,10 @@ class QueryPlan:
             clock: For delays.
             check_wanted: Called before other drivers are fenced, and before the Spark query starts;
                 raises if nobody wants it any more.
+            own_epoch: As in `StatefulJob.open`.
 
         Raises:
+            TaskFencedError: Another driver has taken over since ``own_epoch``.
             ConfigError: A setting, a backend or the session is wrong.
             CheckpointLocationError: The checkpoint location is not the job's.
             RestoreFailedError: State is out of reach of every backend.
@@ -146,7 +147,7 @@ class QueryPlan:
             events=events,
         )
         try:
-            job.open(check_wanted)
+            job.open(check_wanted, own_epoch)
             writer = self.source.writeStream.foreachBatch(job.run_batch)
             writer = writer.option("checkpointLocation", self.location.uri)
             if self.query_name is not None:
@@ -176,5 +177,5 @@ def _start(writer: DataStreamWriter, job: StatefulJob) -> StreamingQuery:
         raise
 
 
-Starter = Callable[[Callable[[], None]], QueryRun]
-"""Starts a query anew, from where the job stands; what it is given is `QueryPlan.start`'s last."""
+Starter = Callable[[Callable[[], None], int | None], QueryRun]
+"""Starts a query anew, from where the job stands: `QueryPlan.start` with its last two arguments."""

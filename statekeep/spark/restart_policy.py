@@ -6,7 +6,12 @@ attempts are bounded in both, and errors that a restart cannot mend are told apa
 
 from typing import Final
 
-from pyspark.errors import AnalysisException, ParseException, PythonException
+from pyspark.errors import (
+    AnalysisException,
+    ParseException,
+    PythonException,
+    StreamingQueryException,
+)
 
 from statekeep.clock import Clock
 from statekeep.config.model import RestartSettings
@@ -48,12 +53,23 @@ _LASTING: Final = (
     ValueError,
 )
 _OF_A_WORKER: Final = "org.apache.spark.api.python.PythonException"
+_DOUBLE_WRITE: Final = "[CONCURRENT_STREAM_LOG_UPDATE]"
+_DOUBLE_WRITES: Final = 3
+"""An older driver can end one batch and plan the next one before it finds itself fenced."""
 
 
 def may_pass(error: BaseException) -> bool:
     """Tell whether a query that failed with this may do better when it is started again."""
     is_of_program = not isinstance(error, Exception) or isinstance(error, _LASTING)
     return not is_of_program and _OF_A_WORKER not in str(error)
+
+
+def is_double_write(error: BaseException) -> bool:
+    """Tell whether another driver had written a file of the checkpoint location that was Spark's turn.
+
+    An older driver that was paused may do so with the last batch that it began.
+    """
+    return isinstance(error, StreamingQueryException) and _DOUBLE_WRITE in str(error)
 
 
 class RestartPolicy:
@@ -70,27 +86,32 @@ class RestartPolicy:
         self._clock = clock
         self._began_ns = clock.monotonic_ns()
         self._in_a_row = 0
+        self._double_writes = 0
         self.restarts = 0
         """All that were granted, over the life of the query."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there are restarts at all."""
-        return self._settings.strategy != "none"
 
     def began(self) -> None:
         """Take note that a run begins."""
         self._began_ns = self._clock.monotonic_ns()
 
-    def next_delay_ms(self) -> int | None:
-        """Grant a restart: return how long to wait before it, None if there are no more.
+    def next_delay_ms(self, error: BaseException) -> int | None:
+        """Grant a restart: return how long to wait before it, None if there will be none.
 
-        Called when a run has failed.
+        After a double write the query starts again at once, a few times in a row, whatever the
+        strategy: nothing is wrong with the query, and the older driver is fenced at its next look.
+
+        Args:
+            error: What a run has failed with, or the start of one.
         """
         settings = self._settings
         if self._clock.monotonic_ns() - self._began_ns >= settings.reset_after_ms * _NS_PER_MS:
-            self._in_a_row = 0
-        if not self.is_on or self._in_a_row >= settings.attempts:
+            self._in_a_row = self._double_writes = 0
+        if is_double_write(error) and self._double_writes < _DOUBLE_WRITES:
+            self._double_writes += 1
+            self.restarts += 1
+            return 0
+        is_on = settings.strategy != "none" and self._in_a_row < settings.attempts
+        if not is_on or not may_pass(error):
             return None
         delay_ms = self._delay_ms(self._in_a_row)
         self._in_a_row += 1

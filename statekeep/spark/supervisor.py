@@ -1,4 +1,4 @@
-"""Starts a failed query again, within what ``job.restart.*`` grants."""
+"""Starts a failed query again, within what its `RestartPolicy` grants."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from statekeep.clock import Clock
 from statekeep.errors import BackendClosedError
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.query_run import QueryRun, Starter
-from statekeep.spark.restart_policy import RestartPolicy, may_pass
+from statekeep.spark.restart_policy import RestartPolicy, is_double_write
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Supervisor:
         self._patience_s = patience_s
         self._changing = threading.Condition()
         self._is_stopping = False
+        self._is_between_runs = False
         self._has_ended = False
         self._thread = InheritableThread(self._supervise, name="statekeep-restarts", daemon=True)
         self._thread.start()
@@ -117,13 +118,15 @@ class Supervisor:
         try:
             error = self._follow()
             while error is not None and self._is_granted(error):
-                error = self._begin_anew()
+                # The query goes on only if it is still the owner of the job.
+                own_epoch = self.run.job.epoch if is_double_write(error) else None
+                error = self._begin_anew(own_epoch)
         finally:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
         with self._changing:
-            self.error = None if self._is_stopping else error
+            self.error = None if self._is_stopping and self._is_between_runs else error
             self._has_ended = True
             self._changing.notify_all()
 
@@ -140,10 +143,11 @@ class Supervisor:
         if self._is_stopping or not self._is_session_alive():
             return False
         reason = summary_of(error)
-        delay_ms = self._policy.next_delay_ms() if may_pass(error) else None
+        delay_ms = self._policy.next_delay_ms(error)
         if delay_ms is None:
-            logger.error("the query is not started again: error=%s", reason)
+            logger.error("the query has failed: restarts=%d error=%s", self.restarts, reason)
             return False
+        self._is_between_runs = True
         self.reason = reason
         number = self._policy.restarts
         logger.warning(
@@ -167,17 +171,18 @@ class Supervisor:
         if self._is_stopping:
             raise BackendClosedError("the query was stopped while it started again")
 
-    def _begin_anew(self) -> BaseException | None:
+    def _begin_anew(self, own_epoch: int | None) -> BaseException | None:
         """Start the next run and follow it; return what it failed with."""
         self._policy.began()
         try:
-            run = self._start(self._check_wanted)
+            run = self._start(self._check_wanted, own_epoch)
         except Exception as exc:  # noqa: BLE001 - kept: another restart follows, or it is raised
             self.failed_start = None if self._is_stopping else exc
             return exc
         with self._changing:
             self.failed_start = None
             self.run = run
+            self._is_between_runs = False
             is_stopping = self._is_stopping
             self._changing.notify_all()
         if is_stopping:

@@ -3,9 +3,14 @@
 ``python racing_driver.py ROOT NUMBER`` says ``ready`` once Spark runs, starts the stream in ROOT when
 told so by a line, and runs it until the next line or its end. Then it says what it ended with: the
 names of the errors, outermost first.
+
+A file ``hold-NUMBER`` in ROOT keeps its sink from returning. A file ``pause`` there names a fault point
+at which a driver stops itself, if `pause` is its fault handler.
 """
 
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -13,11 +18,14 @@ from pathlib import Path
 
 from conftest import Stream
 from pyspark.sql import DataFrame
+from spark_processes import wait_until
 from typing_extensions import override
 
 import statekeep.spark as sk
 
 PARTITIONS = 2
+LOCAL_DIR_VARIABLE = "RACING_DRIVER_LOCAL_DIR"
+"""Where a driver keeps its state below ROOT, for drivers as if on different hosts."""
 SETTINGS = {"task.count": PARTITIONS, "task.commit.ms": 200}
 
 
@@ -26,6 +34,11 @@ class RacingStream(Stream):
 
     number: int = 0
 
+    @property
+    @override
+    def local_dir(self) -> Path:
+        return self.root / os.environ.get(LOCAL_DIR_VARIABLE, "local")
+
     @override
     def sink(self, frame: DataFrame, batch: int) -> None:
         rows = {row.key: (row.n, row.s) for row in frame.collect()}
@@ -33,6 +46,17 @@ class RacingStream(Stream):
         temporary = self.root / f"{name}.tmp"
         temporary.write_text(json.dumps(rows))
         temporary.rename(self.root / "delivered" / name)
+        assert wait_until(lambda: not (self.root / f"hold-{self.number}").exists(), 120)
+
+
+def pause(point: str) -> None:
+    """Stop this driver and its JVM at a fault point, once."""
+    order = Path(sys.argv[1]) / "pause"
+    if order.exists() and order.read_text() == point:
+        order.rename(order.with_name("paused"))
+        os.killpg(0, signal.SIGSTOP)
+        # This thread may run on for a moment before it is stopped.
+        assert wait_until(order.with_name("resumed").exists)
 
 
 def say(word: str) -> None:

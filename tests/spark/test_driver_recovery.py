@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +116,9 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     started_jobs.clear()
     before = StatefulJob.open
 
-    def opened(job: StatefulJob, *check_wanted: Callable[[], None]) -> None:
+    def opened(job: StatefulJob, *given: Any) -> None:
         started_jobs.append(job)
-        before(job, *check_wanted)
+        before(job, *given)
 
     monkeypatch.setattr(StatefulJob, "open", opened)
 
@@ -259,8 +258,8 @@ def test_a_batch_that_a_fenced_driver_ends_after_the_take_over_is_replayed(
     ended = stream.location / "commits" / "2"
     before = StatefulJob.open
 
-    def opened(job: StatefulJob, *check_wanted: Callable[[], None]) -> None:
-        before(job, *check_wanted)
+    def opened(job: StatefulJob, *given: Any) -> None:
+        before(job, *given)
         ended.write_bytes(text)
 
     monkeypatch.setattr(StatefulJob, "open", opened)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,9 @@ def open_jobs(monkeypatch: pytest.MonkeyPatch) -> list[StatefulJob]:
     jobs: list[StatefulJob] = []
     before = StatefulJob.open
 
-    def opened(job: StatefulJob, *check_wanted: Callable[[], None]) -> None:
+    def opened(job: StatefulJob, *given: Any) -> None:
         jobs.append(job)
-        before(job, *check_wanted)
+        before(job, *given)
 
     monkeypatch.setattr(StatefulJob, "open", opened)
     return jobs

@@ -4,7 +4,6 @@ import io
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +165,9 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     _open_jobs.clear()
     before = StatefulJob.open
 
-    def opened(job: StatefulJob, *check_wanted: Callable[[], None]) -> None:
+    def opened(job: StatefulJob, *given: Any) -> None:
         _open_jobs.append(job)
-        before(job, *check_wanted)
+        before(job, *given)
 
     monkeypatch.setattr(StatefulJob, "open", opened)
 

@@ -120,13 +120,18 @@ class StatefulJob:
         self._closing = threading.Lock()
         self._is_closed = False
 
-    def open(self, check_wanted: Callable[[], None] = lambda: None) -> None:
+    def open(
+        self, check_wanted: Callable[[], None] = lambda: None, own_epoch: int | None = None
+    ) -> None:
         """Take over the job and bring every task to the newest batch that counts.
 
         Args:
             check_wanted: Called before other drivers are fenced; raises to let them be.
+            own_epoch: Of the run before, if this one may begin only while that run is the job's
+                newest owner; None: whoever owns the job is fenced.
 
         Raises:
+            TaskFencedError: Another driver has taken over since ``own_epoch``.
             ConfigError: A setting, a backend or the job's identity is wrong.
             CheckpointLocationError: The checkpoint location is not the job's.
             RestoreFailedError: State is out of reach.
@@ -148,6 +153,8 @@ class StatefulJob:
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
         # All that may fail or take long comes before: until now an older driver goes on.
         check_wanted()
+        if own_epoch is not None:
+            self._reign.check_followed(own_epoch)
         self._identity = self._reign.fence(expected)
         spec = self._job_spec()
         self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign)
@@ -261,9 +268,9 @@ class StatefulJob:
         return self._reign.run(find_successor(self._reign))
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the query has ended and everything of the job is closed."""
-        return self._ended.is_set()
+    def epoch(self) -> int:
+        """The number of this driver session; after `open`."""
+        return self._jobs.epoch
 
     def wait_ended(self) -> None:
         """Wait for the end of the job after that of its query: at most the last commit."""

@@ -30,7 +30,7 @@ from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
-from statekeep.errors import BackendClosedError, CheckpointLocationError
+from statekeep.errors import BackendClosedError, CheckpointLocationError, TaskFencedError
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.backend_setup import check_reach, prepare_backends
 from statekeep.spark.driver.clean_up import CleanUp
@@ -168,6 +168,18 @@ class Reign:
             else:
                 return
         self._find_resumption()
+
+    def check_followed(self, own_epoch: int) -> None:
+        """Read the end of the log, before `fence`.
+
+        Raises:
+            TaskFencedError: A driver has taken over since ``own_epoch``.
+            RetriableError: The place of the log may answer later.
+        """
+        newer_epoch = self._thread.run(self._log.look()).epoch
+        if newer_epoch > own_epoch:
+            msg = "another driver has taken over this job"
+            raise TaskFencedError(msg, own_epoch=own_epoch, newer_epoch=newer_epoch)
 
     def fence(self, expected: JobIdentity) -> JobIdentity:
         """Fence older drivers; return the job's identity, which nobody else can settle any more.

@@ -116,7 +116,7 @@ def test_a_stop_ends_though_a_call_hangs(
     run = QueryRun(cast("StreamingQuery", FakeQuery()), job)
     assert server.hung_calls.acquire(timeout=10)
     run.stop()
-    assert job.has_ended
+    assert job._ended.is_set()
     assert (
         "a blocking call hangs and is waited for no longer: call=file_server_kit.FileServer.answer"
     ) in [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

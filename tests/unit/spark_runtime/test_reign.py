@@ -211,3 +211,16 @@ def test_a_driver_does_not_start_while_a_backend_that_it_needs_is_away(
     drivers.settings |= settings
     with pytest.raises(RetriableError, match="backend=far"):
         drivers.open()
+
+
+def test_a_run_that_was_followed_by_another_driver_is_told_so_before_it_fences(
+    drivers: Drivers,
+) -> None:
+    own_epoch = drivers.begin(batches=1).epoch
+    again = drivers.open()
+    again.check_followed(own_epoch)
+    successor = drivers.open()
+    successor.fence(identity("first"))
+    with pytest.raises(TaskFencedError, match="own_epoch=1 newer_epoch=2"):
+        again.check_followed(own_epoch)
+    successor.append(batch_record(1))

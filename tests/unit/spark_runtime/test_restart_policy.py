@@ -2,7 +2,12 @@
 
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
-from pyspark.errors import AnalysisException, PySparkException, PythonException
+from pyspark.errors import (
+    AnalysisException,
+    PySparkException,
+    PythonException,
+    StreamingQueryException,
+)
 
 from statekeep.config.load import load_dict
 from statekeep.errors import (
@@ -16,8 +21,14 @@ from statekeep.errors import (
     StateSchemaError,
     TaskFencedError,
 )
-from statekeep.spark.restart_policy import RestartPolicy, may_pass
+from statekeep.spark.restart_policy import RestartPolicy, is_double_write, may_pass
 from statekeep.testing.clock import FakeClock
+
+PASSING = RetriableError("no answer")
+DOUBLE_WRITE = StreamingQueryException(
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:"
+    " [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
+)
 
 
 def policy_of(clock: FakeClock, **settings: str) -> RestartPolicy:
@@ -28,16 +39,34 @@ def policy_of(clock: FakeClock, **settings: str) -> RestartPolicy:
 def delays(policy: RestartPolicy, count: int) -> list[int | None]:
     found = []
     for _ in range(count):
-        found.append(policy.next_delay_ms())
+        found.append(policy.next_delay_ms(PASSING))
         policy.began()
     return found
 
 
 def test_a_query_is_not_started_again_unless_asked_for() -> None:
     policy = policy_of(FakeClock())
-    assert not policy.is_on
-    assert policy.next_delay_ms() is None
+    assert policy.next_delay_ms(PASSING) is None
     assert policy.restarts == 0
+
+
+@pytest.mark.parametrize("strategy", ["none", "fixed-delay"])
+def test_a_query_goes_on_after_the_last_writes_of_an_older_driver(strategy: str) -> None:
+    clock = FakeClock()
+    policy = policy_of(clock, strategy=strategy, attempts="1", reset__after__ms="60s")
+    for _ in range(3):
+        assert policy.next_delay_ms(DOUBLE_WRITE) == 0
+    if strategy == "none":
+        assert policy.next_delay_ms(DOUBLE_WRITE) is None
+    clock.advance(60)
+    assert policy.next_delay_ms(DOUBLE_WRITE) == 0
+    assert policy.restarts == 4
+
+
+def test_what_only_quotes_a_double_write_is_none() -> None:
+    assert is_double_write(DOUBLE_WRITE)
+    assert not is_double_write(RuntimeError(str(DOUBLE_WRITE)))
+    assert not is_double_write(StreamingQueryException("[STREAM_FAILED] no such file"))
 
 
 def test_a_fixed_delay_is_the_same_before_each_restart() -> None:
@@ -63,7 +92,8 @@ def test_a_large_multiplier_and_many_attempts_stay_within_the_bound() -> None:
 
 def test_an_initial_delay_above_the_bound_is_cut() -> None:
     settings = {"backoff__initial__ms": "90s", "backoff__max__ms": "5s"}
-    assert policy_of(FakeClock(), strategy="exponential-delay", **settings).next_delay_ms() == 5_000
+    policy = policy_of(FakeClock(), strategy="exponential-delay", **settings)
+    assert policy.next_delay_ms(PASSING) == 5_000
 
 
 def test_a_long_run_without_a_failure_begins_all_anew() -> None:
@@ -71,7 +101,7 @@ def test_a_long_run_without_a_failure_begins_all_anew() -> None:
     policy = policy_of(clock, strategy="exponential-delay", attempts="2", reset__after__ms="60s")
     assert delays(policy, 3) == [1_000, 2_000, None]
     clock.advance(59.9)
-    assert policy.next_delay_ms() is None
+    assert policy.next_delay_ms(PASSING) is None
     clock.advance(0.1)
     assert delays(policy, 3) == [1_000, 2_000, None]
     assert policy.restarts == 4

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from statekeep.config.load import load_dict
 from statekeep.errors import ConfigError, RetriableError, TaskFencedError
@@ -15,11 +16,14 @@ from statekeep.spark.restart_policy import RestartPolicy
 from statekeep.spark.supervisor import Supervisor
 from statekeep.testing.clock import FakeClock
 
+DOUBLE_WRITE = StreamingQueryException("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update")
 FENCED = TaskFencedError("replaced", own_epoch=1, newer_epoch=2)
 
 
 class FakeRun:
     """A run that ends with ``error`` as soon as it is followed, or when it is stopped."""
+
+    epoch = 7
 
     def __init__(self, error: BaseException | None = None, *, is_endless: bool = False) -> None:
         self.error = error
@@ -47,6 +51,7 @@ class Rig:
         self.clock = FakeClock()
         self.events = EventList(self.clock)
         self.is_alive = True
+        self.own_epochs: list[int | None] = []
         self._runs: Iterator[FakeRun | Exception] = iter(runs)
         settings = {
             "job.restart.strategy": "fixed-delay",
@@ -61,7 +66,8 @@ class Rig:
         patience_s: float = 10,
         is_checked: bool = True,
     ) -> Supervisor:
-        def start(check_wanted: Callable[[], None]) -> QueryRun:
+        def start(check_wanted: Callable[[], None], own_epoch: int | None) -> QueryRun:
+            self.own_epochs.append(own_epoch)
             before_next()
             if is_checked:
                 check_wanted()
@@ -147,6 +153,22 @@ def test_a_restart_that_finds_a_lasting_error_is_the_last_one() -> None:
     assert supervisor.wait_ended(10)
     assert supervisor.error is failed
     assert supervisor.failed_start is failed
+
+
+def test_a_query_that_another_driver_has_broken_off_goes_on_only_as_the_owner() -> None:
+    rig = Rig(FakeRun(DOUBLE_WRITE), FakeRun(RetriableError("gone")), FENCED)
+    supervisor = rig.supervise()
+    assert supervisor.wait_ended(10)
+    assert rig.own_epochs == [FakeRun.epoch, None]
+    assert supervisor.error is FENCED
+    assert rig.restarts()[0]["delay_ms"] == 0
+
+
+def test_a_run_that_is_stopped_keeps_what_it_ended_with() -> None:
+    not_committed = RetriableError("the last commit did not become durable")
+    supervisor = Rig(FakeRun(not_committed, is_endless=True)).supervise()
+    supervisor.stop()
+    assert supervisor.error is not_committed
 
 
 def test_a_session_that_has_ended_starts_nothing() -> None:
