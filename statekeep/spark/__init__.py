@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from statekeep.spark.batch_token import BatchToken, current_batch
     from statekeep.spark.grouped_data import StatefulGroupedData, grouped
     from statekeep.spark.query import StatefulStreamingQuery
     from statekeep.spark.session import check_session, session_builder
@@ -14,11 +15,13 @@ if TYPE_CHECKING:
     from statekeep.spark.state_reader import StateEntry, read_state
 
 __all__ = [
+    "BatchToken",
     "StartingPoint",
     "StateEntry",
     "StatefulGroupedData",
     "StatefulStreamingQuery",
     "check_session",
+    "current_batch",
     "find_starting_point",
     "grouped",
     "read_state",
@@ -26,11 +29,13 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "BatchToken": "batch_token",
     "StartingPoint": "starting_point",
     "StateEntry": "state_reader",
     "StatefulGroupedData": "grouped_data",
     "StatefulStreamingQuery": "query",
     "check_session": "session",
+    "current_batch": "batch_token",
     "find_starting_point": "starting_point",
     "grouped": "grouped_data",
     "read_state": "state_reader",

@@ -14,7 +14,9 @@ from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import RestoreFailedError, StateBackupError
 from statekeep.fault_points import fault_point
+from statekeep.spark.batch_token import BatchToken, delivering
 from statekeep.spark.driver.awaited_commits import AwaitedCommits
+from statekeep.spark.driver.delivery_fence import DeliveryFence
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.history import VersionHistory
 from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
@@ -87,6 +89,7 @@ class BatchLoop:
         self.last_batch = BatchStatistics()
         self._history = VersionHistory(identity.partitions)
         self._processor = BatchProcessor(jobs)
+        self._fence = DeliveryFence(reign, clock)
         self._awaited_commits = AwaitedCommits(config.task, reign, jobs, self.versions, self._heal)
         self._recovery = Recovery(
             frame=frame,
@@ -131,9 +134,6 @@ class BatchLoop:
         offsets = self._location.require(f"offsets/{batch}")
         plan = self._prepare_commit()
         result = self._process_all(rows, batch, offsets, plan)
-        # Before the sink: what was delivered has its boundaries on record, whatever the location
-        # loses; and a driver that was replaced delivers nothing.
-        self._put_on_record(batch, offsets, result)
         self._deliver(rows, batch, offsets, result)
         self.head = batch
         self._history.forget_below(min(self._reign.retained_batches(), default=-1))
@@ -238,12 +238,15 @@ class BatchLoop:
             committed=self._committed_versions(),
         )
 
-    def _put_on_record(self, batch: int, offsets: str, result: BatchResult) -> None:
+    def _put_on_record(self, batch: int, offsets: str, result: BatchResult) -> BatchToken:
         """Say in the log which versions a batch made; of several records the last one counts."""
         self._history.put(batch, result.tasks)
+        record = self._record(batch, offsets, result.tasks)
         fault_point("batch_record.before")
-        self._reign.append(self._record(batch, offsets, result.tasks))
+        self._fence.begin()
+        self._reign.append(record)
         fault_point("batch_record.after")
+        return BatchToken(self._identity.job_uid, record.query_id, self._reign.epoch, batch)
 
     def _kept_commits(self) -> list[int]:
         """Return the batches of the newest commits, whose versions stay where they are."""
@@ -258,17 +261,21 @@ class BatchLoop:
     def _deliver(self, rows: DataFrame, batch: int, offsets: str, result: BatchResult) -> None:
         """Give the sink the output of the chosen versions; heal those that get lost meanwhile."""
         for _ in range(_MAX_ROUNDS):
+            # Before the sink: what was delivered has its boundaries on record, whatever the
+            # location loses; and a driver that was replaced delivers nothing.
+            token = self._put_on_record(batch, offsets, result)
             outputs = {p: result.tasks[p].version for p in result.with_output}
             plan = OutputPlan(batch, outputs, self._operator.output_schema)
+            output = self._jobs.output(plan)
             fault_point("sink.before")
+            self._fence.check()
             try:
-                with self._jobs.anchor.tagged():
-                    self._sink(self._jobs.output(plan), batch)
+                with self._jobs.anchor.tagged(), delivering(token):
+                    self._sink(output, batch)
             except Exception as exc:
                 if MISSING_OUTPUT not in str(exc) and not self._jobs.anchor.was_stalled(exc):
                     raise
                 self._heal_output(rows, batch, offsets, result)
-                self._put_on_record(batch, offsets, result)
             else:
                 fault_point("sink.after")
                 return
