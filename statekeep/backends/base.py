@@ -146,6 +146,8 @@ class RestoreContext:
     """To be called once the number of bytes to fetch is known."""
     executor: BlockingExecutor
     clock: Clock
+    version: VersionId | None = None
+    """What the commit says that the checkpoint is of; None where nobody said."""
 
 
 class TaskBackupManager(ABC):

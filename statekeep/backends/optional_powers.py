@@ -1,10 +1,12 @@
 """What a backend may offer beyond its contract: for people, or for a job that comes from elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Protocol, runtime_checkable
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
+from statekeep.backends.blob.encryption_keys import KeyProvider
 from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.clock import Clock
@@ -127,4 +129,41 @@ class KeepsCheckpoints(Protocol):
 
     def checkpoint_place(self, job_name: str, job_id: str) -> str:
         """Return what the checkpoints of one job are kept in, for people: a topic, a folder."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """How a backend encrypts."""
+
+    keys: KeyProvider
+    is_on: bool
+    """Whether anything is to be encrypted; False: something was, and may still be read."""
+    plain_until: date | None
+    """The last day (UTC) on which what is not authenticated is read where it should be."""
+
+
+@runtime_checkable
+class Encrypts(Protocol):
+    """A `StateBackendFactory` that can encrypt what it stores, and authenticates it by that.
+
+    As soon as one backend of a job does, the job's log and the tasks' checkpoints are authenticated
+    by its keys, wherever they lie (`statekeep.backends.sealing`).
+    """
+
+    def encryption(self) -> Encryption | None:
+        """Return how it encrypts; None where its settings name no keys."""
+        ...
+
+    async def outdated(
+        self, markers: Mapping[StoreName, Collection[Marker]], executor: BlockingExecutor
+    ) -> Collection[Marker]:
+        """Return the markers of what is not encrypted with the current key, though it should be.
+
+        Nothing is fetched: the next commit uploads these stores, though they have not changed.
+
+        Raises:
+            KeyUnavailableError: There is no current key.
+            RetriableError: The provider of keys may answer later.
+        """
         ...

@@ -8,6 +8,9 @@ A header line, then the payload, which is JSON; so a person can read it with a t
 The CRC-32 is that of the kind's letters followed by the payload; from version 2 on, of the version
 number and a space before these. A later format has to keep the header and what its checksum and
 length say: so an older release tells it from damage, that of a version number included.
+
+A frame of the kind ``sealed`` holds another one, and by which key that was authenticated
+(`statekeep.backends.seals`). Whoever has no keys cannot tell whether it may be believed.
 """
 
 import re
@@ -15,7 +18,12 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from statekeep.errors import CheckpointCorruptError, UnknownFormatError
+from statekeep.errors import CheckpointCorruptError, KeyUnavailableError, UnknownFormatError
+
+_SEALED: Final = "sealed"
+"""Kind of a frame around another one."""
+_REFUSED: Final = b"refused: "
+"""Begins what stands for bytes that are not believed; it is never stored."""
 
 _FORMAT_VERSION: Final = 1
 _HEADER: Final = re.compile(rb"statekeep ([0-9]{1,9}) ([a-z-]{1,32}) ([0-9a-f]{8}) ([0-9]{1,12})")
@@ -61,7 +69,41 @@ def unframe(data: bytes, *, where: str) -> Frame:
     Raises:
         CheckpointCorruptError: Truncated, damaged or foreign.
         UnknownFormatError: Of a newer format, and whole as far as this one can tell.
+        KeyUnavailableError: It is authenticated, and nobody has looked at that.
     """
+    if data.startswith(_REFUSED):
+        raise CheckpointCorruptError(data.removeprefix(_REFUSED).decode(errors="replace"))
+    found = _open(data, where=where)
+    if found.kind == _SEALED:
+        raise KeyUnavailableError(
+            f"a record is authenticated and no keys are configured: {where}",
+            hint="set blob.store.encryption.keys as the job has it, such as file:/etc/statekeep/keys",
+        )
+    return found
+
+
+def sealed(payload: bytes) -> bytes:
+    """Return the frame that is to hold another one."""
+    return frame(_SEALED, payload)
+
+
+def sealed_payload(data: bytes, *, where: str) -> bytes | None:
+    """Return what a sealed frame holds; None for a whole frame of any other kind.
+
+    Raises:
+        CheckpointCorruptError: Truncated, damaged or foreign.
+        UnknownFormatError: As of `unframe`.
+    """
+    found = _open(data, where=where)
+    return found.payload if found.kind == _SEALED else None
+
+
+def refused(reason: str) -> bytes:
+    """Return what `unframe` refuses with a reason, in place of what must not be believed."""
+    return _REFUSED + reason.encode()
+
+
+def _open(data: bytes, *, where: str) -> Frame:
     header = _read_header(data)
     if header is None:
         msg = f"no statekeep header: {where} bytes={len(data)}"

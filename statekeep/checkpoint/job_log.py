@@ -76,6 +76,11 @@ class JobLog(ABC):
         Idempotent; a floor lower than the present one changes nothing.
         """
 
+    @property
+    def is_trim_wanted(self) -> bool:
+        """Whether what the log begins with should not stay any longer than it is needed."""
+        return False
+
     @abstractmethod
     async def close(self) -> None:
         """Release clients. Idempotent."""

@@ -2,13 +2,16 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import Record, decode_record, is_damaged_batch
+from statekeep.checkpoint.records import EpochRecord, Record, decode_record, is_damaged_batch
 from statekeep.errors import CheckpointCorruptError, ConfigError
 
 logger = logging.getLogger(__name__)
+
+_WAY_OUT: Final = "hint: put the record back from a copy of the log, or reset the job"
 
 
 class LogReader:
@@ -31,20 +34,27 @@ class LogReader:
         A damaged batch record is logged and noted in the view; the batch can be made again.
 
         Raises:
-            CheckpointCorruptError: Any other record cannot be read, or one is missing.
+            CheckpointCorruptError: Any other record cannot be read, or some are missing.
             UnknownFormatError: A newer version of Statekeep has written to the log.
             RetriableError: The service may answer later; what was folded stays folded.
         """
         found: list[tuple[int, Record]] = []
+        began_at = 0
         for position, data in await self._log.read(self.view.next_position):
             if position > self.view.next_position:
                 self.view = LogView(next_position=position)
+                began_at = position
             record = _decode(position, data)
             if record is None:
                 self.view.fold_unreadable_batch(position)
             else:
                 self.fold(position, record)
                 found.append((position, record))
+        if began_at > 0 and not self.view.commits and not _begins_anew(found):
+            msg = f"the job log was cut off behind its newest commit: position={began_at}"
+            error = CheckpointCorruptError(msg)
+            error.add_note(_WAY_OUT)
+            raise error
         return found
 
     def require_here(self) -> None:
@@ -74,5 +84,11 @@ def _decode(position: int, data: bytes) -> Record | None:
         if is_damaged_batch(data):
             logger.error("batch record is damaged, its batch is run again: error=%s", exc)  # noqa: TRY400  # the text says it all
             return None
-        exc.add_note("hint: put the record back from a copy of the log, or reset the job")
+        exc.add_note(_WAY_OUT)
         raise
+
+
+def _begins_anew(records: Sequence[tuple[int, Record]]) -> bool:
+    """Return whether a trimmed log begins with a reset, which leaves no commit."""
+    first = records[0][1] if records else None
+    return isinstance(first, EpochRecord) and first.is_reset

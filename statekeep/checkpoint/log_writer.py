@@ -165,6 +165,11 @@ class LogWriter:
             await self._catch_up()
             return self.view
 
+    @property
+    def is_trim_wanted(self) -> bool:
+        """As `JobLog.is_trim_wanted`."""
+        return self._log.is_trim_wanted
+
     async def trim(self, floor: int) -> None:
         """Drop the records below ``floor``, once clean-up is done with them.
 

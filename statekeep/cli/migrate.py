@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from statekeep.backends.registry import BackendRegistry
+from statekeep.backends.sealing import open_job_log
+from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.cli.all_tasks import require_all_tasks
 from statekeep.cli.copying import copy_newest_commits, print_copies
@@ -94,8 +96,9 @@ async def _both_places(
     async with open_log_place(settings, clock, task=task) as place:
         if place.log_backend == target:
             raise ConfigError(f"the log is there already: backend={target}")
-        factory = BackendRegistry(settings).factory(target)
-        log = factory.job_log(place.scope, place.executor, clock)
+        name = BackendName(target)
+        factories = {**place.factories, name: BackendRegistry(settings).factory(target)}
+        log = open_job_log(factories, name, place.scope, place.executor, clock)
         try:
             yield place.log, log
         finally:

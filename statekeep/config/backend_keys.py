@@ -1,10 +1,13 @@
 """The settings of state backends: see `statekeep.config.keys`."""
 
+from datetime import date
+
 from statekeep.config.key import Key
 from statekeep.config.values import (
     ANY_TEXT,
     BLOB_COMPRESSIONS,
     BLOB_ENCRYPTIONS,
+    DATE,
     TEXT,
     BlobCompression,
     BlobEncryption,
@@ -103,6 +106,16 @@ BLOB_ENCRYPTION_KEYS: Key[str | None] = Key(
     "Keys are kept apart from settings.",
     default_text="none",
     is_secret=True,
+)
+BLOB_ENCRYPTION_PLAIN_UNTIL: Key[date | None] = Key(
+    "blob.store.encryption.plain.until",
+    optional(DATE),
+    None,
+    "Last day (UTC, by this machine's clock) on which an encrypted backend still reads what is plain or "
+    "of an older format, so that a job can go on from before encryption. Until it is over, who can write "
+    "to the place can put plain state there.",
+    "What is not authenticated is refused.",
+    default_text="none",
 )
 BLOB_MAX_RETRIES = Key(
     "blob.store.retry.policy.max.retries",

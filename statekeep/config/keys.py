@@ -96,6 +96,7 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             backend_keys.BLOB_COMPRESSION,
             backend_keys.BLOB_ENCRYPTION,
             backend_keys.BLOB_ENCRYPTION_KEYS,
+            backend_keys.BLOB_ENCRYPTION_PLAIN_UNTIL,
             backend_keys.BLOB_START_TIMEOUT_MS,
             backend_keys.BLOB_MAX_RETRIES,
             backend_keys.BLOB_MAX_RETRY_MS,

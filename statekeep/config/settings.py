@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from os import PathLike, fspath
 from typing import TypeAlias, TypeVar, cast
 
@@ -15,7 +16,7 @@ from statekeep.errors import ConfigError
 
 T = TypeVar("T")
 
-WrittenValue: TypeAlias = str | int | float | PathLike[str] | Sequence[str] | Sequence[int]
+WrittenValue: TypeAlias = str | int | float | date | PathLike[str] | Sequence[str] | Sequence[int]
 """What a program may give as a value; kept as the text that a file would hold."""
 
 
@@ -125,7 +126,7 @@ def _as_text(name: str, value: object, source: str) -> str:
             return value.strip()
         case bool():
             return "true" if value else "false"
-        case int() | float():
+        case int() | float() | date():
             return str(value)
         case PathLike():
             return str(fspath(cast("PathLike[str]", value)))
@@ -134,7 +135,7 @@ def _as_text(name: str, value: object, source: str) -> str:
             return ",".join(_as_text(name, part, source) for part in parts)
         case _:
             raise ConfigError(
-                f"{name} must be text, a number, true or false, a path or a list: "
+                f"{name} must be text, a number, true or false, a date, a path or a list: "
                 f"type={type(value).__name__} source={source}",
                 key=name,
             )

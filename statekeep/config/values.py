@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, Literal, TypeVar
@@ -14,6 +15,7 @@ S = TypeVar("S", bound=str)
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _QUANTITY = re.compile(r"([+-]?[0-9]{1,18})\s*([A-Za-z]*)")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 _MS_OF_UNIT = MappingProxyType(
@@ -154,6 +156,12 @@ def labels() -> ValueType[Mapping[str, str]]:
     return ValueType("labels", "a comma-separated list of name=value pairs, no name twice", parse)
 
 
+def _parse_date(text: str) -> date:
+    if _DATE.fullmatch(text) is None:
+        raise ValueError("not a date")
+    return date.fromisoformat(text)
+
+
 def _parse_boolean(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise ValueError("neither true nor false")
@@ -208,6 +216,7 @@ def _bounds(minimum: int | None, maximum: int | None) -> str:
 
 
 BOOLEAN = ValueType("true | false", "true or false", _parse_boolean)
+DATE = ValueType("date", "a date such as 2026-12-31", _parse_date)
 NAME = ValueType("name", "a name without '/' and control characters", _parse_name)
 TEXT = ValueType("text", "some text", _parse_text)
 ANY_TEXT: ValueType[str] = ValueType("text", "text", str)

@@ -13,6 +13,7 @@ from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.optional_powers import KeepsCheckpoints
 from statekeep.backends.preparation import prepare, prepare_unless_away
 from statekeep.backends.registry import BackendRegistry
+from statekeep.backends.sealing import encryption_limits
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_writer import random_nonce
@@ -78,7 +79,11 @@ class Container:
         self._on_progress = on_progress if on_progress is not None else self._bar.update
         self._factories = _build_factories(config)
         self._log_backend = _find_log_backend(config, self._factories)
-        self._limits = _limits(self._factories, self._log_backend)
+        kept_in = [self._factories[BackendName(name)] for name in config.backend_names()]
+        self._limits = (
+            *_limits(self._factories, self._log_backend),
+            *encryption_limits(kept_in, self._clock),
+        )
         self._copy_backend = _find_copy_backend(config, self._factories)
         self._pools: _Pools | None = None
         self._tasks: dict[TaskName, Task | None] = {}

@@ -116,7 +116,8 @@ class Housekeeper:
 
     async def _trim(self) -> None:
         floor = self._log.view.lowest_needed
-        if floor - self._trimmed_to >= _TRIM_AFTER:
+        count = floor - self._trimmed_to
+        if count >= _TRIM_AFTER or (count > 0 and self._log.is_trim_wanted):
             fault_point("trim.before")
             await self._log.trim()
             self._trimmed_to = floor

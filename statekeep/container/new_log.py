@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
@@ -18,6 +18,9 @@ from statekeep.errors import ConfigError, RetriableError
 _NUMBERED: Final = re.compile(r"Partition ([1-9][0-9]*)")
 """Every numbered task but the first, whose log says how many there are."""
 _FIRST: Final = "Partition 0"
+
+OpenLog = Callable[[BackendName, str], JobLog]
+"""Builds the log of a scope in a backend; closed by whoever asks."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +62,7 @@ async def require_no_other_log(
     factories: Iterable[StateBackendFactory],
     scope: str,
     log_backend: BackendName,
-    executor: BlockingExecutor,
-    clock: Clock,
+    open_log: OpenLog,
 ) -> None:
     """Make sure that a log which is empty in one backend is in no other; writes nothing.
 
@@ -68,8 +70,7 @@ async def require_no_other_log(
         factories: Those that can be asked.
         scope: Of the log.
         log_backend: Where it is empty.
-        executor: For blocking calls.
-        clock: For retries.
+        open_log: Builds the log of a scope in a backend.
 
     Raises:
         ConfigError: It is: the task would begin with empty state.
@@ -78,7 +79,7 @@ async def require_no_other_log(
     for factory in factories:
         if factory.name == log_backend or not factory.properties.can_hold_job_log:
             continue
-        holder = await find_holder(factory, scope, executor, clock)
+        holder = await find_holder(open_log, factory.name, scope)
         # One that moved to where it is empty now was deleted there since, to begin anew.
         if holder is not None and holder != log_backend:
             raise ConfigError(
@@ -90,23 +91,20 @@ async def require_no_other_log(
             )
 
 
-async def find_holder(
-    factory: StateBackendFactory, scope: str, executor: BlockingExecutor, clock: Clock
-) -> str | None:
+async def find_holder(open_log: OpenLog, backend: BackendName, scope: str) -> str | None:
     """Return where a log is, here or where it moved; None if nothing of a job is in it.
 
     Args:
-        factory: Of the backend to look in; it can hold a log.
+        open_log: Builds the log.
+        backend: To look in; it can hold a log.
         scope: Of the log.
-        executor: For blocking calls.
-        clock: For retries.
 
     Raises:
         CheckpointCorruptError: A record in the middle is missing.
         UnknownFormatError: A newer version of Statekeep has written to it.
         RetriableError: The service may answer later.
     """
-    log = factory.job_log(scope, executor, clock)
+    log = open_log(backend, scope)
     try:
         if not await log.is_there():
             return None
@@ -116,7 +114,7 @@ async def find_holder(
     if remains.moved_to is not None:
         return remains.moved_to
     # A reset leaves one record, and a start that was killed at once another: of no job.
-    return factory.name if remains.identities or remains.damaged else None
+    return backend if remains.identities or remains.damaged else None
 
 
 async def require_no_state(
@@ -150,10 +148,9 @@ async def require_no_state(
 
 
 async def require_within_task_count(
-    log_backend: StateBackendFactory,
+    log_backend: BackendName,
     task: TaskIdentity,
-    executor: BlockingExecutor,
-    clock: Clock,
+    open_log: OpenLog,
 ) -> None:
     """Make sure that a job which a tool made with so many tasks gets no other; writes nothing.
 
@@ -168,7 +165,7 @@ async def require_within_task_count(
     match = _NUMBERED.fullmatch(task.task_name)
     if match is None:
         return
-    log = log_backend.job_log(task_scope(task.job_name, task.operator, _FIRST), executor, clock)
+    log = open_log(log_backend, task_scope(task.job_name, task.operator, _FIRST))
     try:
         count = await _task_count(log)
     finally:

@@ -225,6 +225,11 @@ class TaskLog:
             )
         )
 
+    @property
+    def is_trim_wanted(self) -> bool:
+        """As `JobLog.is_trim_wanted`."""
+        return self._writer.is_trim_wanted
+
     async def trim(self) -> None:
         """Drop the records that no retained commit needs."""
         await self._writer.trim(self.view.lowest_needed)

@@ -7,9 +7,11 @@ from types import TracebackType
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.backends.optional_powers import KeepsCheckpoints
+from statekeep.backends.sealing import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoint_manager import CheckpointForms
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_scope import task_scope
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
@@ -73,10 +75,10 @@ async def start_task(parts: TaskParts) -> Task:
     """
     async with AsyncExitStack() as undo:
         scope = task_scope(parts.task.job_name, parts.task.operator, parts.task.task_name)
-        store = parts.log_backend.checkpoint_store(scope, parts.executor, parts.clock)
+        place = (parts.factories, parts.log_backend.name, scope, parts.executor, parts.clock)
+        store = open_checkpoint_store(*place)
         events = TaskEvents(store, parts.config.job, parts.clock)
-        job_log = parts.log_backend.job_log(scope, parts.executor, parts.clock)
-        log = TaskLog(job_log, parts.task, parts.stores, events.note)
+        log = TaskLog(open_job_log(*place), parts.task, parts.stores, events.note)
         undo.push_async_callback(log.close)
         undo.push_async_exit(_end_by_error(events))
         copies = _copies(parts)
@@ -134,8 +136,12 @@ async def _check_new(parts: TaskParts, scope: str, copies: CheckpointCopies) -> 
         await parts.find_away(),
         is_log_named=parts.config.job.log_backend is not None,
     )
-    await require_no_other_log(factories, scope, log_backend.name, parts.executor, parts.clock)
-    await require_within_task_count(log_backend, parts.task, parts.executor, parts.clock)
+
+    def open_log(backend: BackendName, scope: str) -> JobLog:
+        return open_job_log(parts.factories, backend, scope, parts.executor, parts.clock)
+
+    await require_no_other_log(factories, scope, log_backend.name, open_log)
+    await require_within_task_count(log_backend.name, parts.task, open_log)
     # A log that ends with the process is empty at each start of it, which then says so.
     if log_backend.properties.is_durable and not await copies.has_any():
         await require_no_state(factories, parts.task, log_backend.name, parts.executor, parts.clock)

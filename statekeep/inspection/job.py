@@ -9,6 +9,7 @@ from typing import Final
 
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
+from statekeep.backends.sealing import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.checkpoint.event_log import KEPT_REIGNS, Event, read_events
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
@@ -51,9 +52,13 @@ class LogPlace:
 
     def checkpoint_store(self) -> CheckpointStore:
         """Return where containers put checkpoints for the driver; closed by the caller."""
-        return self.factories[self.log_backend].checkpoint_store(
-            self.scope, self.executor, self.clock
+        return open_checkpoint_store(
+            self.factories, self.log_backend, self.scope, self.executor, self.clock
         )
+
+    def log_in(self, backend: BackendName) -> JobLog:
+        """Return the log of the same scope in a backend of ``factories``; closed by the caller."""
+        return open_job_log(self.factories, backend, self.scope, self.executor, self.clock)
 
 
 class InspectedJob:
@@ -269,7 +274,7 @@ async def open_log_place(
         name = name_of_job(config, task)
         scope = job_scope(name) if task is None else task_scope(name, MAIN_OPERATOR, task)
         log_backend = _log_backend(config, factories)
-        log = factories[log_backend].job_log(scope, executor, clock)
+        log = open_job_log(factories, log_backend, scope, executor, clock)
         try:
             yield LogPlace(scope, log, log_backend, factories, executor, clock)
         finally:

@@ -107,7 +107,7 @@ async def require_resettable(
     _require_resettable(remains, is_dropping_savepoints=is_dropping_savepoints)
     for backend, factory in place.factories.items():
         if backend != place.log_backend and factory.properties.can_hold_job_log:
-            log = factory.job_log(place.scope, place.executor, place.clock)
+            log = place.log_in(backend)
             try:
                 await _require_no_original(log, backend, remains)
             finally:

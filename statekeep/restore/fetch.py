@@ -21,6 +21,7 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     TaskName,
 )
+from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.config.model import StoreSettings
 from statekeep.errors import (
@@ -107,6 +108,7 @@ class StoreFetcher:
         work: WorkDirectory,
         reusable: Sequence[SealedVersion],
         checkpoint: CheckpointV2,
+        version: VersionId,
         on_failure: OnFailure,
     ) -> None:
         self._task = task
@@ -118,6 +120,7 @@ class StoreFetcher:
         self._work = work
         self._reusable = reusable
         self._checkpoint = checkpoint
+        self._version = version
         self._on_failure = on_failure
 
     async def fetch(self, store: StoreName, sources: Sequence[Source]) -> BackendName:
@@ -193,6 +196,7 @@ class StoreFetcher:
             on_total=self._meter.add_total,
             executor=self._executor,
             clock=self._clock,
+            version=self._version,
         )
         factory = self._factories[backend]
         manager = factory.restore_manager(context)

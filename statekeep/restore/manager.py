@@ -283,6 +283,7 @@ class TaskRestorer:
                 work=work,
                 reusable=await run(self._find_reusable),
                 checkpoint=checkpoint,
+                version=version_id,
                 on_failure=self._note_source,
             )
             sources = await fetch_all(fetcher, plans)

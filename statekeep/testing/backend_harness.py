@@ -216,6 +216,7 @@ class BackendHarness:
         *,
         reusable: Sequence[SealedVersion] = (),
         factory: StateBackendFactory | None = None,
+        version: VersionId | None = None,
     ) -> Restored:
         """Restore all stores into a new directory and return what is in it.
 
@@ -223,6 +224,7 @@ class BackendHarness:
             checkpoint: What to restore.
             reusable: Local versions.
             factory: Default: the harness's own.
+            version: What the commit says that the checkpoint is of; None: it does not say.
         """
         work = self._root / f"work-{next(self._numbers)}"
         work.mkdir(parents=True)
@@ -239,6 +241,7 @@ class BackendHarness:
             totals.append,
             self._executor,
             self._clock,
+            version,
         )
         manager = (factory or self._factory).restore_manager(context)
         try:

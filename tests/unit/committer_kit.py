@@ -1,6 +1,6 @@
 """A committer of the driver over blobs in memory, and what it is given."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from log_kit import driver_on, new_blobs
@@ -11,6 +11,7 @@ from statekeep.checkpoint.checkpoints import (
     BackendName,
     CheckpointV2,
     Marker,
+    StoreName,
 )
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
@@ -54,6 +55,9 @@ class Rig:
         self.clock = FakeClock()
         settings = load_dict({"job.name": "j", "stores.backup.factories": "blob"})
         self.gate = CommitGate(settings.task)
+        self.outdated: set[Marker] = set()
+        """What a rotation of keys has left behind."""
+        self.key_error: Exception | None = None
         self.committer = Committer(
             writer=writer,
             checkpoints=checkpoints,
@@ -64,6 +68,7 @@ class Rig:
             on_commit=self.summaries.append,
             required_backends=required_backends,
             optional_backends=optional_backends,
+            find_outdated=self._find_outdated,
             note=lambda kind, **details: self.notes.append((kind, details)),
         )
 
@@ -71,6 +76,14 @@ class Rig:
         if self.state_error is not None:
             raise self.state_error
         return QueryState(query_id="q", metadata="{}", offsets=self.offsets)
+
+    async def _find_outdated(
+        self, markers: Mapping[BackendName, Mapping[StoreName, Collection[Marker]]]
+    ) -> Collection[Marker]:
+        if self.key_error is not None:
+            raise self.key_error
+        found = {m for stores in markers.values() for of_store in stores.values() for m in of_store}
+        return found & self.outdated
 
     async def begin(self, batch: int, versions: Mapping[int, str]) -> HandOverPlan:
         plan = await self.committer.prepare(batch, versions, is_forced=True)

@@ -17,27 +17,32 @@ KEY_LINE = "2026-11 AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
 def place_of(blob_id: str, start: int = 0) -> str:
     """Return what a stream in a blob is bound to."""
-    attempt, name = blob_id.split("/")[-2:]
+    *above, name = blob_id.split("/")[-8:]
     if "snapshot-index" in name:
-        return f"{attempt}/{name.partition('-')[0]}-snapshot-index"
-    return f"{attempt}/{name}#{start}"
+        return "/".join([*above, f"{name.partition('-')[0]}-snapshot-index"])
+    return "/".join([*above, f"{name}#{start}"])
 
 
 def read_stream(stored: bytes, place: str) -> bytes:
     """Return what a stream stands for."""
     magic, version, length = struct.unpack_from("<8sII", stored)
-    assert (magic, version) == (b"SKSTREAM", 1)
+    assert magic == b"SKSTREAM"
     end = 16 + length
     (crc32,) = struct.unpack_from("<I", stored, end)
     assert zlib.crc32(stored[:end]) == crc32
     header = json.loads(stored[16:end])
     start, rest = stored[: end + 4], stored[end + 4 :]
     cipher = None
+    if header.get("encryption") is None:
+        assert version == 1
     if header.get("encryption") is not None:
+        assert version in {1, 2}
         assert (header["encryption"], header["key-id"]) == ("aes-256-gcm", "2026-11")
+        if version == 1:
+            place = "/".join(place.split("/")[-2:])
         bound = hashlib.sha256(start).digest() + place.encode()
         salt = bytes.fromhex(header["salt"])
-        info = b"statekeep stream 1" + bound
+        info = b"statekeep stream %d" % version + bound
         cipher = AESGCM(HKDF(SHA256(), 32, salt, info).derive(SECRET))
     pieces: list[bytes] = []
     flags = 0

@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.encoded_stream import (
     ENCRYPTION,
+    FORMAT_VERSION,
     MAGIC,
     Encoding,
     StreamDecoder,
     StreamEncoder,
 )
-from statekeep.backends.blob.encryption_keys import EncryptionKey, KeyProvider
-from statekeep.backends.blob.index import StoredForm
+from statekeep.backends.blob.encryption_keys import OLDER_HINT, EncryptionKey, KeyProvider
+from statekeep.backends.blob.index import SnapshotIndex, StoredForm
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.config.values import BlobCompression
-from statekeep.errors import KeyUnavailableError
+from statekeep.errors import CheckpointCorruptError, KeyUnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,20 @@ class EncodingSettings:
         return self.is_encrypted or any(own.is_encrypted for own in self.stores.values())
 
 
+def accept_nothing_older() -> bool:
+    """Say that what is to be encrypted must be, in today's format."""
+    return False
+
+
 class Codec:
     """Encodes and decodes for one backend; every method that blocks says so."""
 
     def __init__(
-        self, settings: EncodingSettings, keys: KeyProvider | None, new_salt: Callable[[], bytes]
+        self,
+        settings: EncodingSettings,
+        keys: KeyProvider | None,
+        new_salt: Callable[[], bytes],
+        accepts_older: Callable[[], bool] = accept_nothing_older,
     ) -> None:
         """Take what is needed; no I/O.
 
@@ -61,10 +71,52 @@ class Codec:
             settings: What is to be encoded.
             keys: None: nothing is, or was, encrypted.
             new_salt: Draws 32 random bytes, never the same again.
+            accepts_older: Asked at each read of a store that is to be encrypted: whether what is
+                plain, or bound to its place less tightly, is taken all the same.
         """
         self._settings = settings
         self._keys = keys
         self._new_salt = new_salt
+        self._accepts_older = accepts_older
+
+    def is_encrypted(self, store: StoreName) -> bool:
+        """Return whether a store is to be encrypted."""
+        return self._settings.of(store)[1]
+
+    def check_index_form(self, store: StoreName, version: int, where: str) -> None:
+        """Refuse an index that anybody could have put there.
+
+        Args:
+            store: The store that it stands for.
+            version: Of the encrypted stream that it was; 0: it was not encrypted.
+            where: Named in errors.
+
+        Raises:
+            CheckpointCorruptError: The store is to be encrypted, and the index is not, or is bound to
+                less than its whole name.
+        """
+        if self.is_encrypted(store) and version < FORMAT_VERSION and not self._accepts_older():
+            what = (
+                "is not encrypted" if version == 0 else f"is of an older format: version={version}"
+            )
+            error = CheckpointCorruptError(
+                f"the store is encrypted, but its index {what}: store={store} {where}"
+            )
+            error.add_note(OLDER_HINT)
+            raise error
+
+    def check_files_encrypted(self, store: StoreName, index: SnapshotIndex, where: str) -> None:
+        """Refuse an index that names a file which is not encrypted, though its store is.
+
+        Raises:
+            CheckpointCorruptError: There is one.
+        """
+        if self.is_encrypted(store) and None in index.key_ids() and not self._accepts_older():
+            error = CheckpointCorruptError(
+                f"the store is encrypted, but not every file of its index: store={store} {where}"
+            )
+            error.add_note(OLDER_HINT)
+            raise error
 
     async def encoding_of(self, store: StoreName, executor: BlockingExecutor) -> Encoding:
         """Return how a store is to be stored from now on.
@@ -102,16 +154,23 @@ class Codec:
             return raw
         return self.encoder(encoding, place).encode(raw, is_last=True)
 
-    def decoder(self, place: str, *, where: str) -> StreamDecoder:
-        """Begin to read a stream; `StreamDecoder` says what it raises, and blocks."""
-        return StreamDecoder(place, self._find_key, where=where)
+    def decoder(self, place: str, form: StoredForm, *, where: str) -> StreamDecoder:
+        """Begin to read a stream; `StreamDecoder` says what it raises, and blocks.
 
-    def decode(self, stored: bytes, place: str, *, where: str) -> bytes:
-        """Return what a whole stream stands for; blocks."""
-        decoder = self.decoder(place, where=where)
+        Args:
+            place: What it is bound to.
+            form: How the index says that it is stored.
+            where: Named in errors.
+        """
+        is_encrypted = form.encryption is not None
+        return StreamDecoder(place, self._find_key, where=where, is_encrypted=is_encrypted)
+
+    def decode_index(self, stored: bytes, place: str, *, where: str) -> tuple[bytes, int]:
+        """Return what a stream stands for, and its version if it is encrypted, else 0; blocks."""
+        decoder = StreamDecoder(place, self._find_key, where=where)
         raw = decoder.decode(stored)
         decoder.finish()
-        return raw
+        return raw, decoder.version if decoder.is_encrypted else 0
 
     def _compression(self, store: StoreName) -> BlobCompression:
         return self._settings.of(store)[0]

@@ -140,7 +140,9 @@ class ContentReader:
         """Fetch the pieces of a stream side by side, and decode and write them in order."""
         ranges = _ranges(blobs)
         place = stream_place(blobs[0].blob_id, ranges[0].start)
-        decoder = self._codec.decoder(place, where=f"blob_id={blobs[0].blob_id}")
+        form = target.file.stored_form
+        assert form is not None  # noqa: S101 - asked before
+        decoder = self._codec.decoder(place, form, where=f"blob_id={blobs[0].blob_id}")
         digests = DigestRun()
         await run_to_end(self._executor, target.path.touch, exist_ok=False)
         ends = [*(blob.offset for blob in blobs[1:]), target.file.size]
@@ -198,11 +200,12 @@ class ContentReader:
             part = parts[target.path]
             data = stored[part.start - start : part.start - start + part.size]
             check_stored(data, part, f"blob_id={blob_id}")
-            if target.file.stored_form is None:
+            form = target.file.stored_form
+            if form is None:
                 sha256 = write_small_file(target.path, [data])
             else:
                 place = stream_place(blob_id, part.start)
-                decoder = self._codec.decoder(place, where=f"blob_id={blob_id}")
+                decoder = self._codec.decoder(place, form, where=f"blob_id={blob_id}")
                 sha256 = write_small_file(target.path, decoder.frames(data))
                 decoder.finish()
             check_file(target.path, target.file, sha256)

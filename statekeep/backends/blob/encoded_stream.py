@@ -5,8 +5,8 @@ blobs. What is encrypted cannot be changed, cut off, repeated, put into another 
 another place unseen:
 
 - Each stream has a key of its own, derived (HKDF-SHA256) from the key of the provider, 32 random
-  bytes, the header, and the place that the stream is stored at. So the nonces, which count frames,
-  are used once.
+  bytes, the header, and the place that the stream is stored at: the job, its log's uid, the backend,
+  operator, task, store, attempt and name. So the nonces, which count frames, are used once.
 - Each frame's position is its nonce; its sizes and whether it is the last one are authenticated with
   it.
 
@@ -34,7 +34,9 @@ from statekeep.errors import (
 from statekeep.stores.block_codec import ZstdCodec
 
 ENCRYPTION: Final = "aes-256-gcm"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Of what is encrypted: 1 was bound to the last two parts of its place alone. What is only compressed
+is still of version 1."""
 SALT_BYTES: Final = 32
 FRAME_BYTES: Final = 1 << 20
 """Raw bytes of every frame but the last: what a reader believes before it has checked anything."""
@@ -103,14 +105,17 @@ class StreamEncoder:
                 compression=encoding.compression,
                 encryption=ENCRYPTION,
                 key_id=encoding.key.id,
-                key_check=_key_check(encoding.key),
+                key_check=key_check_of(encoding.key),
                 salt=salt.hex(),
             )
         data = msgspec.json.encode(header)
-        start = _START.pack(MAGIC, FORMAT_VERSION, len(data)) + data
+        version = 1 if encoding.key is None else FORMAT_VERSION
+        start = _START.pack(MAGIC, version, len(data)) + data
         self._start = start + _CRC32.pack(zlib.crc32(start))
         self._cipher = (
-            None if encoding.key is None else _cipher(encoding.key, salt, self._start, place)
+            None
+            if encoding.key is None
+            else _cipher(encoding.key, salt, self._start, place, version)
         )
         self._number = 0
 
@@ -146,14 +151,23 @@ class StreamEncoder:
 class StreamDecoder:
     """Reads one stream back; blocking work for one thread at a time."""
 
-    def __init__(self, place: str, find_key: Callable[[str], EncryptionKey], *, where: str) -> None:
+    def __init__(
+        self,
+        place: str,
+        find_key: Callable[[str], EncryptionKey],
+        *,
+        where: str,
+        is_encrypted: bool = False,
+    ) -> None:
         """Read nothing yet.
 
         Args:
             place: Where it is stored, as its writer named it.
             find_key: See `KeyProvider.find`.
             where: Named in errors, such as ``blob_id=...``.
+            is_encrypted: A stream that is not is damage.
         """
+        self._must_be_encrypted = is_encrypted
         self._place = place
         self._find_key = find_key
         self._where = where
@@ -162,6 +176,13 @@ class StreamDecoder:
         self._is_ended = False
         self._zstd: ZstdCodec | None = None
         self._cipher: _Cipher | None = None
+        self.version = 0
+        """Of the stream's format; 0 before its beginning is read."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it is, as far as it was read."""
+        return self._cipher is not None
 
     def decode(self, stored: bytes) -> bytes:
         """Return what the next bytes of the stream stand for, as `frames` gives it."""
@@ -208,7 +229,7 @@ class StreamDecoder:
         start = bytes(view[:end])
         if zlib.crc32(start[: -_CRC32.size]) != _CRC32.unpack(start[-_CRC32.size :])[0]:
             raise self._damaged("its beginning differs from its checksum")
-        if version != FORMAT_VERSION:
+        if not 1 <= version <= FORMAT_VERSION:
             raise self._unknown(f"version={version}")
         try:
             header = _header_decoder.decode(start[_START.size : -_CRC32.size])
@@ -217,7 +238,10 @@ class StreamDecoder:
             raise self._damaged("its header cannot be read") from exc
         self._zstd = self._decompressor(header.compression)
         if header.encryption is not None:
-            self._cipher = self._open_cipher(header, salt, start)
+            self._cipher = self._open_cipher(header, salt, start, version)
+        elif version != 1 or self._must_be_encrypted:
+            raise self._damaged("it is not encrypted")
+        self.version = version
         self._is_begun = True
         return int(end)
 
@@ -226,18 +250,19 @@ class StreamDecoder:
             raise self._unknown(f"compression={compression}")
         return _zstd() if compression == "zstd" else None
 
-    def _open_cipher(self, header: _Header, salt: bytes, start: bytes) -> _Cipher:
+    def _open_cipher(self, header: _Header, salt: bytes, start: bytes, version: int) -> _Cipher:
         if header.encryption != ENCRYPTION:
             raise self._unknown(f"encryption={header.encryption}")
         if header.key_id is None or len(salt) != SALT_BYTES:
             raise self._damaged("its header cannot be read")
         key = self._find_key(header.key_id)
-        if _key_check(key) != header.key_check:
+        if key_check_of(key) != header.key_check:
             raise KeyUnavailableError(
                 f"another key has the id of the encryption key: key_id={key.id} {self._where}",
                 hint="ids are for one key each: give the old key its id back",
             )
-        return _cipher(key, salt, start, self._place)
+        place = self._place if version > 1 else place_of_version_1(self._place)
+        return _cipher(key, salt, start, place, version)
 
     def _frame_bytes(self, view: memoryview) -> int:
         """Return how many bytes follow the head of the next frame."""
@@ -283,17 +308,27 @@ class StreamDecoder:
         return UnknownFormatError(f"an encoded stream of an unknown format: {what} {self._where}")
 
 
-def _cipher(key: EncryptionKey, salt: bytes, start: bytes, place: str) -> _Cipher:
-    with _cryptography_told():
+def place_of_version_1(place: str) -> str:
+    """Return what a stream of version 1 was bound to, of the place that it would have today."""
+    return "/".join(place.rsplit("/", 2)[-2:])
+
+
+def _cipher(key: EncryptionKey, salt: bytes, start: bytes, place: str, version: int) -> _Cipher:
+    with cryptography_told():
         from statekeep.backends.blob.frame_cipher import (  # noqa: PLC0415  # it needs the package
             FrameCipher,
         )
 
-    return FrameCipher(key, salt, start, place)
+    return FrameCipher(key, salt, start, place, version)
 
 
-def _key_check(key: EncryptionKey) -> str:
-    with _cryptography_told():
+def key_check_of(key: EncryptionKey) -> str:
+    """Return hex that two keys do not share, whatever their ids; blocks shortly.
+
+    Raises:
+        ConfigError: A library is not installed.
+    """
+    with cryptography_told():
         from statekeep.backends.blob.frame_cipher import (  # noqa: PLC0415  # as above
             key_check,
         )
@@ -302,7 +337,8 @@ def _key_check(key: EncryptionKey) -> str:
 
 
 @contextmanager
-def _cryptography_told() -> Generator[None]:
+def cryptography_told() -> Generator[None]:
+    """Say what to install where the library is not there."""
     try:
         yield
     except ModuleNotFoundError as exc:

@@ -5,15 +5,22 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Final
 
 from typing_extensions import override
 
 from statekeep.backends.dotted_path import load_object, path_parts
+from statekeep.clock import Clock
 from statekeep.errors import ConfigError, KeyUnavailableError
 
 SECRET_BYTES: Final = 32
+OLDER_HINT: Final = (
+    "hint: if it is of the time before encryption was switched on, or of an earlier release, set "
+    "blob.store.encryption.plain.until to a day soon; else somebody has put it there"
+)
+"""For whoever finds what is not authenticated."""
 _MAX_ID_LENGTH: Final = 1024
 
 
@@ -130,6 +137,17 @@ class KeyRing(KeyProvider):
                 f"not an encryption key: keys={self._where} line={number}",
                 hint=f"a line is an id, a blank and {SECRET_BYTES} bytes in base64",
             ) from None  # it would quote the line
+
+
+def is_before_end_of(day: date | None, clock: Clock) -> bool:
+    """Return whether a day (UTC) is not over; False where there is none.
+
+    By the clock of who reads: what is read could state any date itself.
+    """
+    if day is None:
+        return False
+    seconds = clock.time_ns() // 1_000_000_000
+    return datetime.fromtimestamp(seconds, tz=UTC).date() <= day
 
 
 def load_key_provider(place: str, options: Mapping[str, str], *, key: str) -> KeyProvider:

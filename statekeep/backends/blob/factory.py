@@ -1,7 +1,7 @@
 """The blob backend: everything that `statekeep.backends.blob` offers, put together."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeAlias
 
@@ -26,8 +26,12 @@ from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.clean_up import BlobGarbageCollector
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_writer import WriterLimits
-from statekeep.backends.blob.encoded_stream import SALT_BYTES
-from statekeep.backends.blob.encryption_keys import KeyProvider, load_key_provider
+from statekeep.backends.blob.encoded_stream import SALT_BYTES, key_check_of
+from statekeep.backends.blob.encryption_keys import (
+    KeyProvider,
+    is_before_end_of,
+    load_key_provider,
+)
 from statekeep.backends.blob.found_state import find_state, find_task_logs
 from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.index_tree import describe_index
@@ -35,13 +39,13 @@ from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.hdfs_place import is_hdfs, make_hdfs_manager
 from statekeep.backends.blob.managers.object_places import ObjectPlace
-from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.blob.names import TaskPrefix, index_key_check
 from statekeep.backends.blob.object_store import ObjectStore
 from statekeep.backends.blob.restore import BlobRestoreManager
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.dotted_path import load_object
-from statekeep.backends.optional_powers import SnapshotNode
+from statekeep.backends.optional_powers import Encryption, SnapshotNode
 from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import (
@@ -64,6 +68,10 @@ ManagerFactory: TypeAlias = Callable[[Mapping[str, str], BlockingExecutor], Blob
 
 def _random_salt() -> bytes:
     return os.urandom(SALT_BYTES)
+
+
+def _current_check(keys: KeyProvider) -> str:
+    return key_check_of(keys.current())
 
 
 class BlobBackendFactory(StateBackendFactory):
@@ -96,7 +104,8 @@ class BlobBackendFactory(StateBackendFactory):
         super().__init__(name, settings)
         self._blob_settings = BlobSettings.parse(name, settings)
         self._buffers = ByteBudget(self._blob_settings.transfer.buffer_bytes)
-        self._codec = Codec(self._blob_settings.encoding, self._make_keys(), new_salt)
+        self._keys = self._make_keys()
+        self._new_salt = new_salt
         self._make_manager = make_manager
         self._new_uid = new_uid
         self._limit = InFlightLimit(self._blob_settings.max_in_flight)
@@ -129,7 +138,7 @@ class BlobBackendFactory(StateBackendFactory):
             self.blob_store_manager(context.executor, context.clock),
             TaskPrefix(self.name, context.task),
             policy=self._blob_settings.snapshots,
-            codec=self._codec,
+            codec=self._codec(context.clock),
             limits=WriterLimits(
                 buffers=self._buffers,
                 part_bytes=self._blob_settings.transfer.part_bytes,
@@ -142,7 +151,11 @@ class BlobBackendFactory(StateBackendFactory):
     def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
         manager = self.blob_store_manager(context.executor, context.clock)
         return BlobRestoreManager(
-            context, manager, self.name, codec=self._codec, buffers=self._buffers
+            context,
+            manager,
+            self.name,
+            codec=self._codec(context.clock),
+            buffers=self._buffers,
         )
 
     @override
@@ -158,7 +171,7 @@ class BlobBackendFactory(StateBackendFactory):
             self.name,
             self._manager(executor, clock, policy),
             new_uid=self._new_uid,
-            check_codec=partial(self._codec.check, executor),
+            check_codec=partial(self._codec(clock).check, executor),
             object_probe=probe,
         )
 
@@ -167,7 +180,8 @@ class BlobBackendFactory(StateBackendFactory):
         self, executor: BlockingExecutor, clock: Clock
     ) -> GarbageCollector | None:
         manager = self.blob_store_manager(executor, clock)
-        return BlobGarbageCollector(manager, IndexBlobs(manager, self._codec, executor), self.name)
+        indexes = IndexBlobs(manager, self._codec(clock), executor)
+        return BlobGarbageCollector(manager, indexes, self.name)
 
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
@@ -192,7 +206,7 @@ class BlobBackendFactory(StateBackendFactory):
         manager = self.blob_store_manager(executor, clock)
         try:
             await manager.init()
-            indexes = IndexBlobs(manager, self._codec, executor)
+            indexes = IndexBlobs(manager, self._codec(clock), executor)
             return describe_index(marker, await indexes.load(marker))
         finally:
             await manager.close()
@@ -216,6 +230,30 @@ class BlobBackendFactory(StateBackendFactory):
             return await find_task_logs(manager, job_name, operator)
         finally:
             await manager.close()
+
+    def encryption(self) -> Encryption | None:
+        """Return how state is encrypted: see `Encrypts`."""
+        if self._keys is None:
+            return None
+        settings = self._blob_settings
+        return Encryption(self._keys, settings.encoding.needs_keys, settings.plain_until)
+
+    async def outdated(
+        self, markers: Mapping[StoreName, Collection[Marker]], executor: BlockingExecutor
+    ) -> Collection[Marker]:
+        """Return what is not encrypted with the current key: see `Encrypts`."""
+        encoding = self._blob_settings.encoding
+        encrypted = {store: found for store, found in markers.items() if encoding.of(store)[1]}
+        if self._keys is None or not any(encrypted.values()):
+            return ()
+        check = await executor.run(_current_check, self._keys)
+        found = (marker for of_store in encrypted.values() for marker in of_store)
+        return {marker for marker in found if index_key_check(marker) != check}
+
+    def _codec(self, clock: Clock) -> Codec:
+        settings = self._blob_settings
+        accepts_older = partial(is_before_end_of, settings.plain_until, clock)
+        return Codec(settings.encoding, self._keys, self._new_salt, accepts_older)
 
     def _paced(
         self, manager: BlobStoreManager, executor: BlockingExecutor, clock: Clock

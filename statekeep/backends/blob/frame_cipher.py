@@ -1,4 +1,4 @@
-"""Encrypting the frames of one stream; the only module that imports ``cryptography``."""
+"""Keys derived from those of a provider; the only module that imports ``cryptography``."""
 
 import hashlib
 import struct
@@ -18,7 +18,9 @@ _CHECK_BYTES: Final = 8
 class FrameCipher:
     """AES-256-GCM with a key that is used for one stream, so that frames can be counted as nonces."""
 
-    def __init__(self, key: EncryptionKey, salt: bytes, start: bytes, place: str) -> None:
+    def __init__(
+        self, key: EncryptionKey, salt: bytes, start: bytes, place: str, version: int
+    ) -> None:
         """Derive the stream's key.
 
         Args:
@@ -26,9 +28,10 @@ class FrameCipher:
             salt: Random, of the stream alone.
             start: The beginning of the stream as it is stored.
             place: Where the stream is stored.
+            version: Of the stream's format.
         """
         bound = hashlib.sha256(start).digest() + place.encode()
-        self._aead = AESGCM(_derive(key, salt, b"statekeep stream 1" + bound))
+        self._aead = AESGCM(_derive(key, salt, b"statekeep stream %d" % version + bound))
 
     def encrypt(self, number: int, data: bytes, head: bytes) -> bytes:
         """Return a frame's data encrypted, its tag at the end; ``head`` is authenticated with it."""
@@ -49,6 +52,11 @@ class FrameCipher:
 def key_check(key: EncryptionKey) -> str:
     """Return hex that two keys do not share, from which neither can be learnt."""
     return _derive(key, b"", b"statekeep key check 1")[:_CHECK_BYTES].hex()
+
+
+def sealing_secret(key: EncryptionKey) -> bytes:
+    """Return the secret by which records and entries are authenticated; 32 bytes."""
+    return _derive(key, b"", b"statekeep seal 1")
 
 
 def _derive(key: EncryptionKey, salt: bytes, info: bytes) -> bytes:

@@ -4,16 +4,20 @@ import hashlib
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.blob.codec import Codec, is_stream
-from statekeep.backends.blob.encoded_stream import Encoding
+from statekeep.backends.blob.encoded_stream import Encoding, key_check_of
 from statekeep.backends.blob.index import SnapshotIndex, decode_index, encode_index
 from statekeep.backends.blob.names import (
     INDEX_PAYLOAD_NAME,
+    TaskPrefix,
     index_blob_name,
     index_digest,
-    stream_place,
+    index_place,
+    is_below,
+    store_of,
 )
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import Marker, StoreName
+from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError
 
 
@@ -30,7 +34,8 @@ class IndexBlobs:
 
         Raises:
             BlobNotFoundError: It is not there.
-            CheckpointCorruptError: The marker is not ours, or the bytes are not those that were put.
+            CheckpointCorruptError: The marker is not ours, the bytes are not those that were put, or
+                the store is encrypted and the index is not.
             KeyUnavailableError: It is encrypted, and its key is missing.
             UnknownFormatError: A newer version of Statekeep wrote it.
             RetriableError: The service may answer later.
@@ -41,11 +46,16 @@ class IndexBlobs:
         if actual != expected:
             msg = f"snapshot index differs from its digest: blob_id={marker} bytes={len(data)}"
             raise CheckpointCorruptError(msg)
-        where = f"blob_id={marker}"
+        where, version = f"blob_id={marker}", 0
         if is_stream(data):
-            place = _place(marker)
-            data = await self._executor.run(self._codec.decode, data, place, where=where)
-        return decode_index(data, where=where)
+            data, version = await self._executor.run(
+                self._codec.decode_index, data, index_place(marker), where=where
+            )
+        store = store_of(marker)
+        self._codec.check_index_form(store, version, where)
+        index = decode_index(data, where=where)
+        self._codec.check_files_encrypted(store, index, where)
+        return index
 
     async def put(
         self,
@@ -64,11 +74,13 @@ class IndexBlobs:
             metadata: Of the store; the payload's name and digest are filled in here.
             encoding: Of the store: an index says much of its files.
         """
-        data = encode_index(index)
+        data, check = encode_index(index), None
         if not encoding.is_plain:
-            place = _place(f"{prefix}{uid}-")
+            place = index_place(f"{prefix}{uid}-")
             data = await self._executor.run(self._codec.encode, data, encoding, place)
-        name = index_blob_name(prefix, uid, data)
+        if encoding.key is not None:
+            check = key_check_of(encoding.key)
+        name = index_blob_name(prefix, uid, data, check)
         stamped = BlobMetadata(
             task=metadata.task,
             store_name=metadata.store_name,
@@ -79,16 +91,8 @@ class IndexBlobs:
         return Marker(await self._manager.put(name, data, stamped))
 
 
-def _place(index_name: str) -> str:
-    """Return what an encoded index is bound to: its name up to the digest, which comes later."""
-    attempt, _, name = stream_place(index_name).partition("/")
-    return f"{attempt}/{name.partition('-')[0]}-{INDEX_PAYLOAD_NAME}"
-
-
 def check_owner(index: SnapshotIndex, marker: Marker, task: TaskIdentity, store: StoreName) -> None:
-    """Check that an index is of this task and store.
-
-    The job is not compared: a job may start from another job's savepoint.
+    """Check that an index is of this task and store, as far as it says itself.
 
     Raises:
         CheckpointCorruptError: It is another's.
@@ -100,3 +104,42 @@ def check_owner(index: SnapshotIndex, marker: Marker, task: TaskIdentity, store:
             f"index_task={metadata.task_name} index_store={metadata.store_name} blob_id={marker}"
         )
         raise CheckpointCorruptError(msg)
+
+
+def check_bound(
+    index: SnapshotIndex,
+    marker: Marker,
+    prefix: TaskPrefix,
+    store: StoreName,
+    version: VersionId | None,
+) -> None:
+    """Check that an authenticated index is the one that a commit means, and not another of the job's.
+
+    Its checkpoint id is not compared: the commits after it keep the snapshot of a task that did not
+    change. Its version is, which is drawn once.
+
+    Args:
+        index: Encrypted for the place that its marker names.
+        marker: Of the commit.
+        prefix: The task's, by its job, uid, backend and operator.
+        store: The store that is restored.
+        version: What the commit says that the snapshot is of; None where nobody said.
+
+    Raises:
+        CheckpointCorruptError: It is another job's, task's, store's or version's.
+    """
+    if not is_below(marker, prefix.store(store)):
+        raise CheckpointCorruptError(
+            f"snapshot index is of another place: prefix={prefix.store(store)} blob_id={marker}"
+        )
+    found = index.snapshot_metadata.job_name
+    if found != prefix.task.job_name:
+        raise CheckpointCorruptError(
+            f"snapshot index is of another job: job={prefix.task.job_name} index_job={found} "
+            f"blob_id={marker}"
+        )
+    if version is not None and index.version != str(version):
+        raise CheckpointCorruptError(
+            f"snapshot index is of another version than the commit: version={version} "
+            f"index_version={index.version} blob_id={marker}"
+        )

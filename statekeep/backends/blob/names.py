@@ -4,6 +4,7 @@ Below the root of a `BlobStoreManager`::
 
     <place>/<store>/<epoch>-<attempt>/<uid>-<number>-<file name, or small-files.pack>
     <place>/<store>/<epoch>-<attempt>/<uid>-snapshot-index-<sha256>.json
+    <place>/<store>/<epoch>-<attempt>/<uid>-snapshot-index-<sha256>-<key check>.json    encrypted
 
 where ``<place>`` is ``<job>/state-<job uid>/<backend>/<operator>/<task>``. What nothing retained
 reaches is deleted below one such place, so it is told apart by all that has markers of its own: the
@@ -23,7 +24,7 @@ from typing_extensions import override
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.escaping import escape_name, unescape_name
 from statekeep.errors import CheckpointCorruptError
 
 INDEX_PAYLOAD_NAME: Final = "snapshot-index"
@@ -35,7 +36,9 @@ TEMPORARY_PREFIX: Final = ".tmp-"
 _KEPT_CHARACTERS: Final = 100
 """Of a blob's name in that of its temporary file: filesystems bound a name, mostly to 255."""
 
-_INDEX: Final = re.compile(r"[0-9a-f]+-snapshot-index-([0-9a-f]{64})\.json")
+_INDEX: Final = re.compile(r"([0-9a-f]+)-snapshot-index-([0-9a-f]{64})(?:-([0-9a-f]{16}))?\.json")
+_NAME_PARTS: Final = 8
+"""Of every blob's name: job, state, backend, operator, task, store, attempt, file."""
 _ATTEMPT: Final = re.compile(r"(\d+)-(\d+)")
 
 
@@ -119,10 +122,18 @@ def file_blob_name(prefix: str, uid: str, number: int, file_name: str) -> str:
     return f"{prefix}{uid}-{number}-{escape_name(file_name)}"
 
 
-def index_blob_name(prefix: str, uid: str, data: bytes) -> str:
-    """Return the name of an index's blob: it carries the digest of the index."""
+def index_blob_name(prefix: str, uid: str, data: bytes, key_check: str | None = None) -> str:
+    """Return the name of an index's blob: it carries the digest of the index.
+
+    Args:
+        prefix: Of the attempt.
+        uid: Of the call of ``upload``.
+        data: The index as it is stored.
+        key_check: Of the key that it is encrypted with: tells what a rotation has left behind.
+    """
     digest = hashlib.sha256(data).hexdigest()
-    return f"{prefix}{uid}-{INDEX_PAYLOAD_NAME}-{digest}.json"
+    suffix = "" if key_check is None else f"-{key_check}"
+    return f"{prefix}{uid}-{INDEX_PAYLOAD_NAME}-{digest}{suffix}.json"
 
 
 def index_digest(marker: Marker) -> str:
@@ -135,7 +146,37 @@ def index_digest(marker: Marker) -> str:
     if match is None:
         msg = f"not a marker of the blob backend: marker={marker!r}"
         raise CheckpointCorruptError(msg)
-    return match[1]
+    return match[2]
+
+
+def index_key_check(marker: Marker) -> str | None:
+    """Return which key the index of a marker is encrypted with; None where its name does not say."""
+    match = _INDEX.fullmatch(marker.rpartition("/")[2])
+    return None if match is None else match[3]
+
+
+def index_place(blob_id: str) -> str:
+    """Return what an encrypted index is bound to: its name up to the digest, which comes later."""
+    uid = blob_id.rpartition("/")[2].partition("-")[0]
+    return "/".join([*_name_parts(blob_id)[:-1], f"{uid}-{INDEX_PAYLOAD_NAME}"])
+
+
+def store_of(blob_id: str) -> StoreName:
+    """Return the store that a blob is of, by its name.
+
+    Raises:
+        CheckpointCorruptError: The name is not of our form.
+    """
+    parts = _name_parts(blob_id)
+    try:
+        return StoreName(unescape_name(parts[-3]))
+    except (IndexError, UnicodeDecodeError) as exc:
+        raise CheckpointCorruptError(f"not a blob of a store: blob_id={blob_id!r}") from exc
+
+
+def is_below(blob_id: str, prefix: str) -> bool:
+    """Return whether a blob is the one of its name below a store's prefix, and of no longer one."""
+    return "/".join([*_name_parts(blob_id)[:-2], ""]) == prefix
 
 
 def is_index(blob_id: str) -> bool:
@@ -144,11 +185,15 @@ def is_index(blob_id: str) -> bool:
 
 
 def stream_place(blob_id: str, start: int = 0) -> str:
-    """Return what a stream is bound to: the blob that it begins in, by its attempt, uid and number.
+    """Return what a stream is bound to: the blob that it begins in, by its whole name.
 
     The same whatever stands before it in the id, and drawn once.
     """
-    return f"{'/'.join(blob_id.rsplit('/', 2)[-2:])}#{start}"
+    return f"{'/'.join(_name_parts(blob_id))}#{start}"
+
+
+def _name_parts(blob_id: str) -> list[str]:
+    return blob_id.split("/")[-_NAME_PARTS:]
 
 
 def attempt_of(blob_id: str) -> tuple[int, int] | None:

@@ -15,8 +15,9 @@ from statekeep.backends.blob.apply_deltas import DeltaLoad, FetchedDelta
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_reader import ContentReader, Target
 from statekeep.backends.blob.index import DeltaBlob, DirIndex, SnapshotIndex
-from statekeep.backends.blob.index_blobs import IndexBlobs, check_owner
+from statekeep.backends.blob.index_blobs import IndexBlobs, check_bound, check_owner
 from statekeep.backends.blob.local_reuse import LocalCopies, clone_newest, link_equal_file
+from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.pacing import ByteBudget
@@ -58,6 +59,7 @@ class BlobRestoreManager(TaskRestoreManager):
     ) -> None:
         self._context = context
         self._manager = manager
+        self._codec = codec
         self._index_blobs = IndexBlobs(manager, codec, context.executor)
         self._reader = ContentReader(manager, context.executor, codec, buffers, context.on_bytes)
         self._backend = backend
@@ -104,6 +106,9 @@ class BlobRestoreManager(TaskRestoreManager):
             raise CheckpointCorruptError(msg)
         index = await self._index_blobs.load(marker)
         check_owner(index, marker, self._context.task, store)
+        if self._codec.is_encrypted(store):
+            prefix = TaskPrefix(self._backend, self._context.task)
+            check_bound(index, marker, prefix, store, self._context.version)
         return index
 
     async def _begin(self, store: StoreName, index: SnapshotIndex) -> _StorePlan:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 from difflib import get_close_matches
 from typing import Final, Self, TypeVar
 
@@ -22,6 +23,7 @@ from statekeep.config.backend_keys import (
     BLOB_COMPRESSION,
     BLOB_ENCRYPTION,
     BLOB_ENCRYPTION_KEYS,
+    BLOB_ENCRYPTION_PLAIN_UNTIL,
     BLOB_JITTER_FACTOR,
     BLOB_MANAGER_FACTORY,
     BLOB_MAX_IN_FLIGHT,
@@ -59,6 +61,7 @@ _KEYS: Final[tuple[Key[object], ...]] = (
     BLOB_COMPRESSION,
     BLOB_ENCRYPTION,
     BLOB_ENCRYPTION_KEYS,
+    BLOB_ENCRYPTION_PLAIN_UNTIL,
     BLOB_START_TIMEOUT_MS,
     BLOB_MAX_RETRIES,
     BLOB_MAX_RETRY_MS,
@@ -91,6 +94,8 @@ class BlobSettings:
     """Where keys come from; hidden, since somebody may have put a key there by mistake."""
     key_options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """For a provider of keys of the user's; may hold secrets."""
+    plain_until: date | None = None
+    """The last day on which what is not authenticated is read where it should be."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """For every operation."""
     start_timeout_ms: int = BLOB_START_TIMEOUT_MS.default
@@ -158,6 +163,7 @@ class BlobSettings:
             encoding=encoding,
             encryption_keys=encryption_keys,
             key_options=section.options(KEY_OPTION_PREFIX),
+            plain_until=section.read(BLOB_ENCRYPTION_PLAIN_UNTIL),
             retry=RetryPolicy(
                 max_retries=section.read(BLOB_MAX_RETRIES),
                 max_duration_ms=section.read(BLOB_MAX_RETRY_MS),

@@ -9,7 +9,8 @@ import msgspec
 
 from statekeep.backends.base import CommitContext, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
-from statekeep.checkpoint.checkpoints import CheckpointV2, StoreName
+from statekeep.backends.sealing import open_checkpoint_store
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.serde import (
@@ -61,7 +62,9 @@ class ContainerWork:
         self.config = load_dict(dict(spec.settings), "container")
         self._stores = {name: self.config.store(name) for name in map(StoreName, spec.stores)}
         registry = BackendRegistry(self.config)
-        self._factories = registry.factories()
+        self._factories = dict(registry.factories())
+        log_backend = BackendName(spec.log_backend)
+        self._factories[log_backend] = registry.factory(log_backend)
         container = self.config.container
         self.executor = BoundedExecutor(
             container.commit_pool_threads(container.commit_pool_max_size), "statekeep-commit"
@@ -69,8 +72,8 @@ class ContainerWork:
         self._restore_executor = BoundedExecutor(
             container.restore_pool_threads(container.restore_pool_max_size), "statekeep-restore"
         )
-        self._checkpoints: CheckpointStore = registry.factory(spec.log_backend).checkpoint_store(
-            escape_name(spec.job_name), self.executor, clock
+        self._checkpoints: CheckpointStore = open_checkpoint_store(
+            self._factories, log_backend, escape_name(spec.job_name), self.executor, clock
         )
         self._pipelines: dict[int, TaskCommitPipeline] = {}
         self.metrics = CommitMetrics()

@@ -1,6 +1,7 @@
 """What the commit record of a job says of each task, and which tasks must upload for it."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,11 +18,27 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.errors import ConfigError, RetriableError
 from statekeep.spark.driver.source_offsets import Offsets, by_task, topic_offsets
 from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
 from statekeep.spark.worker.job_spec import HandOverPlan
 
+logger = logging.getLogger(__name__)
+
 StateMarkers = Mapping[BackendName, Mapping[StoreName, Marker]]
+
+
+FindOutdated = Callable[
+    [Mapping[BackendName, Mapping[StoreName, Collection[Marker]]]], Awaitable[Collection[Marker]]
+]
+"""Returns the markers of what is not under the current key, though it should be."""
+
+
+async def none_outdated(
+    _markers: Mapping[BackendName, Mapping[StoreName, Collection[Marker]]],
+) -> Collection[Marker]:
+    """Find nothing: nothing is encrypted."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +79,28 @@ class CommitRecords:
         query_state: Callable[[int], Awaitable[QueryState]],
         required_backends: Collection[str],
         optional_backends: Collection[str],
+        *,
+        find_outdated: FindOutdated,
     ) -> None:
         """Wire it; the arguments are those of `Committer`."""
+        self._find_outdated = find_outdated
         self._writer = writer
         self._identity = identity
         self._query_state = query_state
         self._required_backends = tuple(map(BackendName, required_backends))
         self._optional_backends = tuple(map(BackendName, optional_backends))
 
-    def must_upload(self, version: str, base: Base | None) -> bool:
-        """Whether a task changed, or a backend lacks what it has."""
+    def must_upload(
+        self, version: str, base: Base | None, outdated: Collection[Marker] = ()
+    ) -> bool:
+        """Whether a task changed, a backend lacks what it has, or it is under a key of before."""
         if not version or base is None:
             return bool(version)
         if base.version != version:
             return True
         markers = base.checkpoint.state_markers
+        if outdated and any(m in outdated for of in markers.values() for m in of.values()):
+            return True
         return any(STATE_STORE not in markers.get(name, {}) for name in self._required_backends)
 
     def without_backup(
@@ -110,7 +134,7 @@ class CommitRecords:
             if any(STATE_STORE not in found.get(name, {}) for found in markers)
         ]
 
-    def plan(
+    async def plan(
         self, attempt: int, checkpoint_id: str, batch: int, versions: Mapping[int, str]
     ) -> HandOverPlan:
         """Return what the tasks hand over for an attempt: those that must upload, and their bases.
@@ -122,7 +146,8 @@ class CommitRecords:
             versions: ``{partition: VersionId}`` of all tasks.
         """
         bases = bases_of(self._writer.view)
-        uploads = {p: v for p, v in versions.items() if self.must_upload(v, bases.get(p))}
+        outdated = await self._outdated(bases)
+        uploads = {p: v for p, v in versions.items() if self.must_upload(v, bases.get(p), outdated)}
         record = self._writer.view.batches.get(batch)
         offsets = self._offsets_by_task("" if record is None else record.offsets)
         return HandOverPlan(
@@ -136,6 +161,14 @@ class CommitRecords:
                 p: self._checkpoint(checkpoint_id, batch, offsets[p], {}) for p in uploads
             },
         )
+
+    async def _outdated(self, bases: Mapping[int, Base]) -> Collection[Marker]:
+        try:
+            return await self._find_outdated(_markers_by_backend(bases.values()))
+        except (ConfigError, RetriableError) as exc:
+            # Tasks that upload need the key themselves, and say so; the others can wait.
+            logger.warning("the key to encrypt with is not known for now: error=%s", exc)
+            return ()
 
     async def build(
         self,
@@ -210,3 +243,14 @@ def attempt_record(plan: HandOverPlan, versions: Mapping[int, str]) -> AttemptRe
 def _markers(base: Base | None) -> StateMarkers:
     """Return the markers of a task that had nothing to upload: those of the commit before."""
     return {} if base is None else base.checkpoint.state_markers
+
+
+def _markers_by_backend(
+    bases: Iterable[Base],
+) -> Mapping[BackendName, Mapping[StoreName, Collection[Marker]]]:
+    found: dict[BackendName, dict[StoreName, list[Marker]]] = {}
+    for base in bases:
+        for backend, markers in base.checkpoint.state_markers.items():
+            for store, marker in markers.items():
+                found.setdefault(backend, {}).setdefault(store, []).append(marker)
+    return found

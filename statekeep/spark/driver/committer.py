@@ -25,7 +25,12 @@ from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate, Decision
 from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
-from statekeep.spark.driver.commit_records import CommitRecords, attempt_record
+from statekeep.spark.driver.commit_records import (
+    CommitRecords,
+    FindOutdated,
+    attempt_record,
+    none_outdated,
+)
 from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.gathering import GatheredTasks, gather
 from statekeep.spark.tasks import partition_of, task_name
@@ -66,6 +71,7 @@ class Committer:
         on_commit: Callable[[CommitSummary], None],
         required_backends: Collection[str] = (),
         optional_backends: Collection[str] = (),
+        find_outdated: FindOutdated = none_outdated,
         note: Note = no_note,
     ) -> None:
         """Wire the committer.
@@ -81,6 +87,8 @@ class Committer:
             required_backends: Names of the backends that every task must be in: a task that one of
                 them lacks uploads again, though unchanged.
             optional_backends: Names of the others.
+            find_outdated: Asked at each commit which backups a rotation of keys has left behind: those
+                tasks upload again too.
             note: Told of every upload and of void attempts, on the loop.
         """
         self._writer = writer
@@ -88,7 +96,12 @@ class Committer:
         self._gate = gate
         self._clock = clock
         self._records = CommitRecords(
-            writer, identity, query_state, required_backends, optional_backends
+            writer,
+            identity,
+            query_state,
+            required_backends,
+            optional_backends,
+            find_outdated=find_outdated,
         )
         self._on_commit = on_commit
         self._note = note
@@ -244,7 +257,7 @@ class Committer:
         now_ns = self._clock.monotonic_ns()
         self._attempts += 1
         checkpoint_id = CheckpointId.at(self._clock.time_ns()).serialize()
-        plan = self._records.plan(self._attempts, checkpoint_id, batch, versions)
+        plan = await self._records.plan(self._attempts, checkpoint_id, batch, versions)
         fault_point("attempt_record.before")
         # Open from here on: a record whose append failed may be in the log all the same.
         self._gate.started(now_ns, checkpoint_id)

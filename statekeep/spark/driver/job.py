@@ -407,7 +407,7 @@ class StatefulJob:
             commit_position=self._reign.view.last_commit_position,
             committed=-1 if resumption is None else resumption.committed,
             head=-1 if resumption is None else resumption.head,
-            limits=source_limits(self._frame),
+            limits=[*source_limits(self._frame), *self._reign.limits],
         )
 
     def _note_end(self) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
+from statekeep.backends.sealing import open_job_log
 from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_scope import job_scope
 from statekeep.clock import Clock
 from statekeep.config.model import Config
@@ -47,11 +49,15 @@ async def find_log_backend(
     earlier = await executor.run(_find_earlier, registry, config, location, chosen)
     if earlier is None:
         return chosen
-    scope = job_scope(config.job.name)
-    holder = await find_holder(earlier, scope, executor, clock)
+    scope, both = job_scope(config.job.name), {**factories, earlier.name: earlier}
+
+    def open_log(backend: BackendName, scope: str) -> JobLog:
+        return open_job_log(both, backend, scope, executor, clock)
+
+    holder = await find_holder(open_log, earlier.name, scope)
     if holder is None or holder == chosen:
         return chosen
-    own = await find_holder(factories[chosen], scope, executor, clock)
+    own = await find_holder(open_log, chosen, scope)
     is_named = config.job.log_backend is not None
     uri = config.settings[DEFAULT_URI].shown
     if own is None and holder == earlier.name and not is_named:

@@ -11,6 +11,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
+from statekeep.backends.sealing import (
+    encryption_limits,
+    open_checkpoint_store,
+    open_job_log,
+    outdated_markers,
+)
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.checkpoint.event_recorder import EventRecorder
 from statekeep.checkpoint.job_log import CheckpointStore
@@ -141,6 +147,9 @@ class Reign:
         """
         registry = BackendRegistry(self._config)
         self._factories = dict(registry.factories())
+        self.limits = encryption_limits(self._factories.values(), self._clock)
+        for limit in self.limits:
+            logger.warning("the query runs with a limit: %s", limit)
         if (name := self._config.job.log_backend) is not None:
             self._factories[BackendName(name)] = registry.factory(name)
         check_reach(self._factories)
@@ -310,9 +319,9 @@ class Reign:
             executor=self._executor,
             clock=self._clock,
         )
-        factory = self._factories[name]
-        self._checkpoints = factory.checkpoint_store(scope, self._executor, self._clock)
-        self._writer = LogWriter(factory.job_log(scope, self._executor, self._clock))
+        place = (self._factories, name, scope, self._executor, self._clock)
+        self._checkpoints = open_checkpoint_store(*place)
+        self._writer = LogWriter(open_job_log(*place))
         await self._writer.open()
 
     async def _fence(self, expected: JobIdentity) -> JobIdentity:
@@ -408,6 +417,9 @@ class Reign:
             on_commit=committed,
             required_backends=self._config.store(STATE_STORE).required_factories,
             optional_backends=self._config.store(STATE_STORE).optional_factories,
+            find_outdated=lambda markers: outdated_markers(
+                self._factories, markers, self._executor
+            ),
             note=self._events.add,
         )
         return committed

@@ -23,10 +23,10 @@ KEY = EncryptionKey("2026-11", SECRET)
 ENCRYPTED = Encoding("none", KEY)
 ENCODINGS = [Encoding("zstd"), ENCRYPTED, Encoding("zstd", KEY)]
 NAMES = ["compressed", "encrypted", "both"]
-PLACE = "3-5/0c1f-0-a.sst#0"
+PLACE = "flights/state-77aa/blob/main/Partition_3/state/3-5/0c1f-0-a.sst#0"
 SALT = b"s" * 32
 HEAD_BYTES = 9
-GOLDEN = Path(__file__).parents[2] / "golden" / "encoded-stream.hex"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def encoded(*pieces: bytes, encoding: Encoding = ENCRYPTED, salt: bytes = SALT) -> list[bytes]:
@@ -116,7 +116,23 @@ def test_a_frame_of_another_stream_of_the_same_key_is_refused() -> None:
 def test_a_stream_at_another_place_is_refused() -> None:
     (stream,) = encoded(b"state of another blob")
     with pytest.raises(CheckpointCorruptError, match="not what was encrypted here"):
-        decoded(stream, place="3-5/0c1f-1-b.sst#0")
+        decoded(stream, place=PLACE.replace("0-a.sst", "1-b.sst"))
+
+
+@pytest.mark.parametrize("number", range(len(PLACE.split("/"))))
+def test_a_stream_at_the_same_place_of_anything_else_is_refused(number: int) -> None:
+    (stream,) = encoded(b"state of another job, backend, task, store or attempt")
+    parts = PLACE.split("/")
+    parts[number] = "7" + parts[number]
+    with pytest.raises(CheckpointCorruptError, match="not what was encrypted here"):
+        decoded(stream, place="/".join(parts))
+
+
+def test_a_stream_that_is_not_encrypted_is_refused_where_it_should_be() -> None:
+    (stream,) = encoded(b"state", encoding=Encoding("zstd"))
+    decoder = StreamDecoder(PLACE, lambda _: KEY, where="test", is_encrypted=True)
+    with pytest.raises(CheckpointCorruptError, match="it is not encrypted"):
+        decoder.decode(stream)
 
 
 def test_the_last_frame_cannot_be_moved_forward_by_its_mark() -> None:
@@ -148,8 +164,8 @@ def test_what_does_not_shrink_is_not_compressed() -> None:
 @pytest.mark.parametrize(
     ("version", "header", "told"),
     [
-        (2, {"compression": "none"}, "version=2"),
-        (2, {"something": "else"}, "version=2"),
+        (3, {"compression": "none"}, "version=3"),
+        (3, {"something": "else"}, "version=3"),
         (1, {"compression": "zstd-2"}, "compression=zstd-2"),
         (1, {"compression": "none", "encryption": "aes-512"}, "encryption=aes-512"),
     ],
@@ -167,7 +183,7 @@ def test_a_whole_stream_of_an_unknown_format_is_told_from_damage_and_named(
 def test_a_version_that_is_damaged_is_damage() -> None:
     (stream,) = encoded(b"state")
     with pytest.raises(CheckpointCorruptError, match="differs from its checksum"):
-        decoded(stream[:8] + b"\x02" + stream[9:])
+        decoded(stream[:8] + b"\x01" + stream[9:])
 
 
 def test_only_the_id_of_a_key_is_in_the_header() -> None:
@@ -180,7 +196,15 @@ def test_only_the_id_of_a_key_is_in_the_header() -> None:
 
 def test_the_golden_sample_is_written_and_read_byte_for_byte() -> None:
     (stream,) = encoded(b"k=v\n" * 64, encoding=Encoding("zstd", KEY))
-    golden = bytes.fromhex(GOLDEN.read_text())
+    golden = bytes.fromhex((GOLDEN / "encoded-stream-2.hex").read_text())
     assert decoded(golden) == read_stream(golden, PLACE) == b"k=v\n" * 64
     # How well zstd compresses may change with its version; everything before it may not.
     assert stream[: start_of(stream)] == golden[: start_of(golden)]
+
+
+def test_what_was_bound_to_the_end_of_its_place_alone_is_still_decoded() -> None:
+    golden = bytes.fromhex((GOLDEN / "encoded-stream.hex").read_text())
+    assert decoded(golden) == read_stream(golden, PLACE) == b"k=v\n" * 64
+    decoder = StreamDecoder(PLACE, lambda _: KEY, where="test")
+    decoder.decode(golden)
+    assert (decoder.version, decoder.is_encrypted) == (1, True)

@@ -4,7 +4,11 @@ import io
 import re
 from pathlib import Path
 
+from encoded_kit import KEY_LINE
+
+from statekeep.backends.blob.encryption_keys import KeyRing
 from statekeep.backends.blob.index import SCHEMA_VERSION, decode_index, encode_index
+from statekeep.backends.seals import Sealer
 from statekeep.checkpoint.event_log import decode_segment
 from statekeep.checkpoint.framing import unframe
 from statekeep.checkpoint.records import AttemptRecord, decode_record
@@ -15,9 +19,14 @@ from statekeep.checkpoint.serde import (
 )
 from statekeep.stores.delta import DeltaHeader, DeltaReader
 from statekeep.stores.version import SealManifest
+from statekeep.testing.executor import SerialExecutor
 
 PAGE = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
-FRAMES = [text.encode() for text in re.findall(r"```text\n(statekeep 1 .*?)\n```", PAGE, re.DOTALL)]
+SAMPLES = [
+    text.encode() for text in re.findall(r"```text\n(statekeep 1 .*?)\n```", PAGE, re.DOTALL)
+]
+SEALED = [data for data in SAMPLES if data.startswith(b"statekeep 1 sealed ")]
+FRAMES = [data for data in SAMPLES if data not in SEALED]
 RECORDS = {
     *("epoch", "base", "batch", "attempt", "commit", "void"),
     *("release", "pin", "unpin", "bad-marker", "moved"),
@@ -79,8 +88,23 @@ def test_the_snapshot_index_is_what_the_code_writes() -> None:
 
 def test_the_encoded_stream_is_the_golden_one() -> None:
     section = PAGE.partition("### Encoded stream\n")[2]
-    golden = Path(__file__).parents[2] / "golden" / "encoded-stream.hex"
+    golden = Path(__file__).parents[2] / "golden" / "encoded-stream-2.hex"
     assert section.split("```")[1].removeprefix("text").split() == golden.read_text().split()
+
+
+def test_the_sealed_record_is_the_one_of_position_0() -> None:
+    (sample,) = SEALED
+    sealer = Sealer(
+        [KeyRing(lambda: KEY_LINE, "formats.md")],
+        "flights",
+        is_on=True,
+        accepts_plain=lambda: False,
+        executor=SerialExecutor(),
+    )
+    opened = sealer.open(("job-log", "0"), sample, where="formats.md")
+    assert opened is not None
+    assert opened.data == next(d for d in FRAMES if unframe(d, where="formats.md").kind == "epoch")
+    assert sealer.seal(("job-log", "0"), opened.data).data == sample
 
 
 def test_the_delta_has_one_put_and_one_delete() -> None:

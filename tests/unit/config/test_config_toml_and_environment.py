@@ -57,7 +57,7 @@ def test_a_name_that_begins_another_one_is_written_in_quotes(tmp_path: Path) -> 
     [
         pytest.param("job.name = ", "settings are not TOML: path=.*job.toml", id="no TOML"),
         pytest.param("task.comit.ms = 1", "nearest=task.commit.ms source=.*job.toml", id="key"),
-        pytest.param("job.name = 2020-01-01", "type=date source=.*job.toml", id="type"),
+        pytest.param("job.name = 10:30:00", "type=time source=.*job.toml", id="type"),
     ],
 )
 def test_an_error_in_toml_names_the_file(tmp_path: Path, text: str, complaint: str) -> None:
@@ -117,3 +117,11 @@ def test_a_job_reads_its_files_and_over_them_the_environment(
     given = (config.job.name, config.task.commit_ms, config.task.shutdown_ms)
     assert given == ("flights", 2000, 3000)
     assert config.settings["task.shutdown.ms"].source.startswith("environment")
+
+
+def test_a_day_may_be_written_as_toml_has_it_and_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    key = "blob.store.encryption.plain.until"
+    for written in ("2026-12-31", '"2026-12-31"'):
+        path.write_text(f'job.name = "j"\n{key} = {written}\n')
+        assert load_toml(path).settings[key].value == "2026-12-31"

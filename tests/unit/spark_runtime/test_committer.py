@@ -24,6 +24,7 @@ from statekeep.checkpoint.serde import (
     decode_checkpoint_v2,
     encode_checkpoint_v2,
 )
+from statekeep.errors import KeyUnavailableError
 from statekeep.spark.driver.gathering import GatheredTasks
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import HandOverPlan
@@ -216,3 +217,29 @@ async def test_a_commit_record_that_landed_without_an_answer_is_a_commit() -> No
 
 def attempt_of(rig: Rig, plan: HandOverPlan) -> AttemptRecord:
     return rig.writer.view.open_attempts[plan.epoch, plan.attempt]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("outdated", "uploads"), [({Marker("another")}, {0}), ({Marker("m")}, {0, 1})]
+)
+async def test_a_task_whose_backup_is_under_a_key_of_before_uploads_again_though_unchanged(
+    outdated: set[Marker], uploads: set[int]
+) -> None:
+    rig = await new_rig()
+    await committed(rig, {0: V0, 1: V0})
+    rig.outdated = outdated
+    plan = await rig.begin(1, {0: V1, 1: V0})
+    assert set(plan.versions) == uploads
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_is_not_there_keeps_no_commit_from_beginning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = await new_rig()
+    await committed(rig, {0: V0, 1: V0})
+    rig.key_error = KeyUnavailableError("there is no encryption key")
+    plan = await rig.begin(1, {0: V1, 1: V0})
+    assert set(plan.versions) == {0}
+    assert "there is no encryption key" in caplog.text
