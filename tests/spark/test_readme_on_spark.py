@@ -175,6 +175,7 @@ class Mover:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_state_moves_to_another_backend_and_back_at_each_step(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
