@@ -32,8 +32,20 @@ def escape_name(name: str) -> str:
 
 
 def unescape_name(part: str) -> str:
-    """Return the name of which `escape_name` made ``part``."""
+    """Return the name of which `escape_name` made ``part``.
+
+    Raises:
+        ValueError: It made it of none: somebody else's.
+    """
     return unquote(_SPACE_BEFORE_DIGIT.sub(" ", part), errors="strict")
+
+
+def is_escaped(part: str) -> bool:
+    """Return whether `escape_name` may have made ``part``."""
+    try:
+        return len(part) <= _MAX_LENGTH and escape_name(unescape_name(part)) == part
+    except (ValueError, ConfigError):
+        return False
 
 
 def _escape_at(text: str, index: int) -> str:

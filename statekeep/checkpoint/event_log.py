@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.clock import Clock
@@ -211,10 +212,8 @@ def decode_segment(data: bytes, *, where: str) -> Sequence[Event]:
     found = unframe(data, where=where)
     if found.kind != _KIND:
         raise CheckpointCorruptError(f"not a segment of events: {where} kind={found.kind}")
-    try:
-        return [_decoder.decode(line) for line in found.payload.split(b"\n")]
-    except msgspec.MsgspecError as exc:
-        raise CheckpointCorruptError(f"segment of events cannot be read: {where}") from exc
+    damage = f"segment of events cannot be read: {where}"
+    return [decode_json(_decoder, line, damage) for line in found.payload.split(b"\n")]
 
 
 def _places(epoch: int) -> Sequence[str]:

@@ -10,8 +10,9 @@ from typing import Final, get_args
 
 import msgspec
 
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.framing import claimed_kind, frame, unframe
-from statekeep.errors import CheckpointCorruptError, UnknownFormatError
+from statekeep.errors import UnknownFormatError
 
 
 class _Record(
@@ -241,11 +242,8 @@ def decode_record(data: bytes, *, where: str) -> Record:
     framed = unframe(data, where=where)
     if framed.kind not in _KINDS:
         raise UnknownFormatError(f"log record of an unknown type: {where} type={framed.kind}")
-    try:
-        return _decoder.decode(framed.payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        msg = f"log record cannot be read: {where} type={framed.kind}"
-        raise CheckpointCorruptError(msg) from exc
+    damage = f"log record cannot be read: {where} type={framed.kind}"
+    return decode_json(_decoder, framed.payload, damage)
 
 
 def is_damaged_batch(data: bytes) -> bool:

@@ -21,6 +21,7 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     SystemStreamPartition,
 )
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
@@ -248,11 +249,7 @@ def decode_attempt_entry(data: bytes, where: str) -> AttemptEntry:
 
 
 def _decode(decoder: msgspec.json.Decoder[T], data: bytes, where: str) -> T:
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        msg = f"checkpoint cannot be read: {where} bytes={len(data)}"
-        raise CheckpointCorruptError(msg) from exc
+    return decode_json(decoder, data, f"checkpoint cannot be read: {where} bytes={len(data)}")
 
 
 def _offset_key(ssp: SystemStreamPartition) -> str:

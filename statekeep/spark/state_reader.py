@@ -1,7 +1,6 @@
 """Reads the committed state of a job from its backup, without Spark and without the job."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,11 @@ from statekeep.inspection.job import open_job
 from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.key_codec import KeyCodec
-from statekeep.spark.operator.registry import RegisteredVariable, stored_variables
+from statekeep.spark.operator.registry import (
+    RegisteredVariable,
+    read_schema,
+    stored_variables,
+)
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
@@ -91,9 +94,9 @@ def _entries(
 def _decoded(
     store: KeyValueStore, task: TaskName, key_schema: StructType, variable: RegisteredVariable
 ) -> Iterator[StateEntry]:
-    keys, values = KeyCodec(key_schema), ValueCodec(_schema(variable.schema))
+    keys, values = KeyCodec(key_schema), ValueCodec(read_schema(variable.schema))
     map_keys = (
-        None if variable.map_key_schema is None else KeyCodec(_schema(variable.map_key_schema))
+        None if variable.map_key_schema is None else KeyCodec(read_schema(variable.map_key_schema))
     )
     for stored_key, data in store.scan(variable.prefix):
         encoded = stored_key[len(variable.prefix) :]
@@ -110,7 +113,3 @@ def _decoded(
 
 def _identity(config: Config, task: TaskName) -> TaskIdentity:
     return TaskIdentity(config.job.name, MAIN_OPERATOR, task)
-
-
-def _schema(text: str) -> StructType:
-    return StructType.fromJson(json.loads(text))

@@ -17,6 +17,7 @@ from typing import Final, Self
 import msgspec
 
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.decoding import decode_json, is_file_name
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.version_id import VersionId
@@ -82,10 +83,11 @@ class SealManifest:
             UnknownFormatError: A newer version of Statekeep wrote it.
         """
         manifest = unframe(data, where=where)
-        try:
-            read = _decoder.decode(manifest.payload)
-        except msgspec.MsgspecError as exc:
-            raise CheckpointCorruptError(f"seal manifest cannot be read: {where}") from exc
+        read = decode_json(_decoder, manifest.payload, f"seal manifest cannot be read: {where}")
+        foreign = [e.path for e in read.files if not all(map(is_file_name, e.path.split("/")))]
+        if foreign:
+            msg = f"seal manifest names a file outside its version: {where} path={foreign[0]!r}"
+            raise CheckpointCorruptError(msg)
         return cls(
             version=VersionId.parse(read.version),
             parent=VersionId.parse(read.parent) if read.parent else None,

@@ -1,7 +1,7 @@
 """The checkpoint store on top of any `BlobStoreManager` that creates blobs atomically."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -10,11 +10,12 @@ from typing_extensions import override
 from statekeep.backends.blob.bounded import run_bounded
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.escaping import escape_name, unescape_name
+from statekeep.checkpoint.escaping import escape_name, is_escaped, unescape_name
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
-_ATTEMPT: Final = re.compile(r"(\d+)-(\d+)")
+_ATTEMPT: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+_NUMBER: Final = re.compile(r"/[0-9]{6,18}\Z")
 
 
 class BlobCheckpointStore(CheckpointStore):
@@ -44,7 +45,7 @@ class BlobCheckpointStore(CheckpointStore):
         prefix = f"{self._prefix(attempt)}{escape_name(task_name)}/"
         number = 0
         while not await self._create(f"{prefix}{number:06d}", data):
-            newest = max(await self._blobs.list(prefix), key=_number, default=None)
+            newest = max(await self._entries(prefix), key=_number, default=None)
             if newest is None:  # deleted meanwhile: the attempt is closed
                 continue
             if await self._get(newest) == data:  # perhaps by a first try whose answer was lost
@@ -58,9 +59,9 @@ class BlobCheckpointStore(CheckpointStore):
         await self._blobs.init()
         skipped = {escape_name(task) for task in known}
         newest: dict[str, str] = {}
-        for blob_id in sorted(await self._blobs.list(self._prefix(attempt)), key=_number):
+        for blob_id in sorted(await self._entries(self._prefix(attempt)), key=_number):
             task = blob_id.split("/")[-2]
-            if task not in skipped:
+            if task not in skipped and is_escaped(task):
                 newest[task] = blob_id
         contents = await run_bounded([partial(self._get, blob_id) for blob_id in newest.values()])
         return {
@@ -90,6 +91,11 @@ class BlobCheckpointStore(CheckpointStore):
 
     def _prefix(self, attempt: str) -> str:
         return f"{self._scope}/checkpoints/{attempt}/"
+
+    async def _entries(self, prefix: str) -> Sequence[str]:
+        """Return the ids of entries; what else lies there is somebody else's."""
+        blob_ids = await self._blobs.list(prefix)
+        return [blob_id for blob_id in blob_ids if _NUMBER.search(blob_id)]
 
     async def _create(self, name: str, data: bytes) -> bool:
         """Create a blob; False if there is one."""

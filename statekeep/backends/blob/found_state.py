@@ -5,7 +5,7 @@ import re
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.names import job_prefix
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint.escaping import escape_name, unescape_name
+from statekeep.checkpoint.escaping import escape_name, is_escaped, unescape_name
 
 
 async def find_state(manager: BlobStoreManager, task: TaskIdentity) -> str | None:
@@ -37,4 +37,5 @@ async def find_task_logs(manager: BlobStoreManager, job_name: str, operator: str
     prefix = f"{escape_name(job_name)}/{escape_name(operator)}/"
     form = re.compile(rf"{re.escape(prefix)}([^/]+)/log/[^/]+$")
     found = (form.search(blob_id) for blob_id in await manager.list(prefix))
-    return sorted({unescape_name(match[1]) for match in found if match is not None})
+    parts = {match[1] for match in found if match is not None}
+    return sorted(unescape_name(part) for part in parts if is_escaped(part))

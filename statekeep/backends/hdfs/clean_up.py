@@ -25,7 +25,7 @@ from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker, atte
 from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import StoreFiles, check_digest
 from statekeep.checkpoint.checkpoints import Marker, StoreName
-from statekeep.checkpoint.escaping import unescape_name
+from statekeep.checkpoint.escaping import is_escaped, unescape_name
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, StateBackupError
 from statekeep.fault_points import fault_point
 
@@ -107,7 +107,7 @@ async def _names_by_store(
     for blob_id in await manager.list(str(prefix)):
         directory, _, text = blob_id.rpartition(str(prefix))[2].rpartition("/")
         name = FileName.parse(text)
-        if name is not None and "/" not in directory:
+        if name is not None and is_escaped(directory):
             stores.setdefault(StoreName(unescape_name(directory)), set()).add(name)
     return stores
 

@@ -3,6 +3,7 @@
 Source: Spark's SPARK-49374, whose three examples are tests.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -61,10 +62,11 @@ async def plan_load(
         CheckpointCorruptError: A lineage leads in a circle, or a header is damaged.
     """
     chain: list[VersionId] = []
-    following: list[VersionId] = [wanted]
+    passed: set[VersionId] = set()
+    following: deque[VersionId] = deque([wanted])
     leader: VersionId | None = None
     while following:
-        step = following.pop(0)
+        step = following.popleft()
         is_end = leader is not None and not following
         may_serve = proven is None or step in proven or is_end
         if may_serve and FileName(step, FileKind.SNAPSHOT) in files:
@@ -72,10 +74,11 @@ async def plan_load(
         name = FileName(step, FileKind.DELTA)
         if name not in files:
             raise BlobNotFoundError(str(name if chain else FileName(step, FileKind.SNAPSHOT)))
-        if step in chain:
+        if step in passed:
             raise CheckpointCorruptError(f"lineage leads in a circle: upload={step}")
+        passed.add(step)
         chain.append(step)
         if not following:
             leader = step
-            following = list(await read_lineage(step))
+            following.extend(await read_lineage(step))
     raise BlobNotFoundError(str(FileName(chain[-1], FileKind.SNAPSHOT)))

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ PREVIOUS_SHA256_ATTRIBUTE: Final = "previous-sha256"
 SNAPSHOT_SHA256_ATTRIBUTE: Final = "snapshot-sha256"
 """Of a delta: the digest of the snapshot at which its lineage ends."""
 _NONE: Final[Mapping[VersionId, str]] = MappingProxyType({})
+_BYTES: Final = re.compile(r"[0-9]{1,18}")
 _START_BYTES: Final = 16 << 10
 """Fetched first: holds the header of a lineage of about 370 uploads; what is longer is fetched anew."""
 
@@ -201,8 +203,15 @@ def lineage_of(header: DeltaHeader) -> Sequence[VersionId]:
 
 
 def changed_bytes_of(header: DeltaHeader) -> int:
-    """Return the bytes of all changes that have led to a file since its lineage began."""
-    return int(header.attributes.get(DELTA_BYTES_ATTRIBUTE, "0"))
+    """Return the bytes of all changes that have led to a file since its lineage began.
+
+    Raises:
+        CheckpointCorruptError: The header does not say it in digits.
+    """
+    text = header.attributes.get(DELTA_BYTES_ATTRIBUTE, "0")
+    if _BYTES.fullmatch(text) is None:
+        raise CheckpointCorruptError(f"not a number of bytes: text={text[:100]!r}")
+    return int(text)
 
 
 def check_header(header: DeltaHeader, name: FileName, store: StoreName) -> None:

@@ -12,6 +12,7 @@ from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.clock import Clock
+from statekeep.errors import CheckpointCorruptError
 
 _SEPARATOR: Final = "/"
 _ATTEMPT: Final = re.compile(r"([0-9]+)-([0-9]+)")
@@ -75,11 +76,24 @@ class KafkaCheckpointStore(CheckpointStore):
     async def _catch_up(self) -> None:
         """Read what was written since the last call."""
         for record in await self._topic.read_new():
-            key, data = (record.key() or b"").decode(), record.value()
+            where = f"topic={self._topic.name} offset={record.offset()}"
+            key, data = entry_key(record.key() or b"", where=where), record.value()
             if data is None:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = data
+
+
+def entry_key(data: bytes, *, where: str) -> str:
+    """Return the key of an entry.
+
+    Raises:
+        CheckpointCorruptError: It is no text.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise CheckpointCorruptError(f"not a key of a task's entry: {where}") from exc
 
 
 def _task(key: str) -> str:

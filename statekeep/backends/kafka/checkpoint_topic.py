@@ -26,6 +26,7 @@ from statekeep.checkpoint.checkpoint_manager import (
     choose_checkpoint,
 )
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.serde import (
     decode_checkpoint_v1,
     decode_checkpoint_v2,
@@ -53,6 +54,15 @@ class _KeyJson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _key_decoder = msgspec.json.Decoder(_KeyJson)
+
+
+def decode_key(data: bytes, *, where: str) -> _KeyJson:
+    """Read the key of a checkpoint.
+
+    Raises:
+        CheckpointCorruptError: It is none.
+    """
+    return decode_json(_key_decoder, data, f"not a key of a checkpoint: {where}")
 
 
 def checkpoint_topic(job_name: str, job_id: str) -> str:
@@ -148,8 +158,8 @@ class KafkaCheckpointManager(CheckpointManager):
     def _is_wanted(self, record: Message) -> bool:
         """Return whether a record is of a task that was asked for, or of nobody knows whom."""
         try:
-            return _key_decoder.decode(record.key() or b"").task_name in self._found
-        except msgspec.MsgspecError:
+            return self._key(record).task_name in self._found
+        except CheckpointCorruptError:
             return True  # refused where it is taken
 
     def _take(self, record: Message) -> None:
@@ -171,12 +181,8 @@ class KafkaCheckpointManager(CheckpointManager):
             found[version] = StoredCheckpoint(version, record.timestamp()[1], data)
 
     def _key(self, record: Message) -> _KeyJson:
-        try:
-            return _key_decoder.decode(record.key() or b"")
-        except msgspec.MsgspecError as exc:
-            raise CheckpointCorruptError(
-                f"not a key of a checkpoint: topic={self._topic.name} offset={record.offset()}"
-            ) from exc
+        where = f"topic={self._topic.name} offset={record.offset()}"
+        return decode_key(record.key() or b"", where=where)
 
     def _encode(self, checkpoint: CheckpointV2, version: int) -> bytes:
         if version == 1:

@@ -1,5 +1,6 @@
 """The job log in a topic of one partition: only who holds its transactional id can append."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -21,6 +22,7 @@ from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
 from statekeep.fault_points import fault_point
 
 _FLOOR: Final = b"floor"
+_POSITION: Final = re.compile(rb"[0-9]{1,20}")
 _FENCED_TRIES: Final = 100
 """How often an append takes the transactional id back: each time somebody else got on."""
 _HINT: Final = (
@@ -231,16 +233,14 @@ class KafkaJobLog(JobLog):
         self._next_offset = max(end, self._next_offset)
 
     def _fold(self, key: bytes, data: bytes, offset: int) -> None:
+        where = f"topic={self._place.topic} offset={offset}"
         if key == _FLOOR:
-            self._floor, self._floor_offset = max(self._floor, int(data)), offset
+            self._floor = max(self._floor, position_of(data, where=where))
+            self._floor_offset = offset
             for position in [p for p in self._records if p < self._floor]:
                 del self._records[position], self._offsets[position]
-        elif not key.isdigit():
-            raise CheckpointCorruptError(
-                f"not a record of the job log: topic={self._place.topic} offset={offset}"
-            )
-        elif int(key) >= self._floor:
-            self._records[int(key)], self._offsets[int(key)] = data, offset
+        elif (position := position_of(key, where=where)) >= self._floor:
+            self._records[position], self._offsets[position] = data, offset
 
     @property
     def _next_position(self) -> int:
@@ -284,3 +284,14 @@ class KafkaJobLog(JobLog):
                 **BROKER_TIME,
             },
         )
+
+
+def position_of(data: bytes, *, where: str) -> int:
+    """Return the position in the job log that digits stand for.
+
+    Raises:
+        CheckpointCorruptError: They stand for none.
+    """
+    if _POSITION.fullmatch(data) is None:
+        raise CheckpointCorruptError(f"not a record of the job log: {where}")
+    return int(data)

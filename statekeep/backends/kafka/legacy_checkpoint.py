@@ -52,7 +52,7 @@ def from_v1(
         ConfigError: Two stores name one changelog.
     """
     stores = settings.stores_by_changelog(backend)
-    checkpoint_id = CheckpointId(written_ms, 0)
+    checkpoint_id = CheckpointId(max(written_ms, 0), 0)  # below 0: the record has no time
     inputs: dict[SystemStreamPartition, str] = {}
     markers: dict[StoreName, Marker] = {}
     for ssp, text in checkpoint.input_offsets.items():

@@ -1,5 +1,6 @@
 """The marker of a changelog: Samza's JSON, and what it takes to verify a restore."""
 
+import re
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -7,10 +8,18 @@ import msgspec
 
 from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.checkpoint.checkpoints import Marker
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 _VERSION: Final = 1
 _NO_BUCKET: Final = -1
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+"""What Kafka takes for the name of a topic."""
+_OFFSET: Final = re.compile(r"[0-9]{1,18}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{0,32}")
+_MAX_PARTITION: Final = 2**31 - 1
+_SHOWN_CHARACTERS: Final = 1000
+"""Of a marker, in an error."""
 
 
 class _SspJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -94,15 +103,20 @@ class ChangelogMarker:
             CheckpointCorruptError: It is of another form.
             UnknownFormatError: It is of a newer version.
         """
-        try:
-            read = _read(marker)
-            offset = None if read.changelog_offset is None else int(read.changelog_offset)
-            digest = int(read.content_digest, 16) if read.content_digest else None
-        except (msgspec.MsgspecError, ValueError) as exc:
-            raise CheckpointCorruptError(f"not a changelog marker: marker={marker!r}") from exc
-        ssp = read.changelog_ssp
-        if ssp.key_bucket != _NO_BUCKET or ssp.partition < 0 or (offset or 0) < 0:
-            raise CheckpointCorruptError(f"changelog marker of no partition: marker={marker!r}")
+        damage = f"not a changelog marker: marker={marker[:_SHOWN_CHARACTERS]!r}"
+        read = _read(marker, damage)
+        ssp, text = read.changelog_ssp, read.changelog_offset
+        is_place = (
+            _TOPIC.fullmatch(ssp.stream) is not None
+            and ssp.stream not in {".", ".."}
+            and ssp.key_bucket == _NO_BUCKET
+            and 0 <= ssp.partition <= _MAX_PARTITION
+        )
+        is_offset = text is None or _OFFSET.fullmatch(text) is not None
+        if not is_place or not is_offset or _DIGEST.fullmatch(read.content_digest) is None:
+            raise CheckpointCorruptError(damage)
+        offset = None if text is None else int(text)
+        digest = int(read.content_digest, 16) if read.content_digest else None
         content = (
             None if digest is None else ContentSummary(read.live_keys, read.live_bytes, digest)
         )
@@ -118,17 +132,17 @@ class ChangelogMarker:
         )
 
 
-def _read(marker: Marker) -> _MarkerJson:
+def _read(marker: Marker, damage: str) -> _MarkerJson:
     """Read the JSON; its version first, since another one may have other fields.
 
     Raises:
         UnknownFormatError: It is of a newer version.
-        ValueError: It is of another form.
+        CheckpointCorruptError: It is of another form; ``damage`` says so.
     """
-    data = marker.encode()
-    version = _version_decoder.decode(data).version
+    data = marker.encode(errors="replace")
+    version = decode_json(_version_decoder, data, damage).version
     if version > _VERSION:
         raise UnknownFormatError(f"changelog marker of an unknown format: version={version}")
     if version < _VERSION:
-        raise ValueError(f"there was no such version: version={version}")
-    return _decoder.decode(data)
+        raise CheckpointCorruptError(f"{damage} version={version}")
+    return decode_json(_decoder, data, damage)

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.escaping import escape_name, unescape_name
+from statekeep.checkpoint.escaping import escape_name, is_escaped, unescape_name
 from statekeep.errors import ConfigError
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9-]")
@@ -53,7 +53,8 @@ def task_of_log(prefix: str, job_name: str, operator: str, topic: str) -> str | 
     start = topic_name(prefix, escape_name(job_name), escape_name(operator), "")
     form = rf"{re.escape(start)}({_ESCAPED})\.{_LOG}"
     match = re.fullmatch(form, topic)
-    return None if match is None else unescape_name(unquote(match[1].replace("_", "%")))
+    part = "" if match is None else unquote(match[1].replace("_", "%"))
+    return unescape_name(part) if is_escaped(part) else None
 
 
 def changelog_topic(prefix: str, task: TaskIdentity, store: StoreName) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from statekeep.errors import RetriableError, StateBackupError
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
 from statekeep.spark.container.protocol import (
+    MAX_LINE_BYTES,
     STALE_CONTAINER,
     STOPPING_CONTAINER,
     Done,
@@ -157,7 +158,7 @@ def _exchange(
     with connection, connection.makefile("rb") as stream:
         try:
             connection.sendall(encode(request))
-            for line in stream:
+            while line := stream.readline(MAX_LINE_BYTES):
                 if not line.endswith(b"\n"):
                     break  # it died while it wrote
                 answer = decode_answer(line)

@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import msgspec
-
 from statekeep.errors import CheckpointCorruptError
 from statekeep.spark.container.protocol import HandOver, decode_request, encode
 from statekeep.stores.local_files import open_temporary
@@ -66,7 +64,7 @@ class Outbox:
         for path in self._directory.glob("*.json"):
             try:
                 request = decode_request(path.read_bytes())
-            except msgspec.MsgspecError as exc:
+            except CheckpointCorruptError as exc:
                 msg = f"outbox entry cannot be read: path={path}"
                 raise CheckpointCorruptError(msg) from exc
             if isinstance(request, HandOver):

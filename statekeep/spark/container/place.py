@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.stores.private_directories import make_private
 
@@ -55,8 +56,8 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @staticmethod
     def decode(data: bytes) -> "ContainerSpec":
-        """Read what a container is started with."""
-        return _decoder.decode(data)
+        """Read what a container is started with; CheckpointCorruptError if it is nothing of the kind."""
+        return decode_json(_decoder, data, "not the spec of a container")
 
 
 _decoder: Final = msgspec.json.Decoder(ContainerSpec)

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from statekeep.checkpoint.decoding import decode_json
+
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """Longest line either side accepts: a checkpoint with many stores' markers fits many times."""
 
@@ -123,10 +125,10 @@ def encode(message: Request | Answer) -> bytes:
 
 
 def decode_request(line: bytes) -> Request:
-    """Read a request; msgspec.MsgspecError if it is none."""
-    return _requests.decode(line)
+    """Read a request; CheckpointCorruptError if it is none."""
+    return decode_json(_requests, line, "not a request to a container")
 
 
 def decode_answer(line: bytes) -> Answer:
-    """Read an answer; msgspec.MsgspecError if it is none."""
-    return _answers.decode(line)
+    """Read an answer; CheckpointCorruptError if it is none."""
+    return decode_json(_answers, line, "not an answer of a container")

@@ -6,11 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from statekeep.clock import Clock
 from statekeep.config.model import ContainerSettings
-from statekeep.errors import StateBackupError
+from statekeep.errors import CheckpointCorruptError, StateBackupError
 from statekeep.fault_points import fault_point
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
@@ -159,10 +157,10 @@ class ContainerServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            line = await reader.readline()
-            if line:
-                await _send(writer, await self._answer(decode_request(line), writer))
-        except msgspec.MsgspecError as exc:
+            request = await _receive(reader)
+            if request is not None:
+                await _send(writer, await self._answer(request, writer))
+        except CheckpointCorruptError as exc:
             await _send(writer, Refused(error="ValueError", message=f"not a request: {exc}"))
         except ConnectionError:
             logger.warning("a task went away before its answer")
@@ -313,6 +311,15 @@ class ContainerServer:
             await asyncio.gather(restore, return_exceptions=True)
             self._restores -= 1
             self._note_idle()
+
+
+async def _receive(reader: asyncio.StreamReader) -> Request | None:
+    """Return the request of a connection; None where it was closed without one."""
+    try:
+        line = await reader.readline()
+    except ValueError as exc:  # longer than the reader's limit
+        raise CheckpointCorruptError(f"a request is too long: max_bytes={MAX_LINE_BYTES}") from exc
+    return decode_request(line) if line else None
 
 
 async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:

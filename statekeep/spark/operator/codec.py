@@ -40,6 +40,16 @@ LIST_HEADER_BYTES: Final = 5
 _LIST_TAG: Final = b"\xdd"
 
 # A Decimal or UUID must not pass for the string that MessagePack would make of it.
+_UNREADABLE: Final = (
+    msgspec.MsgspecError,
+    RecursionError,
+    ValueError,
+    OverflowError,
+    TypeError,
+    ArithmeticError,
+)
+"""What the decoder raises, and then the conversions: a date, time or number out of range, a map's
+key that cannot be one."""
 _pack: Final = msgspec.msgpack.Encoder(decimal_format="number", uuid_format="bytes").encode
 
 
@@ -119,9 +129,9 @@ class ValueCodec:
         """
         try:
             values = self._unpack(data)
-        except msgspec.DecodeError as exc:
+            return values if self._is_plain else self._from(values)
+        except _UNREADABLE as exc:
             raise self._unreadable() from exc
-        return values if self._is_plain else self._from(values)
 
     def decode_list(self, data: bytes) -> list[tuple[Any, ...]]:
         """Return the tuples of an encoded list.
@@ -131,9 +141,9 @@ class ValueCodec:
         """
         try:
             values = self._unpack_list(data)
-        except msgspec.DecodeError as exc:
+            return values if self._is_plain else [self._from(item) for item in values]
+        except _UNREADABLE as exc:
             raise self._unreadable() from exc
-        return values if self._is_plain else [self._from(item) for item in values]
 
     def _unreadable(self) -> CheckpointCorruptError:
         return CheckpointCorruptError(

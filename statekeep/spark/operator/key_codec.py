@@ -101,7 +101,7 @@ class KeyCodec:
             for decode in self._decode:
                 value, at = decode(data, at)
                 values.append(value)
-        except (struct.error, ValueError, IndexError) as exc:
+        except (struct.error, ValueError, IndexError, ArithmeticError) as exc:
             raise self._unreadable(data) from exc
         return tuple(values), at
 

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.errors import CheckpointCorruptError, StateSchemaError, UnknownFormatError
 from statekeep.spark.operator.changes import ChangeWriter
 from statekeep.stores.base import KeyValueStore
@@ -51,6 +53,7 @@ class _Versioned(msgspec.Struct):
 
 _decoder: Final = msgspec.json.Decoder(_Content)
 _version_decoder: Final = msgspec.json.Decoder(_Versioned)
+_DAMAGE: Final = "registry of state variables cannot be read"
 
 
 class VariableRegistry:
@@ -128,18 +131,36 @@ class VariableRegistry:
 
 
 def _read(stored: bytes) -> _Content:
+    version = decode_json(_version_decoder, stored, _DAMAGE).format_version
+    if version != FORMAT_VERSION:
+        raise UnknownFormatError(f"state variables of an unknown format: version={version}")
+    return decode_json(_decoder, stored, _DAMAGE)
+
+
+def read_schema(text: str) -> StructType:
+    """Return the schema that a registry holds as JSON.
+
+    Raises:
+        CheckpointCorruptError: It is none.
+    """
     try:
-        version = _version_decoder.decode(stored).format_version
-        if version != FORMAT_VERSION:
-            raise UnknownFormatError(f"state variables of an unknown format: version={version}")
-        return _decoder.decode(stored)
-    except msgspec.DecodeError as exc:
-        raise CheckpointCorruptError("registry of state variables cannot be read") from exc
+        return StructType.fromJson(json.loads(text))
+    # pyspark takes the document apart without looking whether it is one of its own.
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        RecursionError,
+        PySparkException,
+    ) as exc:
+        raise CheckpointCorruptError("schema of a state variable cannot be read") from exc
 
 
 def _require_same(what: str, part: str, stored: str, declared: StructType) -> None:
     # Compared as Spark does for state: names and types, not nullability or metadata.
-    found = StructType.fromJson(json.loads(stored)).simpleString()
+    found = read_schema(stored).simpleString()
     if found != declared.simpleString():
         raise _changed(what, part, found, declared.simpleString())
 
@@ -165,7 +186,7 @@ def stored_variables(
     if stored is None:
         return StructType(), {}
     content = _read(stored)
-    return StructType.fromJson(json.loads(content.key_schema)), content.variables
+    return read_schema(content.key_schema), content.variables
 
 
 def encode_registry(key_schema: StructType, variables: Mapping[str, RegisteredVariable]) -> bytes:
