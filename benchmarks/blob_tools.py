@@ -15,7 +15,7 @@ from servers.process import find_program
 
 from statekeep.backends.base import BackupContext, CommitContext, RestoreContext, TaskIdentity
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, TaskName
@@ -79,7 +79,12 @@ async def _move_files(job: Job, threads: int, *, is_upload: bool) -> None:
         await run_all([manager.put(path.name, path, _METADATA) for path in job.files])
     else:
         names = [path.name for path in job.files]
-        await run_all([manager.download(n, job.target / n, ignore_bytes) for n in names])
+        await run_all(
+            [
+                manager.download(n, job.target / n, ignore_bytes, max_bytes=MAX_FILE_BYTES)
+                for n in names
+            ]
+        )
     await manager.close()
     await executor.close()
 

@@ -7,9 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.errors import CheckpointCorruptError
+
+MAX_DOCUMENT_BYTES: Final = 256 << 20
+"""Of what is read whole, such as an index (700,000 files) or a record of the job log."""
+
+MAX_FILE_BYTES: Final = 1 << 40
+"""Of a file whose size nothing states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +74,19 @@ class BlobStoreManager(ABC):
         """
 
     @abstractmethod
-    async def get(self, blob_id: str) -> bytes:
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """Return a small blob's bytes.
+
+        An id may come from bytes that somebody else wrote: one that no blob can have is one that is
+        not there, in every method that takes an id.
+
+        Args:
+            blob_id: Of the blob.
+            max_bytes: No more than this is taken into memory.
 
         Raises:
             BlobNotFoundError: It is not there.
+            CheckpointCorruptError: It is larger than ``max_bytes``.
         """
 
     async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
@@ -86,18 +102,27 @@ class BlobStoreManager(ABC):
         Raises:
             BlobNotFoundError: It is not there.
         """
-        return (await self.get(blob_id))[start : start + size]
+        return (await self.get(blob_id, max_bytes=MAX_FILE_BYTES))[start : start + size]
 
     async def get_start(self, blob_id: str, size: int) -> bytes:
         """Return the first ``size`` bytes of a blob, all of a smaller one; raises as `get_range`."""
         return await self.get_range(blob_id, 0, size)
 
     @abstractmethod
-    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None], *, max_bytes: int
+    ) -> str:
         """Write a blob to the new file ``target`` with bounded memory; return its sha-256 in hex.
+
+        Args:
+            blob_id: Of the blob.
+            target: Does not exist yet.
+            on_bytes: Told of the bytes that were written since the last call.
+            max_bytes: No more than this is written.
 
         Raises:
             BlobNotFoundError: It is not there.
+            CheckpointCorruptError: It is larger than ``max_bytes``.
         """
 
     @abstractmethod
@@ -134,3 +159,15 @@ class BlobStoreManager(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Release clients. Idempotent."""
+
+
+def check_blob_size(blob_id: str, size: int, max_bytes: int) -> None:
+    """Refuse a blob before it is fetched.
+
+    Raises:
+        CheckpointCorruptError: It is larger than it may be.
+    """
+    if size > max_bytes:
+        raise CheckpointCorruptError(
+            f"blob is larger than it may be: blob_id={blob_id} bytes={size} max_bytes={max_bytes}"
+        )

@@ -112,7 +112,8 @@ class Sealer:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise CheckpointCorruptError(f"a seal cannot be read: {where}") from exc
         key = self._find(seal, where)
-        if not hmac.compare_digest(seal.mac, self._mac(key, what, seal, inner)):
+        expected = self._mac(key, what, seal, inner)
+        if not hmac.compare_digest(seal.mac.encode(), expected.encode()):  # text must be ASCII
             raise CheckpointCorruptError(
                 f"a record is not the one that was written here: {where} key_id={key.id}"
             )

@@ -16,7 +16,7 @@ from typing import TypeVar
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES, BlobMetadata, BlobStoreManager
 from statekeep.backends.pacing import Throttle, TokenBucket
 from statekeep.backends.retry import Retrier
 from statekeep.backends.run_to_end import run_to_end
@@ -51,8 +51,10 @@ class WrappedBlobStoreManager(BlobStoreManager):
         )
 
     @override
-    async def get(self, blob_id: str) -> bytes:
-        return await self._around("get", blob_id, lambda: self._inner.get(blob_id))
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        return await self._around(
+            "get", blob_id, lambda: self._inner.get(blob_id, max_bytes=max_bytes)
+        )
 
     @override
     async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
@@ -61,9 +63,13 @@ class WrappedBlobStoreManager(BlobStoreManager):
         )
 
     @override
-    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None], *, max_bytes: int
+    ) -> str:
         return await self._around(
-            "download", blob_id, lambda: self._inner.download(blob_id, target, on_bytes)
+            "download",
+            blob_id,
+            lambda: self._inner.download(blob_id, target, on_bytes, max_bytes=max_bytes),
         )
 
     @override
@@ -109,7 +115,9 @@ class RetryingBlobStoreManager(WrappedBlobStoreManager):
         return await self._retrier.run(call, operation=operation, subject=subject)
 
     @override
-    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None], *, max_bytes: int
+    ) -> str:
         reported = 0
 
         async def one_try() -> str:
@@ -123,7 +131,7 @@ class RetryingBlobStoreManager(WrappedBlobStoreManager):
                     reported = done
 
             try:
-                return await self._inner.download(blob_id, target, count)
+                return await self._inner.download(blob_id, target, count, max_bytes=max_bytes)
             except RetriableError:
                 await run_to_end(self._executor, target.unlink, missing_ok=True)
                 raise
@@ -202,8 +210,8 @@ class PacedBlobStoreManager(WrappedBlobStoreManager):
         return await self._inner.put(name, content, metadata, if_absent=if_absent)
 
     @override
-    async def get(self, blob_id: str) -> bytes:
-        content = await self._inner.get(blob_id)
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        content = await self._inner.get(blob_id, max_bytes=max_bytes)
         await self._bandwidth.take(len(content))
         return content
 
@@ -214,7 +222,9 @@ class PacedBlobStoreManager(WrappedBlobStoreManager):
         return content
 
     @override
-    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None], *, max_bytes: int
+    ) -> str:
         moved = 0
 
         def count(size: int) -> None:
@@ -222,7 +232,7 @@ class PacedBlobStoreManager(WrappedBlobStoreManager):
             moved += size
             on_bytes(size)
 
-        digest = await self._inner.download(blob_id, target, count)
+        digest = await self._inner.download(blob_id, target, count, max_bytes=max_bytes)
         await self._bandwidth.take(moved)
         return digest
 

@@ -10,6 +10,12 @@ from typing_extensions import override
 
 from statekeep.errors import ConfigError
 
+MAX_BLOCK_BYTES: Final = 1 << 30
+"""Of a block, stored or raw: it holds one record that is as large, or many of 256 KiB together."""
+_ANY_RATIO_BYTES: Final = 16 << 20
+_MOST_RATIO: Final = 256
+"""Raw bytes for a stored one; LZ4 cannot do better than 255."""
+
 
 class BlockCodec(ABC):
     """Compresses and decompresses blocks; used by one thread at a time."""
@@ -23,11 +29,31 @@ class BlockCodec(ABC):
 
     @abstractmethod
     def decompress(self, stored: bytes, raw_bytes: int) -> bytes:
-        """Return a block of ``raw_bytes``.
+        """Return a block of ``raw_bytes``, which are within `most_raw_bytes`: so much may be taken.
 
         Raises:
             ValueError: The stored form is damaged or of another size.
         """
+
+
+def most_raw_bytes(stored_bytes: int) -> int:
+    """Return how large a block may claim to be that is stored in so many bytes.
+
+    A block is read whole, and Zstandard makes a gigabyte of 32 KiB: so what is compressed better
+    than LZ4 ever does is taken up to a fixed size only. Writers keep to it (`compressed`).
+    """
+    return min(max(_ANY_RATIO_BYTES, _MOST_RATIO * stored_bytes), MAX_BLOCK_BYTES)
+
+
+def compressed(codec: BlockCodec, raw: bytes) -> tuple[int, bytes]:
+    """Return the number of the codec that a block is stored by, and its stored form.
+
+    What a reader would refuse as too well compressed is stored as it is.
+    """
+    stored = codec.compress(raw)
+    if len(raw) > most_raw_bytes(len(stored)):
+        return NoCodec.number, raw
+    return codec.number, stored
 
 
 class NoCodec(BlockCodec):
@@ -69,7 +95,7 @@ class Lz4Codec(BlockCodec):
     def decompress(self, stored: bytes, raw_bytes: int) -> bytes:
         try:
             raw = bytes(self._library.decompress(stored, uncompressed_size=raw_bytes))
-        except self._library.LZ4BlockError as exc:
+        except (self._library.LZ4BlockError, ValueError) as exc:
             raise ValueError("lz4 block is damaged") from exc
         return _sized(raw, raw_bytes)
 
@@ -90,6 +116,7 @@ class ZstdCodec(BlockCodec):
         except ImportError as exc:
             raise _missing("zstandard") from exc
         self._error = library.ZstdError
+        self._frame_bytes = library.frame_content_size
         self._compressor = library.ZstdCompressor(level=1)
         self._decompressor = library.ZstdDecompressor()
 
@@ -100,11 +127,17 @@ class ZstdCodec(BlockCodec):
     @override
     def decompress(self, stored: bytes, raw_bytes: int) -> bytes:
         try:
+            # The library takes a frame's own word for its size, whatever it is told is the most.
+            if self._frame_bytes(stored) not in {raw_bytes, _UNSAID}:
+                raise ValueError("zstd block is of another size")
             raw = self._decompressor.decompress(stored, max_output_size=raw_bytes)
         except self._error as exc:
             raise ValueError("zstd block is damaged") from exc
         return _sized(raw, raw_bytes)
 
+
+_UNSAID: Final = -1
+"""What the library calls the size of a frame that does not state it."""
 
 _CODECS: Final[Mapping[str, Callable[[], BlockCodec]]] = MappingProxyType(
     {"none": NoCodec, "lz4": Lz4Codec, "zstd": ZstdCodec}

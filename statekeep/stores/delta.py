@@ -26,8 +26,16 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
-from statekeep.stores.block_codec import BlockCodec, NoCodec, codec_numbered
+from statekeep.stores.block_codec import (
+    MAX_BLOCK_BYTES,
+    BlockCodec,
+    NoCodec,
+    codec_numbered,
+    compressed,
+    most_raw_bytes,
+)
 from statekeep.stores.delta_records import Records, read_records
 
 MAGIC: Final = b"SKDELTA\n"
@@ -40,7 +48,6 @@ _BLOCK: Final = struct.Struct("<IIBI")
 _COUNTS: Final = struct.Struct("<QQ")
 END_MARK: Final = b"\xff\xff\xff\xff"
 """Stands where a block would begin with its size."""
-_MAX_STORED_BYTES: Final = 0xFFFFFFFE
 _MAX_HEADER_BYTES: Final = 1 << 24
 _RESERVED_HEADER_BYTES: Final = 512
 """Room for a header that is filled in last: two version ids, a store name, attributes."""
@@ -48,6 +55,8 @@ _BLOCK_BYTES: Final = 256 << 10
 """A block is closed at this size: small enough to hold in memory, large enough to be cheap."""
 _CHUNK: Final = 1024
 """Records that are packed in one go: enough that the cost per call does not count."""
+_PIECE_BYTES: Final = 4 << 20
+"""Read in one go."""
 _FEW: Final = 4
 """Up to here a loop over the records is as fast."""
 
@@ -209,11 +218,11 @@ class DeltaWriter:
         if not self._parts:
             return
         raw = b"".join(self._parts)
-        if len(raw) > _MAX_STORED_BYTES:
+        if len(raw) > MAX_BLOCK_BYTES:
             msg = f"a key and its value are too long for a delta: bytes={len(raw)}"
             raise ValueError(msg)
-        stored = self._codec.compress(raw)
-        head = _BLOCK.pack(len(stored), len(raw), self._codec.number, zlib.crc32(stored))
+        number, stored = compressed(self._codec, raw)
+        head = _BLOCK.pack(len(stored), len(raw), number, zlib.crc32(stored))
         self._chain = zlib.crc32(head, self._chain)
         self._target.write(head + _U32.pack(self._chain))
         self._target.write(stored)
@@ -258,10 +267,8 @@ class DeltaReader:
             raise self._corrupt("header of a delta is damaged")
         if version != FORMAT_VERSION:
             raise self._unknown(f"delta of an unknown format: version={version}")
-        try:
-            self.header = _header_decoder.decode(payload)
-        except msgspec.MsgspecError as exc:
-            raise self._corrupt("header of a delta cannot be read") from exc
+        damage = f"header of a delta cannot be read: {where}"
+        self.header = decode_json(_header_decoder, payload, damage)
 
     @property
     def counts(self) -> DeltaCounts:
@@ -309,7 +316,10 @@ class DeltaReader:
         self._chain = zlib.crc32(self._head, self._chain)
         if self._read(_U32.size) != _U32.pack(self._chain):
             raise self._corrupt("head of a block is damaged or out of place")
-        return int(_U32.unpack(mark)[0])
+        stored_bytes, raw_bytes, _, _ = _BLOCK.unpack(self._head)
+        if stored_bytes > MAX_BLOCK_BYTES or raw_bytes > most_raw_bytes(stored_bytes):
+            raise self._corrupt(f"block is too large: bytes={stored_bytes} raw_bytes={raw_bytes}")
+        return int(stored_bytes)
 
     def read_block(self) -> Records:
         """Return the records of the block whose head was read last.
@@ -351,13 +361,19 @@ class DeltaReader:
         self._counts = DeltaCounts(puts, deletes)
 
     def _read(self, size: int) -> bytes:
-        data = self._source.read(size)
-        while len(data) < size:  # a stream from the network may give less than was asked for
-            more = self._source.read(size - len(data))
-            if not more:
+        data = self._source.read(min(size, _PIECE_BYTES))
+        if len(data) == size:
+            return data
+        pieces, missing = [data], size - len(data)
+        # A stream from the network may give less than was asked for; and a file takes the memory
+        # for all that it is asked for before it looks how much there is.
+        while missing:
+            piece = self._source.read(min(missing, _PIECE_BYTES))
+            if not piece:
                 raise self._corrupt("delta is truncated")
-            data += more
-        return data
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
 
     def _corrupt(self, what: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(f"{what}: {self._where}")

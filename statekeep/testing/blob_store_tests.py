@@ -11,10 +11,15 @@ import pytest
 import pytest_asyncio
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.errors import BlobExistsError, BlobNotFoundError, StateBackupError
+from statekeep.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    StateBackupError,
+)
 from statekeep.testing.executor import SerialExecutor
 
 METADATA = BlobMetadata(
@@ -85,7 +90,7 @@ class BackupPlaceTests:
         blob_id = await manager.put("a/file", source, METADATA)
         source.write_bytes(b"changed later")
         sizes: list[int] = []
-        digest = await manager.download(blob_id, target, sizes.append)
+        digest = await manager.download(blob_id, target, sizes.append, max_bytes=MAX_FILE_BYTES)
         assert target.read_bytes() == content
         assert digest == hashlib.sha256(content).hexdigest()
         assert sum(sizes) == len(content)
@@ -145,8 +150,43 @@ class BackupPlaceTests:
         with pytest.raises(BlobNotFoundError):
             await manager.get(blob_id)
         with pytest.raises(BlobNotFoundError):
-            await manager.download(blob_id, tmp_path / "target", ignore_bytes)
+            await manager.download(
+                blob_id, tmp_path / "target", ignore_bytes, max_bytes=MAX_FILE_BYTES
+            )
         assert list(await manager.list("a/")) == [kept]
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize(
+        "blob_id",
+        ["../../etc/passwd", "/etc/passwd", "", "a//b", "a/\0", "x" * 300, "x/" * 600 + "x"],
+        ids=["above", "absolute", "empty", "empty part", "control", "long name", "long path"],
+    )
+    async def test_an_id_that_no_blob_has_is_one_that_is_not_there(
+        self, manager: BlobStoreManager, tmp_path: Path, blob_id: str
+    ) -> None:
+        target = tmp_path / "target"
+        for call in (
+            manager.get(blob_id),
+            manager.get_range(blob_id, 0, 10),
+            manager.download(blob_id, target, ignore_bytes, max_bytes=10),
+        ):
+            with pytest.raises(BlobNotFoundError):
+                await call
+        assert not target.exists()
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize("size", [11, 3 << 20])
+    async def test_a_blob_that_is_larger_than_it_may_be_is_not_fetched(
+        self, manager: BlobStoreManager, tmp_path: Path, size: int
+    ) -> None:
+        blob_id = await manager.put("a/large", bytes(size), METADATA)
+        target = tmp_path / "target"
+        with pytest.raises(CheckpointCorruptError):
+            await manager.get(blob_id, max_bytes=10)
+        with pytest.raises(CheckpointCorruptError):
+            await manager.download(blob_id, target, ignore_bytes, max_bytes=10)
+        assert not target.exists() or target.stat().st_size <= 10
+        assert await manager.get(blob_id, max_bytes=size) == bytes(size)
 
     @pytest.mark.asyncio
     async def test_deleting_twice_is_deleting_once(self, manager: BlobStoreManager) -> None:

@@ -1,6 +1,5 @@
 """Running many calls side by side, but not too many at once."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
@@ -12,15 +11,19 @@ _MAX_IN_FLIGHT: Final = 16
 """Enough to hide a store's latency for small blobs, few beside a restore's downloads."""
 
 
-async def run_bounded(calls: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+async def run_bounded(
+    calls: Iterable[Callable[[], Awaitable[T]]], *, at_once: int = _MAX_IN_FLIGHT
+) -> list[T]:
     """Make all calls, a fixed number of them at a time, and return their results in order.
 
-    Fails as `run_all` does.
+    They are begun in order; one that waits for its turn takes no memory. Fails as `run_all` does.
     """
-    places = asyncio.Semaphore(_MAX_IN_FLIGHT)
+    numbered = enumerate(calls)
+    results: dict[int, T] = {}
 
-    async def in_turn(call: Callable[[], Awaitable[T]]) -> T:
-        async with places:
-            return await call()
+    async def work() -> None:
+        for number, call in numbered:  # all workers take from the same ones
+            results[number] = await call()
 
-    return await run_all([in_turn(call) for call in calls])
+    await run_all([work() for _ in range(at_once)])
+    return [results[number] for number in range(len(results))]

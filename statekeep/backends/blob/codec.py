@@ -1,6 +1,6 @@
 """What a backend encodes by: how each store is to be stored, and the keys of what was stored."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from statekeep.backends.base import BlockingExecutor
@@ -165,12 +165,18 @@ class Codec:
         is_encrypted = form.encryption is not None
         return StreamDecoder(place, self._find_key, where=where, is_encrypted=is_encrypted)
 
-    def decode_index(self, stored: bytes, place: str, *, where: str) -> tuple[bytes, int]:
-        """Return what a stream stands for, and its version if it is encrypted, else 0; blocks."""
+    def decode_index(
+        self, stored: bytes, place: str, *, where: str, max_bytes: int
+    ) -> tuple[bytes, int]:
+        """Return what a stream stands for, and its version if it is encrypted, else 0; blocks.
+
+        Raises:
+            CheckpointCorruptError: It is damaged, or stands for more than ``max_bytes``.
+        """
         decoder = StreamDecoder(place, self._find_key, where=where)
-        raw = decoder.decode(stored)
+        frames = list(at_most(decoder.frames(stored), max_bytes, where))
         decoder.finish()
-        return raw, decoder.version if decoder.is_encrypted else 0
+        return b"".join(frames), decoder.version if decoder.is_encrypted else 0
 
     def _compression(self, store: StoreName) -> BlobCompression:
         return self._settings.of(store)[0]
@@ -188,6 +194,22 @@ class Codec:
                 hint="set blob.store.encryption.keys, such as file:/etc/statekeep/keys",
             )
         return self._keys
+
+
+def at_most(frames: Iterable[bytes], max_bytes: int, where: str) -> Iterator[bytes]:
+    """Pass frames on while all together are no more than ``max_bytes``.
+
+    Raises:
+        CheckpointCorruptError: They are more.
+    """
+    left = max_bytes
+    for frame in frames:
+        left -= len(frame)
+        if left < 0:
+            raise CheckpointCorruptError(
+                f"an encoded stream stands for too much: {where} max_bytes={max_bytes}"
+            )
+        yield frame
 
 
 def is_stream(stored: bytes) -> bool:

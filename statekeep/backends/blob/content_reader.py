@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.codec import Codec
+from statekeep.backends.blob.bounded import run_bounded
+from statekeep.backends.blob.codec import Codec, at_most
+from statekeep.backends.blob.encoded_stream import most_stored_bytes
 from statekeep.backends.blob.image import DigestRun
 from statekeep.backends.blob.index import BlobRange, FileBlob, FileIndex
 from statekeep.backends.blob.names import stream_place
@@ -30,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 _TRIES: Final = 2
 """What arrives damaged is fetched once more: the damage may lie in the transfer."""
+_FILES_AT_ONCE: Final = 1024
+"""As many requests as a task may have under way; the others wait without taking memory."""
+_MAX_PART_BYTES: Final = 5 << 30
+"""Of a range that is fetched in one go: no object store takes a larger part."""
+_MAX_SPAN_BYTES: Final = 32 << 20
+"""Of ranges of one blob that are fetched together; a pack holds 4 MiB."""
 _SMALL_BYTES: Final = 1 << 20
 """A delta up to this size is fetched by one call, in memory; the calls in flight are bounded."""
 
@@ -95,11 +105,13 @@ class ContentReader:
                 packs.setdefault(blobs[0].blob_id, []).append(target)
             else:
                 others.append(target)
-        await run_all(
-            [
-                *(self._fetch_pack(blob_id, pack) for blob_id, pack in packs.items()),
-                *(self._fetch_one(target) for target in others),
-            ]
+        parts = ((blob_id, part) for blob_id, pack in packs.items() for part in _cut(pack))
+        await run_bounded(
+            chain(
+                (partial(self._fetch_pack, blob_id, part) for blob_id, part in parts),
+                (partial(self._fetch_one, target) for target in others),
+            ),
+            at_once=min(_FILES_AT_ONCE, len(targets)),
         )
 
     async def _fetch_one(self, target: Target) -> None:
@@ -120,17 +132,22 @@ class ContentReader:
     async def _download(self, target: Target, on_bytes: Callable[[int], None]) -> str | None:
         """Write a file's blobs to its path; return the sha-256 if one pass has given it."""
         blobs = sorted(target.file.blobs, key=lambda blob: blob.offset)
+        size = target.file.size
         if target.file.stored_form is not None:
             return await self._decode(target, blobs, on_bytes)
-        if target.is_delta and target.file.size <= _SMALL_BYTES:
-            data = await self._manager.get(blobs[0].blob_id)
+        if target.is_delta and size <= _SMALL_BYTES:
+            data = await self._manager.get(blobs[0].blob_id, max_bytes=size)
             on_bytes(len(data))
             return await run_to_end(self._executor, write_small_file, target.path, [data])
         if len(blobs) == 1 and blobs[0].offset == 0:
-            return await self._manager.download(blobs[0].blob_id, target.path, on_bytes)
+            return await self._manager.download(
+                blobs[0].blob_id, target.path, on_bytes, max_bytes=size
+            )
         await run_to_end(self._executor, target.path.touch, exist_ok=False)
-        for blob in blobs:
-            await self._manager.download(blob.blob_id, target.spare, on_bytes)
+        for blob, end in zip(blobs, _ends(target, blobs), strict=True):
+            await self._manager.download(
+                blob.blob_id, target.spare, on_bytes, max_bytes=end - blob.offset
+            )
             await run_to_end(self._executor, append_part, target.spare, target.path, blob.offset)
         return None
 
@@ -138,25 +155,34 @@ class ContentReader:
         self, target: Target, blobs: Sequence[FileBlob], on_bytes: Callable[[int], None]
     ) -> str:
         """Fetch the pieces of a stream side by side, and decode and write them in order."""
-        ranges = _ranges(blobs)
+        ranges, ends = _ranges(blobs), _ends(target, blobs)
+        for blob, part, end in zip(blobs, ranges, ends, strict=True):
+            _check_part(part, end - blob.offset, target.file, blob.blob_id)
         place = stream_place(blobs[0].blob_id, ranges[0].start)
         form = target.file.stored_form
         assert form is not None  # noqa: S101 - asked before
         decoder = self._codec.decoder(place, form, where=f"blob_id={blobs[0].blob_id}")
         digests = DigestRun()
         await run_to_end(self._executor, target.path.touch, exist_ok=False)
-        ends = [*(blob.offset for blob in blobs[1:]), target.file.size]
         turns = [asyncio.Event() for _ in range(len(blobs) + 1)]
         turns[0].set()
 
         async def fetch(number: int) -> None:
             part, blob = ranges[number], blobs[number]
+            raw_bytes = ends[number] - blob.offset
             # Pieces are given buffers in order, so the one whose turn is next has one.
-            async with self._buffers.hold(part.size + ends[number] - blob.offset):
+            async with self._buffers.hold(part.size + raw_bytes):
                 stored = await self._manager.get_range(blob.blob_id, part.start, part.size)
                 await turns[number].wait()
                 size = await run_to_end(
-                    self._executor, write_piece, target.path, stored, part, decoder, digests
+                    self._executor,
+                    write_piece,
+                    target.path,
+                    stored,
+                    part,
+                    decoder,
+                    digests,
+                    max_bytes=raw_bytes,
                 )
             turns[number + 1].set()
             on_bytes(size)
@@ -168,6 +194,8 @@ class ContentReader:
     async def _fetch_pack(self, blob_id: str, targets: Sequence[Target]) -> None:
         """Fetch what lies between the first and the last file wanted of a blob; then each file."""
         parts = {target.path: _ranges(target.file.blobs)[0] for target in targets}
+        for target in targets:
+            _check_part(parts[target.path], target.file.size, target.file, blob_id)
         start = min(part.start for part in parts.values())
         size = max(part.start + part.size for part in parts.values()) - start
         # Files are taken out one after the other; a compressed one may be many times what is stored.
@@ -206,7 +234,8 @@ class ContentReader:
             else:
                 place = stream_place(blob_id, part.start)
                 decoder = self._codec.decoder(place, form, where=f"blob_id={blob_id}")
-                sha256 = write_small_file(target.path, decoder.frames(data))
+                frames = at_most(decoder.frames(data), target.file.size, f"blob_id={blob_id}")
+                sha256 = write_small_file(target.path, frames)
                 decoder.finish()
             check_file(target.path, target.file, sha256)
 
@@ -214,6 +243,55 @@ class ContentReader:
 def _ranges(blobs: Sequence[FileBlob]) -> Sequence[BlobRange]:
     """Return the ranges of a file's blobs; an index that lacks one is refused when it is read."""
     return [blob.range for blob in blobs if blob.range is not None]
+
+
+def _cut(pack: Sequence[Target]) -> Iterator[Sequence[Target]]:
+    """Group the files of one blob so that what lies between the first and the last is not too much."""
+    group: list[Target] = []
+    start = end = 0
+    for target in sorted(pack, key=lambda target: _ranges(target.file.blobs)[0].start):
+        part = _ranges(target.file.blobs)[0]
+        if group and max(end, part.start + part.size) - start > _MAX_SPAN_BYTES:
+            yield group
+            group = []
+        if not group:
+            start = end = part.start
+        end = max(end, part.start + part.size)
+        group.append(target)
+    if group:
+        yield group
+
+
+def _ends(target: Target, blobs: Sequence[FileBlob]) -> Sequence[int]:
+    """Return where in a file the stretch of each blob ends.
+
+    Args:
+        target: The file.
+        blobs: Its blobs, in order.
+
+    Raises:
+        CheckpointCorruptError: They do not make up a file of its size.
+    """
+    ends = [*(blob.offset for blob in blobs[1:]), target.file.size] if blobs else []
+    if any(end < blob.offset for blob, end in zip(blobs, ends, strict=True)):
+        msg = f"blobs of a file go beyond its end: path={target.path} bytes={target.file.size}"
+        raise CheckpointCorruptError(msg)
+    return ends
+
+
+def _check_part(part: BlobRange, raw_bytes: int, file: FileIndex, blob_id: str) -> None:
+    """Refuse a range that cannot be what it should stand for, before memory is taken for it.
+
+    Raises:
+        CheckpointCorruptError: It is too large.
+    """
+    most = raw_bytes if file.stored_form is None else most_stored_bytes(raw_bytes)
+    if part.size > min(most, _MAX_PART_BYTES):
+        msg = (
+            f"range of a blob is larger than what it stands for: blob_id={blob_id} "
+            f"bytes={part.size} raw_bytes={raw_bytes}"
+        )
+        raise CheckpointCorruptError(msg)
 
 
 def _log_repeat(target: Target, error: CheckpointCorruptError) -> None:

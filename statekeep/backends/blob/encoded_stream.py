@@ -24,6 +24,7 @@ from typing import Final, Protocol
 import msgspec
 
 from statekeep.backends.blob.encryption_keys import EncryptionKey
+from statekeep.checkpoint.decoding import decode_json
 from statekeep.config.values import BlobCompression
 from statekeep.errors import (
     CheckpointCorruptError,
@@ -49,6 +50,13 @@ _LAST: Final = 1
 _COMPRESSED: Final = 2
 _TAG_BYTES: Final = 16
 _MAX_HEADER_BYTES: Final = 1 << 16
+
+
+def most_stored_bytes(raw_bytes: int) -> int:
+    """Return how many bytes a stream of so many raw ones may take, or a piece of one."""
+    frames = raw_bytes // FRAME_BYTES + 1
+    beginning = _START.size + _MAX_HEADER_BYTES + _CRC32.size
+    return beginning + raw_bytes + frames * (_FRAME.size + _TAG_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +192,6 @@ class StreamDecoder:
         """Whether it is, as far as it was read."""
         return self._cipher is not None
 
-    def decode(self, stored: bytes) -> bytes:
-        """Return what the next bytes of the stream stand for, as `frames` gives it."""
-        return b"".join(self.frames(stored))
-
     def frames(self, stored: bytes) -> Iterator[bytes]:
         """Give what the next bytes of the stream stand for, which end where a frame ends.
 
@@ -231,10 +235,12 @@ class StreamDecoder:
             raise self._damaged("its beginning differs from its checksum")
         if not 1 <= version <= FORMAT_VERSION:
             raise self._unknown(f"version={version}")
+        data = start[_START.size : -_CRC32.size]
+        damage = f"the header of an encoded stream cannot be read: {self._where}"
+        header = decode_json(_header_decoder, data, damage)
         try:
-            header = _header_decoder.decode(start[_START.size : -_CRC32.size])
             salt = bytes.fromhex(header.salt or "")
-        except (msgspec.MsgspecError, ValueError) as exc:
+        except ValueError as exc:
             raise self._damaged("its header cannot be read") from exc
         self._zstd = self._decompressor(header.compression)
         if header.encryption is not None:

@@ -14,11 +14,13 @@ Source: Samza 1.8 ``SnapshotIndex``, ``DirIndex``, ``FileIndex``, ``FileBlob`` a
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from statekeep.errors import CheckpointCorruptError, UnknownFormatError
+from statekeep.checkpoint.decoding import decode_json, is_file_name
+from statekeep.errors import UnknownFormatError
 
 SCHEMA_VERSION: Final = 3
 """What this code writes, and the newest that it reads: 2 knew neither ranges nor stored forms, 1 no
@@ -26,6 +28,10 @@ deltas, 0 stands for an index of Samza's own."""
 
 _MAX_OFFSET: Final = 2**63 - 1  # Samza's are 32 bits wide; only files in several blobs need more
 _MAX_CRC32: Final = 2**32 - 1
+_MAX_PATH_BYTES: Final = 1024
+"""Of a file within its image: with the way to the image still a path that a filesystem takes."""
+_MAX_DEPTH: Final = 32
+"""Of directories in an image; RocksDB makes none."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -90,7 +96,7 @@ class FileMetadata(_IndexPart, frozen=True, kw_only=True):
     """As ``ls`` writes them: ``rw-r-----``."""
 
     def __post_init__(self) -> None:
-        _check(self.size >= 0, f"file size is negative: {self.size}")
+        _check(0 <= self.size <= _MAX_OFFSET, f"file size is out of range: {self.size}")
 
 
 class FileIndex(_IndexPart, frozen=True, kw_only=True):
@@ -152,8 +158,39 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
         _check(len(set(names)) == len(names), f"a name is present twice: dir={self.dir_name!r}")
         for sub_dir in (*self.sub_dirs_present, *self.sub_dirs_removed):
             _check_name(sub_dir.dir_name)
-        both = _blobs(self.present_files()).intersection(_blobs(self.removed_files()))
-        _check(not both, f"blobs are both present and removed: dir={self.dir_name!r}")
+
+    def check_tree(self) -> None:
+        """Check what holds of the whole tree below a root, in one pass.
+
+        Raises:
+            ValueError: A blob is both present and removed, or a path is longer than any.
+        """
+        present: set[FileBlob] = set()
+        removed: set[FileBlob] = set()
+        waiting = [_Visit(self, 0, 0, present)]
+        while waiting:
+            visit = waiting.pop()
+            directory, depth = visit.directory, visit.depth + 1
+            path_bytes = visit.path_bytes + len(directory.dir_name.encode()) + 1
+            longest = max(
+                (len(file.file_name.encode()) for file in directory.files_present), default=0
+            )
+            is_path = path_bytes + longest <= _MAX_PATH_BYTES and depth <= _MAX_DEPTH
+            _check(is_path, f"path is too long or too deep: dir={directory.dir_name!r}")
+            for file in directory.files_present:
+                visit.blobs.update(file.blobs)
+            waiting += [
+                _Visit(below, depth, path_bytes, visit.blobs)
+                for below in directory.sub_dirs_present
+            ]
+            if visit.blobs is present:  # what a removed directory had lost before is of no concern
+                for file in directory.files_removed:
+                    removed.update(file.blobs)
+                waiting += [
+                    _Visit(below, depth, path_bytes, removed)
+                    for below in directory.sub_dirs_removed
+                ]
+        _check(present.isdisjoint(removed), "blobs are both present and removed")
 
     def without_removed(self) -> "DirIndex":
         """Return the directory as it is, without what an older base held in it."""
@@ -178,6 +215,17 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
             yield from sub_dir.present_files()
         for sub_dir in self.sub_dirs_present:
             yield from sub_dir.removed_files()
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A directory that `DirIndex.check_tree` has to look at, and what it knows on the way."""
+
+    directory: DirIndex
+    depth: int
+    path_bytes: int
+    blobs: set[FileBlob]
+    """Gets the blobs of its files."""
 
 
 class DeltaBlob(_IndexPart, frozen=True, kw_only=True):
@@ -271,6 +319,7 @@ class SnapshotIndex(_IndexPart, frozen=True, kw_only=True):
         _check(
             self.dir_index.dir_name == "", "the root directory has a name"
         )  # the empty name is the rule, not falsehood
+        self.dir_index.check_tree()
 
     def blob_ids(self) -> set[str]:
         """Return the ids of all blobs that a restore of this snapshot reads, its own excepted."""
@@ -323,25 +372,17 @@ def decode_index(data: bytes, *, where: str) -> SnapshotIndex:
         CheckpointCorruptError: Truncated, damaged or inconsistent.
         UnknownFormatError: Of a newer schema version.
     """
-    try:
-        version = _version_decoder.decode(data).schema_version
-        if version > SCHEMA_VERSION:
-            msg = f"snapshot index of an unknown schema version: {where} version={version}"
-            raise UnknownFormatError(msg)
-        return _decoder.decode(data)
-    except msgspec.MsgspecError as exc:
-        msg = f"snapshot index cannot be read: {where}"
-        raise CheckpointCorruptError(msg) from exc
-
-
-def _blobs(files: Iterator[FileIndex]) -> set[FileBlob]:
-    return {blob for file in files for blob in file.blobs}
+    damage = f"snapshot index cannot be read: {where}"
+    version = decode_json(_version_decoder, data, damage).schema_version
+    if version > SCHEMA_VERSION:
+        msg = f"snapshot index of an unknown schema version: {where} version={version}"
+        raise UnknownFormatError(msg)
+    return decode_json(_decoder, data, damage)
 
 
 def _check_name(name: str) -> None:
-    """Refuse what would leave the directory when it is joined to a path."""
-    is_component = bool(name.strip()) and "/" not in name and "\0" not in name
-    _check(is_component and name not in {".", ".."}, f"not a file name: {name!r}")
+    """Refuse what would leave the directory when it is joined to a path, and what no file can have."""
+    _check(is_file_name(name), f"not a file name: {name[:300]!r}")
 
 
 def _check(is_fine: bool, message: str) -> None:  # noqa: FBT001  # the condition of an assertion

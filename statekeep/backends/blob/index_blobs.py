@@ -15,10 +15,14 @@ from statekeep.backends.blob.names import (
     is_below,
     store_of,
 )
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob_store import (
+    MAX_DOCUMENT_BYTES,
+    BlobMetadata,
+    BlobStoreManager,
+)
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, StateBackupError
 
 
 class IndexBlobs:
@@ -49,11 +53,15 @@ class IndexBlobs:
         where, version = f"blob_id={marker}", 0
         if is_stream(data):
             data, version = await self._executor.run(
-                self._codec.decode_index, data, index_place(marker), where=where
+                self._codec.decode_index,
+                data,
+                index_place(marker),
+                where=where,
+                max_bytes=MAX_DOCUMENT_BYTES,
             )
         store = store_of(marker)
         self._codec.check_index_form(store, version, where)
-        index = decode_index(data, where=where)
+        index = await self._executor.run(decode_index, data, where=where)
         self._codec.check_files_encrypted(store, index, where)
         return index
 
@@ -75,6 +83,11 @@ class IndexBlobs:
             encoding: Of the store: an index says much of its files.
         """
         data, check = encode_index(index), None
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise StateBackupError(
+                f"snapshot index is larger than a restore would read: bytes={len(data)} "
+                f"max_bytes={MAX_DOCUMENT_BYTES}"
+            )
         if not encoding.is_plain:
             place = index_place(f"{prefix}{uid}-")
             data = await self._executor.run(self._codec.encode, data, encoding, place)

@@ -25,7 +25,7 @@ from typing_extensions import override
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.escaping import escape_name, unescape_name
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
 
 INDEX_PAYLOAD_NAME: Final = "snapshot-index"
 """`BlobMetadata.payload_name` of an index, as in Samza."""
@@ -33,13 +33,16 @@ INDEX_PAYLOAD_NAME: Final = "snapshot-index"
 TEMPORARY_PREFIX: Final = ".tmp-"
 """With this begin names of files that are not blobs yet; no part of a blob's name may."""
 
+_MAX_ID_CHARACTERS: Final = 4096
+"""Of an id: a path on Linux; object stores take a quarter of that."""
+
 _KEPT_CHARACTERS: Final = 100
 """Of a blob's name in that of its temporary file: filesystems bound a name, mostly to 255."""
 
 _INDEX: Final = re.compile(r"([0-9a-f]+)-snapshot-index-([0-9a-f]{64})(?:-([0-9a-f]{16}))?\.json")
 _NAME_PARTS: Final = 8
 """Of every blob's name: job, state, backend, operator, task, store, attempt, file."""
-_ATTEMPT: Final = re.compile(r"(\d+)-(\d+)")
+_ATTEMPT: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 def check_blob_name(name: str) -> None:
@@ -49,14 +52,26 @@ def check_blob_name(name: str) -> None:
         ValueError: The name is absolute, has an empty, ``.``, ``..`` or temporary part, a
             backslash or a control character.
     """
-    parts = name.split("/")
-    if (
-        any(part in {"", ".", ".."} or part.startswith(TEMPORARY_PREFIX) for part in parts)
-        or "\\" in name
-        or not name.isprintable()
-    ):
+    if not is_blob_name(name):
         msg = f"not a blob name: name={name!r}"
         raise ValueError(msg)
+
+
+def is_blob_name(name: str) -> bool:
+    """Return whether `check_blob_name` takes a name."""
+    parts = name.split("/")
+    is_bad = any(part in {"", ".", ".."} or part.startswith(TEMPORARY_PREFIX) for part in parts)
+    return not is_bad and "\\" not in name and name.isprintable()
+
+
+def check_blob_id(blob_id: str) -> None:
+    """Refuse the id of a blob that is to be read, if it is the name of none.
+
+    Raises:
+        BlobNotFoundError: No blob can have it: it comes from bytes that somebody else wrote.
+    """
+    if len(blob_id) > _MAX_ID_CHARACTERS or not is_blob_name(blob_id):
+        raise BlobNotFoundError(blob_id[:_MAX_ID_CHARACTERS])
 
 
 def temporary_path(path: str, uid: str) -> str:

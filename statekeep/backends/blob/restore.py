@@ -1,20 +1,23 @@
 """Restoring a task's stores from blobs: what is proven here is linked, the rest is downloaded."""
 
 import asyncio
+import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from itertools import repeat
+from pathlib import Path
 
 from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.blob.apply_deltas import DeltaLoad, FetchedDelta
+from statekeep.backends.blob.bounded import run_bounded
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_reader import ContentReader, Target
-from statekeep.backends.blob.index import DeltaBlob, DirIndex, SnapshotIndex
+from statekeep.backends.blob.index import DeltaBlob, DirIndex, FileIndex, SnapshotIndex
 from statekeep.backends.blob.index_blobs import IndexBlobs, check_bound, check_owner
 from statekeep.backends.blob.local_reuse import LocalCopies, clone_newest, link_equal_file
 from statekeep.backends.blob.names import TaskPrefix
@@ -81,10 +84,10 @@ class BlobRestoreManager(TaskRestoreManager):
         missing = await self._link([target for plan in plans for target in plan.files])
         delta_bytes = sum(item.delta.size for plan in plans for item in plan.deltas)
         self._context.on_total(sum(target.file.size for target in missing) + delta_bytes)
-        await run_all(
-            self._fill(plan, [target for target in missing if target.store == plan.store])
-            for plan in plans
-        )
+        by_store: dict[StoreName, list[Target]] = {plan.store: [] for plan in plans}
+        for target in missing:
+            by_store[target.store].append(target)
+        await run_all(self._fill(plan, by_store[plan.store]) for plan in plans)
 
     @override
     async def close(self) -> None:
@@ -119,7 +122,7 @@ class BlobRestoreManager(TaskRestoreManager):
         if deltas is not None:
             return _StorePlan(store, (), _beside(root, deltas))
         await run_to_end(run, _make_directories, root, index.dir_index)
-        files = _targets(store, root, index.dir_index, root)
+        files = _targets(store, root, index.dir_index)
         return _StorePlan(store, files, _beside(root, index.deltas))
 
     async def _fill(self, plan: _StorePlan, missing: Sequence[Target]) -> None:
@@ -139,7 +142,8 @@ class BlobRestoreManager(TaskRestoreManager):
             )
             come.set()
 
-        await run_all([*map(fetch, plan.deltas, has_come), self._apply(plan, has_come)])
+        fetches = map(partial, repeat(fetch), plan.deltas, has_come)
+        await run_all([run_bounded(fetches), self._apply(plan, has_come)])
 
     async def _apply(self, plan: _StorePlan, has_come: Sequence[asyncio.Event]) -> None:
         """Bring a store's image to the version of its index, by deltas that come in any order."""
@@ -158,18 +162,20 @@ class BlobRestoreManager(TaskRestoreManager):
         """Link what a local version holds; return the files that are still missing."""
         copies = {store: LocalCopies(self._context.reusable, store) for store in self._indexes}
         is_cancelled = threading.Event()
-        linked = await run_all(
-            run_to_early_end(
+
+        async def link(target: Target) -> bool:
+            candidates = copies[target.store].candidates(target.file)
+            return bool(candidates) and await run_to_early_end(
                 self._context.executor,
                 is_cancelled.set,
                 link_equal_file,
-                copies[target.store].candidates(target.file),
+                candidates,
                 target.file,
                 target.path,
                 is_cancelled,
             )
-            for target in targets
-        )
+
+        linked = await run_bounded(partial(link, target) for target in targets)
         missing = [
             target for target, is_linked in zip(targets, linked, strict=True) if not is_linked
         ]
@@ -183,32 +189,49 @@ class BlobRestoreManager(TaskRestoreManager):
         return missing
 
 
-def _targets(store: StoreName, root: Path, index: DirIndex, directory: Path) -> list[Target]:
-    paths = [(file, directory / file.file_name) for file in index.files_present]
-    targets = [Target(store, file, path, _part_path(root, path)) for file, path in paths]
-    for sub_dir in index.sub_dirs_present:
-        targets += _targets(store, root, sub_dir, directory / sub_dir.dir_name)
-    return targets
+def _targets(store: StoreName, root: Path, index: DirIndex) -> list[Target]:
+    files = [
+        (file, directory / file.file_name)
+        for directory, found in _directories(root, index)
+        for file in found.files_present
+    ]
+    return [
+        Target(store, file, path, _spare(root, path, file, number))
+        for number, (file, path) in enumerate(files)
+    ]
 
 
-def _make_directories(directory: Path, index: DirIndex) -> None:
-    directory.mkdir(parents=True, exist_ok=False)
+def _spare(root: Path, path: Path, file: FileIndex, number: int) -> Path:
+    """Return where a part of a file waits: beside the image, so that no name of it can clash."""
+    if len(file.blobs) <= 1:
+        return path
+    return root.parent / f".{root.name}.{number}.{_digest(file.blobs[0].blob_id)}.part"
+
+
+def _directories(root: Path, index: DirIndex) -> Iterator[tuple[Path, DirIndex]]:
+    """Yield the directories of an image, each before those in it."""
+    yield root, index
     for sub_dir in index.sub_dirs_present:
-        _make_directories(directory / sub_dir.dir_name, sub_dir)
+        yield from _directories(root / sub_dir.dir_name, sub_dir)
+
+
+def _make_directories(root: Path, index: DirIndex) -> None:
+    for directory, _ in _directories(root, index):
+        directory.mkdir(parents=directory == root, exist_ok=False)
 
 
 def _beside(root: Path, deltas: Sequence[DeltaBlob]) -> Sequence[FetchedDelta]:
     """Say where deltas wait: beside the image, so that no name of it can clash.
 
-    Their own names are those of their blobs, which what a failed backend has left there has not.
+    Their own names are those of their blobs, which what a failed backend has left there has not; and
+    their places, as an index may name one blob twice.
     """
     return [
-        FetchedDelta(delta, root.parent / f".{root.name}.{delta.blob_id.rpartition('/')[2]}")
-        for delta in deltas
+        FetchedDelta(delta, root.parent / f".{root.name}.{number}.{_digest(delta.blob_id)}.delta")
+        for number, delta in enumerate(deltas)
     ]
 
 
-def _part_path(root: Path, path: Path) -> Path:
-    """Return where a part of a file waits: beside the image, so that no name of it can clash."""
-    relative = "-".join(PurePosixPath(path.relative_to(root)).parts)
-    return root.parent / f".{root.name}.{relative}.part"
+def _digest(blob_id: str) -> str:
+    """Return what stands for an id in the name of a file, which it may be too long for."""
+    return hashlib.sha256(blob_id.encode()).hexdigest()[:32]

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from statekeep.backends.blob.codec import at_most
 from statekeep.backends.blob.encoded_stream import StreamDecoder
 from statekeep.backends.blob.image import DigestRun, digest_file
 from statekeep.backends.blob.index import BlobRange, FileIndex
@@ -55,18 +56,25 @@ def check_stored(stored: bytes, expected: BlobRange, where: str) -> None:
 
 
 def write_piece(
-    path: Path, stored: bytes, expected: BlobRange, decoder: StreamDecoder, digests: DigestRun
+    path: Path,
+    stored: bytes,
+    expected: BlobRange,
+    decoder: StreamDecoder,
+    digests: DigestRun,
+    *,
+    max_bytes: int,
 ) -> int:
     """Decode the next piece of a file and append it; return how many bytes it is.
 
     Raises:
-        CheckpointCorruptError: It is damaged, or not the next piece of this file.
+        CheckpointCorruptError: It is damaged, not the next piece of this file, or more than
+            ``max_bytes``.
         KeyUnavailableError: Its key is missing.
     """
     check_stored(stored, expected, f"path={path}")
     with path.open("ab") as file:
         start = file.tell()
-        for frame in decoder.frames(stored):
+        for frame in at_most(decoder.frames(stored), max_bytes, f"path={path}"):
             digests.update(frame)
             file.write(frame)
         return file.tell() - start

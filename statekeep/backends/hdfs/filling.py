@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from statekeep.backends.base import RestoreContext
-from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobStoreManager
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.stores.base import KeyValueStore
@@ -42,7 +42,7 @@ async def fetched_file(
     root = context.directories[store]
     target = root.parent / f".{root.name}.{path.rpartition('/')[2]}"
     try:
-        await manager.download(path, target, context.on_bytes)
+        await manager.download(path, target, context.on_bytes, max_bytes=MAX_FILE_BYTES)
         context.on_total(await run_to_end(context.executor, _size, target))
         yield target
     finally:

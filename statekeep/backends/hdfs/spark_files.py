@@ -7,6 +7,7 @@ no unique ids: version n is the newest snapshot up to n and every delta after it
 Source: Spark 4.3 ``HDFSBackedStateStoreProvider``, lz4-java ``LZ4BlockOutputStream``.
 """
 
+import re
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from importlib import import_module
@@ -25,10 +26,13 @@ _METHOD_LZ4: Final = 0x20
 _LEVEL: Final = 0x06
 """Of a block size of 64 KiB."""
 _BLOCK_BYTES: Final = 64 << 10
+_SMALLEST_BLOCK_BITS: Final = 10
+"""The low half of a block's token says by how many bits its stream's block size is larger."""
 _SEED: Final = 0x9747B28C
 _CHECKSUM_BITS: Final = 0x0FFFFFFF
 _END: Final = -1
 _DELETED: Final = -1
+_SNAPSHOT: Final = re.compile(r"([1-9][0-9]{0,17})\.snapshot")
 
 # It ships no types.
 _lz4: Final[Any] = import_module("lz4.block")
@@ -48,12 +52,14 @@ def plan_spark_load(version: int, names: Collection[str]) -> list[str]:
     if version < 0:
         msg = f"a version of a state store is negative: version={version}"
         raise ValueError(msg)
-    snapshots = (number for number in range(version, 0, -1) if f"{number}.snapshot" in names)
-    newest = next(snapshots, 0)
-    deltas = [f"{number}.delta" for number in range(newest + 1, version + 1)]
-    for delta in deltas:
-        if delta not in names:
-            raise BlobNotFoundError(delta)
+    # By what there is, not by what is asked for: a version may be any number.
+    snapshots = (int(match[1]) for name in names if (match := _SNAPSHOT.fullmatch(name)))
+    newest = max((number for number in snapshots if number <= version), default=0)
+    deltas: list[str] = []
+    for number in range(newest + 1, version + 1):
+        deltas.append(f"{number}.delta")
+        if deltas[-1] not in names:
+            raise BlobNotFoundError(deltas[-1])
     return [f"{newest}.snapshot"] * bool(newest) + deltas
 
 
@@ -125,13 +131,16 @@ class _BlockReader:
         if len(head) < len(_MAGIC) + _BLOCK.size or not head.startswith(_MAGIC):
             raise self._corrupt("truncated, or no LZ4 blocks")
         token, stored_bytes, raw_bytes, checksum = _BLOCK.unpack_from(head, len(_MAGIC))
-        stored = self._file.read(stored_bytes) if stored_bytes > 0 else b""
+        most_bytes = 1 << (_SMALLEST_BLOCK_BITS + (token & 0x0F))
+        if not (0 <= stored_bytes <= most_bytes and 0 <= raw_bytes <= most_bytes):
+            raise self._corrupt(f"a block is larger than any, bytes={raw_bytes}")
+        stored = self._file.read(stored_bytes)
         if not stored or len(stored) < stored_bytes:
             raise self._corrupt("truncated")
         try:
             is_raw = token & 0xF0 == _METHOD_RAW
             raw = stored if is_raw else bytes(_lz4.decompress(stored, uncompressed_size=raw_bytes))
-        except _lz4.LZ4BlockError as exc:
+        except (_lz4.LZ4BlockError, ValueError) as exc:
             raise self._corrupt("a block is damaged") from exc
         if len(raw) != raw_bytes or _checksum(raw) != checksum:
             raise self._corrupt("a block is damaged")

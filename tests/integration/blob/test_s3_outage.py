@@ -15,7 +15,7 @@ from servers.seaweedfs import S3Server
 from typing_extensions import override
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
@@ -86,7 +86,7 @@ async def test_transfers_survive_connections_that_break_under_them(
         blob_id = await manager.put("a/1", source, METADATA)
         broken_by_put = relay.broken_count
         sizes: list[int] = []
-        digest = await manager.download(blob_id, target, sizes.append)
+        digest = await manager.download(blob_id, target, sizes.append, max_bytes=MAX_FILE_BYTES)
         assert digest == hashlib.sha256(content).hexdigest()
         assert target.read_bytes() == content
         assert sum(sizes) == len(content)
@@ -144,7 +144,9 @@ async def test_a_server_that_dies_in_the_middle_of_a_transfer_costs_the_parts_un
         await manager.init()
         await struck(manager.put("a/1", source, METADATA))
         assert relay.begun_uploads == 1
-        digest = await struck(manager.download("a/1", target, lambda _: None))
+        digest = await struck(
+            manager.download("a/1", target, lambda _: None, max_bytes=MAX_FILE_BYTES)
+        )
         assert digest == hashlib.sha256(content).hexdigest()
         assert hashlib.sha256(target.read_bytes()).hexdigest() == digest
         await manager.close()

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from statekeep.backends.blob.admin import BlobAdmin
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES, BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError
 from statekeep.testing.clock import FakeClock
@@ -35,10 +35,12 @@ class LackingManager(MemoryBlobStoreManager):
         return await super().put(name, content, metadata, if_absent=if_absent)
 
     @override
-    async def get(self, blob_id: str) -> bytes:
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         if self.lacks == "read":
             raise BlobNotFoundError(blob_id)
-        return b"other" if self.lacks == "bytes" else await super().get(blob_id)
+        return (
+            b"other" if self.lacks == "bytes" else await super().get(blob_id, max_bytes=max_bytes)
+        )
 
     @override
     async def delete(self, blob_id: str) -> None:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.stores.delta import Change
 from statekeep.stores.memory import MemoryStore
@@ -26,10 +27,10 @@ class HoldingManager(MemoryBlobStoreManager):
     release = asyncio.Event()
 
     @override
-    async def get(self, blob_id: str) -> bytes:
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         if blob_id == self.held:
             await self.release.wait()
-        return await super().get(blob_id)
+        return await super().get(blob_id, max_bytes=max_bytes)
 
 
 class ReleasingStore(MemoryStore):

@@ -10,7 +10,7 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
-from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES, BlobStoreManager
 from statekeep.backends.hdfs.settings import HdfsSettings
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.config.load import load_dict
@@ -139,8 +139,12 @@ class ForgetfulManager(MemoryBlobStoreManager):
         self._fault = fault
 
     @override
-    async def get(self, blob_id: str) -> bytes:
-        return b"other" if self._fault == "other bytes" else await super().get(blob_id)
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        return (
+            b"other"
+            if self._fault == "other bytes"
+            else await super().get(blob_id, max_bytes=max_bytes)
+        )
 
     @override
     async def list(self, prefix: str) -> list[str]:

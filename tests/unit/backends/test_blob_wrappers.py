@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata, BlobStoreManager
 from statekeep.backends.pacing import TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
 from statekeep.backends.wrappers import (
@@ -73,7 +73,8 @@ async def test_every_operation_is_retried(
     plan.calls.clear()
     plan.add(Fault(operation, times=5))
     given = [tmp_path / "target" if each == "target" else each for each in arguments]
-    await getattr(retrying, operation)(*given)
+    options = {"max_bytes": 9} if operation == "download" else {}
+    await getattr(retrying, operation)(*given, **options)
     assert len(plan.called(operation)) == 6
 
 
@@ -97,10 +98,10 @@ class BreakingManager(WrappedBlobStoreManager):
         return await call()
 
     @override
-    async def download(self, blob_id: str, target: Path, on_bytes: Any) -> str:
+    async def download(self, blob_id: str, target: Path, on_bytes: Any, *, max_bytes: int) -> str:
         assert not target.exists()
         if not self.breaks_left:
-            return await super().download(blob_id, target, on_bytes)
+            return await super().download(blob_id, target, on_bytes, max_bytes=max_bytes)
         self.breaks_left -= 1
         target.write_bytes(b"bad partial data")
         on_bytes(5)
@@ -116,7 +117,7 @@ async def test_a_broken_download_begins_anew_and_counts_no_byte_twice(
     retrier = Retrier(RetryPolicy(), FakeClock())
     manager = RetryingBlobStoreManager(BreakingManager(inner), retrier, SerialExecutor())
     sizes: list[int] = []
-    await manager.download("a", tmp_path / "target", sizes.append)
+    await manager.download("a", tmp_path / "target", sizes.append, max_bytes=MAX_FILE_BYTES)
     assert (tmp_path / "target").read_bytes() == b"0123456789"
     assert sizes == [5, 5]
 
@@ -248,7 +249,7 @@ async def test_bytes_both_ways_keep_to_the_rate(root: str, tmp_path: Path) -> No
     await paced.put("a", source, METADATA)
     await paced.put("b", bytes(10), METADATA)
     await paced.get("b")
-    await paced.download("a", tmp_path / "target", lambda size: None)
+    await paced.download("a", tmp_path / "target", lambda size: None, max_bytes=MAX_FILE_BYTES)
     # 60 bytes at 10 a second, the first second saved up.
     assert clock.monotonic_ns() == 5_000_000_000
 

@@ -38,7 +38,7 @@ def encoded(*pieces: bytes, encoding: Encoding = ENCRYPTED, salt: bytes = SALT) 
 
 def decoded(*stored: bytes, place: str = PLACE, key: EncryptionKey = KEY) -> bytes:
     decoder = StreamDecoder(place, lambda _: key, where="test")
-    raw = b"".join(decoder.decode(piece) for piece in stored)
+    raw = b"".join(frame for piece in stored for frame in decoder.frames(piece))
     decoder.finish()
     return raw
 
@@ -132,7 +132,7 @@ def test_a_stream_that_is_not_encrypted_is_refused_where_it_should_be() -> None:
     (stream,) = encoded(b"state", encoding=Encoding("zstd"))
     decoder = StreamDecoder(PLACE, lambda _: KEY, where="test", is_encrypted=True)
     with pytest.raises(CheckpointCorruptError, match="it is not encrypted"):
-        decoder.decode(stream)
+        list(decoder.frames(stream))
 
 
 def test_the_last_frame_cannot_be_moved_forward_by_its_mark() -> None:
@@ -206,5 +206,5 @@ def test_what_was_bound_to_the_end_of_its_place_alone_is_still_decoded() -> None
     golden = bytes.fromhex((GOLDEN / "encoded-stream.hex").read_text())
     assert decoded(golden) == read_stream(golden, PLACE) == b"k=v\n" * 64
     decoder = StreamDecoder(PLACE, lambda _: KEY, where="test")
-    decoder.decode(golden)
+    list(decoder.frames(golden))
     assert (decoder.version, decoder.is_encrypted) == (1, True)

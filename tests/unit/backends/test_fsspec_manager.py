@@ -20,7 +20,7 @@ from statekeep.backends.blob.managers import fsspec_manager, local_place
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob.managers.local_place import LocalPlace
 from statekeep.backends.blob.managers.remote_place import RemotePlace
-from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata
 from statekeep.errors import (
     BackendClosedError,
     BlobExistsError,
@@ -85,7 +85,9 @@ async def test_missing_blob_is_told_by_name(blobs: FsspecBlobStoreManager, tmp_p
         await blobs.get("a/none")
     assert caught.value.blob_id == "a/none"
     with pytest.raises(BlobNotFoundError):
-        await blobs.download("a/none", tmp_path / "target", lambda _: None)
+        await blobs.download(
+            "a/none", tmp_path / "target", lambda _: None, max_bytes=MAX_FILE_BYTES
+        )
 
 
 @pytest.mark.asyncio
@@ -119,7 +121,9 @@ async def test_download_streams_in_chunks_and_returns_the_digest(
     await blobs.put("a/b", content, METADATA)
     reported: list[int] = []
 
-    digest = await blobs.download("a/b", tmp_path / "target", reported.append)
+    digest = await blobs.download(
+        "a/b", tmp_path / "target", reported.append, max_bytes=MAX_FILE_BYTES
+    )
 
     assert digest == hashlib.sha256(content).hexdigest()
     assert (tmp_path / "target").read_bytes() == content
@@ -135,7 +139,7 @@ async def test_download_does_not_write_over_a_file(
     (tmp_path / "target").write_bytes(b"mine")
 
     with pytest.raises(ConfigError):
-        await blobs.download("a/b", tmp_path / "target", lambda _: None)
+        await blobs.download("a/b", tmp_path / "target", lambda _: None, max_bytes=MAX_FILE_BYTES)
 
     assert (tmp_path / "target").read_bytes() == b"mine"
 
@@ -147,13 +151,15 @@ async def test_download_does_not_write_over_a_file(
 async def test_names_that_lead_astray_are_refused(
     blobs: FsspecBlobStoreManager, tmp_path: Path, name: str
 ) -> None:
+    with pytest.raises(ValueError, match="not a blob name"):
+        await blobs.put(name, b"x", METADATA)
+    await blobs.delete(name)  # there is none
     for call in (
-        blobs.put(name, b"x", METADATA),
         blobs.get(name),
-        blobs.delete(name),
-        blobs.download(name, tmp_path / "target", lambda _: None),
+        blobs.get_range(name, 0, 1),
+        blobs.download(name, tmp_path / "target", lambda _: None, max_bytes=MAX_FILE_BYTES),
     ):
-        with pytest.raises(ValueError, match="not a blob name"):
+        with pytest.raises(BlobNotFoundError):
             await call
 
 
@@ -384,7 +390,11 @@ async def test_cancelled_download_stops_at_the_next_chunk(
             running[0].cancel()
 
     monkeypatch.setattr(local, "_executor", SerialExecutor())
-    running.append(asyncio.create_task(local.download("a", tmp_path / "target", cancel_at_30)))
+    running.append(
+        asyncio.create_task(
+            local.download("a", tmp_path / "target", cancel_at_30, max_bytes=MAX_FILE_BYTES)
+        )
+    )
     with pytest.raises(asyncio.CancelledError):
         await running[0]
 

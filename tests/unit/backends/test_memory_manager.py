@@ -5,7 +5,7 @@ import pytest
 from log_kit import InlineExecutor
 
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
-from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
 pytestmark = pytest.mark.asyncio
@@ -49,7 +49,9 @@ async def test_files_go_in_and_out_with_their_digest(
     reported: list[int] = []
 
     await blobs.put("a", tmp_path / "source", METADATA)
-    digest = await blobs.download("a", tmp_path / "target", reported.append)
+    digest = await blobs.download(
+        "a", tmp_path / "target", reported.append, max_bytes=MAX_FILE_BYTES
+    )
 
     assert digest == hashlib.sha256(b"content").hexdigest()
     assert (tmp_path / "target").read_bytes() == b"content"

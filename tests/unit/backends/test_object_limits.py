@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from statekeep.backends.blob.managers.object_client import ObjectRange, ObjectStamps
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
+from statekeep.backends.blob_store import MAX_FILE_BYTES
 from statekeep.backends.pacing import TokenBucket
 from statekeep.errors import (
     RetriableError,
@@ -104,7 +105,7 @@ async def test_restored_parts_in_memory_never_exceed_the_buffer(
     # Ranges fail or come short now and then: whoever holds memory then must not stop the others.
     client.before = Failing("read 20", RetriableError("lost"), times=3)
     downloads = [
-        manager.download(name, tmp_path / name[2:], ignore_bytes)
+        manager.download(name, tmp_path / name[2:], ignore_bytes, max_bytes=MAX_FILE_BYTES)
         for name, manager in zip(contents, managers * 2, strict=True)
     ]
     digests = await asyncio.wait_for(asyncio.gather(*downloads), 20)
@@ -202,6 +203,6 @@ async def test_a_small_blob_pays_for_its_own_bytes_and_not_for_a_part(
     await manager.init()
     client.objects["a/1"] = bytes(30)
     await manager.get("a/1")
-    await manager.download("a/1", tmp_path / "target", ignore_bytes)
+    await manager.download("a/1", tmp_path / "target", ignore_bytes, max_bytes=MAX_FILE_BYTES)
     assert clock.monotonic_ns() == 5_000_000_000
     await manager.close()

@@ -18,7 +18,7 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.managers.object_client import ObjectRange, ObjectStamps, PartLimits
 from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob.managers.parts import cut, fitting_part_bytes
-from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobStoreManager
 from statekeep.errors import (
     BackendClosedError,
     BlobExistsError,
@@ -89,7 +89,7 @@ async def test_a_small_blob_comes_down_with_one_request(
     manager: ObjectBlobStoreManager, client: ObjectsInMemory, tmp_path: Path
 ) -> None:
     await manager.put("a/1", b"small", METADATA)
-    await manager.download("a/1", tmp_path / "target", ignore_bytes)
+    await manager.download("a/1", tmp_path / "target", ignore_bytes, max_bytes=MAX_FILE_BYTES)
     assert [r for r in client.requests if r.startswith("read")] == ["read 0"]
 
 
@@ -112,7 +112,9 @@ async def test_a_failed_range_is_fetched_again_alone(
     await manager.put("a/1", source, METADATA)
     client.before = Failing("read 30", RetriableError("lost"), times=2)
     sizes: list[int] = []
-    digest = await manager.download("a/1", tmp_path / "target", sizes.append)
+    digest = await manager.download(
+        "a/1", tmp_path / "target", sizes.append, max_bytes=MAX_FILE_BYTES
+    )
     assert digest == hashlib.sha256(CONTENT).hexdigest()
     assert (tmp_path / "target").read_bytes() == CONTENT
     assert sum(sizes) == len(CONTENT)
@@ -253,7 +255,9 @@ async def test_a_range_that_comes_short_is_fetched_again(
         return found
 
     monkeypatch.setattr(client, "read", read)
-    digest = await manager.download("a/1", tmp_path / "target", ignore_bytes)
+    digest = await manager.download(
+        "a/1", tmp_path / "target", ignore_bytes, max_bytes=MAX_FILE_BYTES
+    )
     assert digest == hashlib.sha256(CONTENT).hexdigest()
 
 

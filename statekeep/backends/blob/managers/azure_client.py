@@ -40,6 +40,8 @@ _RANGE: Final = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
 _WHOLE: Final = 5000 * _MIB
 """No content that we hand over is cut by the SDK."""
 _THROTTLED: Final = {"ServerBusy", "OperationTimedOut"}
+_NO_NAMES: Final = {"InvalidUri", "InvalidResourceName", "OutOfRangeInput"}
+"""Of a name that is too long or has too many parts."""
 _PLACE_GONE: Final = {"ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"}
 _TAKEN: Final = {"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwrite"}
 
@@ -154,6 +156,8 @@ class AzureClient(ObjectClient):
             try:
                 found = blob.download_blob(offset=start, length=length, max_concurrency=1)
             except azure_errors.HttpResponseError as exc:
+                if getattr(exc, "error_code", None) in _NO_NAMES:
+                    raise BlobNotFoundError(name) from None
                 if exc.status_code != _RANGE:
                     raise
                 return ObjectRange(b"", int(blob.get_blob_properties().size))

@@ -20,8 +20,13 @@ from statekeep.backends.blob.managers.place import Place, mapped_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
 from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
 from statekeep.backends.blob.managers.sftp_place import SftpPlace, is_sftp
-from statekeep.backends.blob.names import check_blob_name
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob.names import check_blob_id, check_blob_name, is_blob_name
+from statekeep.backends.blob_store import (
+    MAX_DOCUMENT_BYTES,
+    BlobMetadata,
+    BlobStoreManager,
+    check_blob_size,
+)
 from statekeep.backends.plain_text import warn_of_plain_url
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.config.redact import redact
@@ -93,34 +98,38 @@ class FsspecBlobStoreManager(BlobStoreManager):
         return name
 
     @override
-    async def get(self, blob_id: str) -> bytes:
-        check_blob_name(blob_id)
-        return await self._run(blob_id, self._open_place().read, blob_id, 0, None)
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        # A byte more than may come, so that no look at the size is needed before.
+        data = await self._read(blob_id, self._open_place().read, blob_id, 0, max_bytes + 1)
+        check_blob_size(blob_id, len(data), max_bytes)
+        return data
 
     @override
     async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
-        check_blob_name(blob_id)
-        return await self._run(blob_id, self._open_place().read, blob_id, start, start + size)
+        return await self._read(blob_id, self._open_place().read, blob_id, start, start + size)
 
     @override
-    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
-        check_blob_name(blob_id)
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None], *, max_bytes: int
+    ) -> str:
         place = self._open_place()
-        size = await self._run(blob_id, place.size, blob_id)
+        size = await self._read(blob_id, place.size, blob_id)
+        check_blob_size(blob_id, size, max_bytes)
         copy = LocalCopy(target, self._executor)
         await copy.create()
         # One call per chunk: each ends by itself, and between two of them a cancel takes effect.
         for start in range(0, size, _CHUNK_BYTES):
             end = min(start + _CHUNK_BYTES, size)
-            chunk = await self._run(blob_id, _read_range, place, blob_id, start, end)
+            chunk = await self._read(blob_id, _read_range, place, blob_id, start, end)
             await copy.append(chunk)
             on_bytes(len(chunk))
         return await copy.finish()
 
     @override
     async def delete(self, blob_id: str) -> None:
-        check_blob_name(blob_id)
-        await self._run(blob_id, self._open_place().delete, blob_id)
+        place = self._open_place()
+        if is_blob_name(blob_id):
+            await self._run(blob_id, place.delete, blob_id)
 
     @override
     async def list(self, prefix: str) -> Sequence[str]:
@@ -152,6 +161,12 @@ class FsspecBlobStoreManager(BlobStoreManager):
     async def _run(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         root = self._shown_root
         with mapped_errors(root, name), mapped_foreign_errors(root, name):
+            return await self._executor.run(call, *args, **kwargs)
+
+    async def _read(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        check_blob_id(name)
+        root = self._shown_root
+        with mapped_errors(root, name, is_read=True), mapped_foreign_errors(root, name):
             return await self._executor.run(call, *args, **kwargs)
 
 

@@ -14,8 +14,19 @@ from statekeep.backends.blob.managers.hadoop_errors import told_if_swept, told_j
 from statekeep.backends.blob.managers.hdfs_client import HdfsClient, Tree
 from statekeep.backends.blob.managers.local_copy import LocalCopy
 from statekeep.backends.blob.managers.place import mapped_errors
-from statekeep.backends.blob.names import check_blob_name, temporary_path, unfinished_name
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob.names import (
+    check_blob_id,
+    check_blob_name,
+    is_blob_name,
+    temporary_path,
+    unfinished_name,
+)
+from statekeep.backends.blob_store import (
+    MAX_DOCUMENT_BYTES,
+    BlobMetadata,
+    BlobStoreManager,
+    check_blob_size,
+)
 from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.config.redact import redact
 from statekeep.errors import BackendClosedError, ConfigError, RetriableError, VersionDamagedError
@@ -89,18 +100,33 @@ class HdfsBlobStoreManager(BlobStoreManager):
         return name
 
     @override
-    async def get(self, blob_id: str) -> bytes:
-        return await self._read(blob_id, 0, None)
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        path = self._path_of_id(blob_id)
+        with self._told_errors(blob_id, is_read=True):
+            reader = await self._client.open(path)
+            check_blob_size(blob_id, reader.size, max_bytes)
+            if not reader.size:
+                return b""
+            return _whole(await reader.read(0, reader.size), reader.size, blob_id)
 
     @override
     async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
-        return await self._read(blob_id, start, size)
+        path = self._path_of_id(blob_id)
+        with self._told_errors(blob_id, is_read=True):
+            reader = await self._client.open(path)
+            end = min(start + size, reader.size)
+            if end <= start:
+                return b""
+            return _whole(await reader.read(start, end), end - start, blob_id)
 
     @override
-    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
-        path, copy = self._path(blob_id), LocalCopy(target, self._executor)
-        with self._told_errors(blob_id):
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None], *, max_bytes: int
+    ) -> str:
+        path, copy = self._path_of_id(blob_id), LocalCopy(target, self._executor)
+        with self._told_errors(blob_id, is_read=True):
             reader = await self._client.open(path)
+            check_blob_size(blob_id, reader.size, max_bytes)
             await copy.create()
             for start in range(0, reader.size, _CHUNK_BYTES):
                 end = min(start + _CHUNK_BYTES, reader.size)
@@ -111,9 +137,10 @@ class HdfsBlobStoreManager(BlobStoreManager):
 
     @override
     async def delete(self, blob_id: str) -> None:
-        path = self._path(blob_id)
-        with self._told_errors(blob_id):
-            await self._delete(path)
+        self._check_open()
+        if is_blob_name(blob_id):
+            with self._told_errors(blob_id):
+                await self._delete(self._path(blob_id))
 
     @override
     async def list(self, prefix: str) -> Sequence[str]:
@@ -209,19 +236,15 @@ class HdfsBlobStoreManager(BlobStoreManager):
                 raise
             await self._client.delete(temporary)
 
-    async def _read(self, blob_id: str, start: int, limit: int | None) -> bytes:
-        path = self._path(blob_id)
-        with self._told_errors(blob_id):
-            reader = await self._client.open(path)
-            end = reader.size if limit is None else min(start + limit, reader.size)
-            if end <= start:
-                return b""
-            return _whole(await reader.read(start, end), end - start, blob_id)
-
     def _path(self, name: str) -> str:
         self._check_open()
         check_blob_name(name)
         return f"{self._root}/{name}"
+
+    def _path_of_id(self, blob_id: str) -> str:
+        self._check_open()
+        check_blob_id(blob_id)
+        return f"{self._root}/{blob_id}"
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -231,8 +254,9 @@ class HdfsBlobStoreManager(BlobStoreManager):
             raise RuntimeError(msg)
 
     @contextmanager
-    def _told_errors(self, name: str) -> Generator[None]:
-        with mapped_errors(self._shown_root, name), told_java_errors(self._shown_root):
+    def _told_errors(self, name: str, *, is_read: bool = False) -> Generator[None]:
+        mapped = mapped_errors(self._shown_root, name, is_read=is_read)
+        with mapped, told_java_errors(self._shown_root):
             yield
 
 

@@ -69,8 +69,10 @@ class LocalPlace:
     def read(self, name: str, start: int, end: int | None) -> bytes:
         """Return the bytes of a blob from ``start`` up to ``end``; None: to its end."""
         with (self._root / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
             file.seek(start)
-            return file.read(-1 if end is None else end - start)
+            # Never more than there is: memory for all that is asked for is taken at once.
+            return file.read(max((size if end is None else min(end, size)) - start, 0))
 
     def delete(self, name: str) -> None:
         """Delete a blob; one that is not there is no error."""

@@ -10,7 +10,12 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.names import check_blob_name
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob_store import (
+    MAX_DOCUMENT_BYTES,
+    BlobMetadata,
+    BlobStoreManager,
+    check_blob_size,
+)
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
@@ -60,16 +65,19 @@ class MemoryBlobStoreManager(BlobStoreManager):
         return name
 
     @override
-    async def get(self, blob_id: str) -> bytes:
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         with _guard:
             content = self._blobs.get(blob_id)
         if content is None:
             raise BlobNotFoundError(blob_id)
+        check_blob_size(blob_id, len(content), max_bytes)
         return content
 
     @override
-    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
-        content = await self.get(blob_id)
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None], *, max_bytes: int
+    ) -> str:
+        content = await self.get(blob_id, max_bytes=max_bytes)
         await run_to_end(self._executor, _create, target, content)
         on_bytes(len(content))
         return hashlib.sha256(content).hexdigest()

@@ -26,8 +26,13 @@ from statekeep.backends.blob.managers.part_transfers import (
 )
 from statekeep.backends.blob.managers.parts import Part, cut, fitting_part_bytes
 from statekeep.backends.blob.managers.shared_client import SharedClient
-from statekeep.backends.blob.names import check_blob_name
-from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.blob.names import check_blob_id, check_blob_name, is_blob_name
+from statekeep.backends.blob_store import (
+    MAX_DOCUMENT_BYTES,
+    BlobMetadata,
+    BlobStoreManager,
+    check_blob_size,
+)
 from statekeep.backends.fan_out import run_all
 from statekeep.errors import (
     BackendClosedError,
@@ -118,28 +123,31 @@ class ObjectBlobStoreManager(BlobStoreManager):
         return name
 
     @override
-    async def get(self, blob_id: str) -> bytes:
-        check_blob_name(blob_id)
+    async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        check_blob_id(blob_id)
         client = self._open_client()
-        first = await self._first(client, blob_id)
+        first = await self._first(client, blob_id, max_bytes)
+        check_blob_size(blob_id, first.object_bytes, max_bytes)
         rest = cut(first.object_bytes, self._part_bytes, start=len(first.data))
         parts = await run_all([self._read(client, blob_id, part) for part in rest])
         return b"".join([first.data, *parts])
 
     @override
     async def get_range(self, blob_id: str, start: int, size: int) -> bytes:
-        check_blob_name(blob_id)
+        check_blob_id(blob_id)
         client = self._open_client()
         found = await self._requests.run("get", blob_id, size, client.read, blob_id, start, size)
         return found.data
 
     @override
-    async def download(self, blob_id: str, target: Path, on_bytes: Callable[[int], None]) -> str:
-        check_blob_name(blob_id)
+    async def download(
+        self, blob_id: str, target: Path, on_bytes: Callable[[int], None], *, max_bytes: int
+    ) -> str:
+        check_blob_id(blob_id)
         client = self._open_client()
         file = OrderedFile(target)
         try:
-            await self._fetch_all(client, blob_id, file, on_bytes)
+            await self._fetch_all(client, blob_id, file, on_bytes, max_bytes)
         finally:
             # After a cancel, requests under way bring their parts to nobody.
             if not file.close():
@@ -148,8 +156,9 @@ class ObjectBlobStoreManager(BlobStoreManager):
 
     @override
     async def delete(self, blob_id: str) -> None:
-        check_blob_name(blob_id)
-        await self._requests.run("delete", blob_id, 0, self._open_client().delete, blob_id)
+        client = self._open_client()
+        if is_blob_name(blob_id):
+            await self._requests.run("delete", blob_id, 0, client.delete, blob_id)
 
     @override
     async def list(self, prefix: str) -> Sequence[str]:
@@ -176,7 +185,7 @@ class ObjectBlobStoreManager(BlobStoreManager):
     async def remove_ttl(self, blob_id: str) -> None:
         client = self._open_client()
         if self._uncommitted_tags:
-            check_blob_name(blob_id)
+            check_blob_id(blob_id)
             await self._requests.run("remove_ttl", blob_id, 0, client.remove_tags, blob_id)
 
     @override
@@ -198,15 +207,21 @@ class ObjectBlobStoreManager(BlobStoreManager):
         return self._client
 
     async def _fetch_all(
-        self, client: ObjectClient, name: str, file: OrderedFile, on_bytes: Callable[[int], None]
+        self,
+        client: ObjectClient,
+        name: str,
+        file: OrderedFile,
+        on_bytes: Callable[[int], None],
+        max_bytes: int,
     ) -> None:
         """Fetch the parts of a blob side by side; return once all of them are written."""
         buffers, run = self._requests.shared.buffers, self._requests.run
         async with buffers.hold(self._part_bytes):
-            part = Part(0, 0, self._part_bytes)
+            part = Part(0, 0, self._first_bytes(max_bytes))
             fetch_first = partial(fetch_part, client, name, part, file)
             first = await run("get", name, 0, fetch_first)
             await self._requests.pay(first.size)  # how much it is was not known before
+            check_blob_size(name, first.object_bytes, max_bytes)
         on_bytes(first.size)
         rest = cut(first.object_bytes, self._part_bytes, start=first.size, number=1)
         written = [asyncio.Event() for _ in range(len(rest) + 1)]
@@ -223,9 +238,13 @@ class ObjectBlobStoreManager(BlobStoreManager):
 
         await run_all([fetch(part) for part in rest])
 
-    async def _first(self, client: ObjectClient, name: str) -> ObjectRange:
+    def _first_bytes(self, max_bytes: int) -> int:
+        """Return how much of a blob is fetched before its size is known."""
+        return max(1, min(self._part_bytes, max_bytes))
+
+    async def _first(self, client: ObjectClient, name: str, max_bytes: int) -> ObjectRange:
         """Fetch the beginning of a blob, which tells its size too: small ones need no more."""
-        size = self._part_bytes
+        size = self._first_bytes(max_bytes)
         first = await self._requests.run("get", name, 0, client.read, name, 0, size)
         # How much it is was not known before.
         await self._requests.pay(len(first.data))

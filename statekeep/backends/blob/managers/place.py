@@ -24,6 +24,8 @@ _FINAL: Final = {
     errno.ENOTDIR: "a file stands where a directory is needed",
     errno.EISDIR: "a directory stands where a file is needed",
 }
+_NO_BLOB: Final = frozenset({errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""Of a read: there is no such blob, nor can there be one."""
 _QUOTABLE: Final = ("builtins", "asyncio.", "paramiko.", "socket", "statekeep.")
 """Modules whose errors quote nothing secret, unless a library puts a URL into one."""
 
@@ -84,7 +86,7 @@ def quotable(error: BaseException) -> BaseException | None:
 
 
 @contextmanager
-def mapped_errors(root: str, name: str) -> Generator[None]:
+def mapped_errors(root: str, name: str, *, is_read: bool = False) -> Generator[None]:
     """Tell an `OSError` of a filesystem as one of ours.
 
     What asking again cannot mend is a `ConfigError`: the environment must be mended first.
@@ -92,6 +94,7 @@ def mapped_errors(root: str, name: str) -> Generator[None]:
     Args:
         root: The URI of the root, for the message.
         name: The blob or prefix.
+        is_read: A blob is read, so that a name which no blob can have is that of one that is not there.
     """
     try:
         yield
@@ -100,6 +103,8 @@ def mapped_errors(root: str, name: str) -> Generator[None]:
     except FileNotFoundError as exc:
         raise BlobNotFoundError(name) from quotable(exc)
     except OSError as exc:
+        if is_read and exc.errno in _NO_BLOB:
+            raise BlobNotFoundError(name) from quotable(exc)
         reason = _FINAL.get(exc.errno or 0)
         if reason is None and isinstance(exc, PermissionError):
             reason = _FINAL[errno.EACCES]

@@ -57,9 +57,11 @@ class RemotePlace:
         """Return the bytes of a blob from ``start`` up to ``end``; None: to its end."""
         try:
             return bytes(self._fs.cat_file(self._path(name), start=start or None, end=end))
+        except FileNotFoundError:
+            raise
         except Exception:
             # HTTP has no answer for the nothing that stands behind the end.
-            if start and self.size(name) == start:
+            if (start or end) and self.size(name) == start:
                 return b""
             raise
 

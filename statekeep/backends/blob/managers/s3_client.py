@@ -53,6 +53,9 @@ _RETRIABLE: Final = {
     "RequestTimeout",
     "XAmzContentChecksumMismatch",
 }
+_MAX_UNSTATED_BYTES: Final = 256 << 20
+"""Of an answer that does not say how long it is."""
+_TOO_LONG: Final = "KeyTooLongError"
 _MISSING: Final = {"NoSuchKey", "NoSuchUpload", "404"}
 
 
@@ -170,12 +173,17 @@ class S3Client(ObjectClient):
                     **self._key(name), Range=f"bytes={start}-{start + length - 1}"
                 )
             except boto_errors.ClientError as exc:
+                if _code(exc) == _TOO_LONG:
+                    raise BlobNotFoundError(name) from exc
                 if _status(exc) != _RANGE:
                     raise
                 return ObjectRange(b"", self._size(name))
-            data = _read_body(answer)
-        if "ContentRange" not in answer:  # a server may answer with the whole object
-            return ObjectRange(data[start : start + length], len(data))
+            is_whole = "ContentRange" not in answer  # a server may answer with the whole object
+            skipped = start if is_whole else 0
+            data = _read_body(answer, skipped + length)
+        if is_whole:
+            size = int(answer.get("ContentLength") or len(data))
+            return ObjectRange(data[start : start + length], size)
         return ObjectRange(data[:length], int(str(answer["ContentRange"]).rpartition("/")[2]))
 
     @override
@@ -248,17 +256,27 @@ class S3Client(ObjectClient):
             raise ConfigError(msg, hint=str(exc)) from exc
 
 
-def _read_body(answer: Mapping[str, Any]) -> bytes:
-    """Read an answer in one go: pieces are copied twice on their way through the HTTP library."""
+def _read_body(answer: Mapping[str, Any], max_bytes: int) -> bytes:
+    """Read an answer in one go: pieces are copied twice on their way through the HTTP library.
+
+    What is more than ``max_bytes`` is left unread, and its connection is closed.
+    """
     body, size = answer["Body"], answer.get("ContentLength")
     if size is None:
-        return cast("bytes", body.read())
+        unstated: bytes = body.read(_MAX_UNSTATED_BYTES)
+        if len(unstated) == _MAX_UNSTATED_BYTES:
+            body.close()
+            raise boto_errors.IncompleteReadError(actual_bytes=len(unstated), expected_bytes="any")
+        return unstated
+    expected = min(size, max_bytes)
     # Asked for an amount, the library does not raise an error that keeps what has come.
-    data: bytes = body.read(size)
-    if (actual := len(data)) != size:
+    data: bytes = body.read(expected)
+    if size > expected:
+        body.close()
+    if (actual := len(data)) != expected:
         body.close()
         del data  # the error's frames would keep it
-        raise boto_errors.IncompleteReadError(actual_bytes=actual, expected_bytes=size)
+        raise boto_errors.IncompleteReadError(actual_bytes=actual, expected_bytes=expected)
     return data
 
 
@@ -323,8 +341,12 @@ def _status(error: boto_errors.ClientError) -> int:
     return int(cast("Any", error).response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
+def _code(error: boto_errors.ClientError) -> str:
+    return str(cast("Any", error).response.get("Error", {}).get("Code", ""))
+
+
 def _told(error: boto_errors.ClientError, name: str, where: str) -> Exception:
-    code = str(cast("Any", error).response.get("Error", {}).get("Code", ""))
+    code = _code(error)
     status = _status(error)
     what = f"{where} code={code} status={status}"
     if code in _THROTTLED or status == HTTPStatus.TOO_MANY_REQUESTS:
