@@ -1,14 +1,44 @@
 """The error hierarchy: one class for each thing that a caller would do differently.
 
-Messages are lowercase, say what happened and end in ``key=value``; the remedy is a note
+Messages are lowercase, say what happened and end in ``key=value``; the remedy is a hint
 (``exc.add_note("hint: ...")``); what a handler needs is an attribute.
 """
 
 from collections.abc import Sequence
+from typing import Final
+
+from typing_extensions import override
+
+_HINT: Final = "hint: "
 
 
 class StateBackupError(Exception):
-    """Base of every error that statekeep raises on purpose."""
+    """Base of every error that statekeep raises on purpose.
+
+    ``str(error)`` has the message and the hints, in one line: many programs print only that.
+
+    Attributes:
+        hints: What to do about it, without the word "hint".
+    """
+
+    hints: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """What happened, without the hints."""
+        return super().__str__()
+
+    @override
+    def add_note(self, note: str, /) -> None:
+        """Add a note; one that starts with ``hint: `` becomes a hint, and part of ``str(error)``."""
+        if note.startswith(_HINT):
+            self.hints = (*self.hints, note.removeprefix(_HINT))
+        else:
+            super().add_note(note)
+
+    @override
+    def __str__(self) -> str:
+        return "; ".join([self.message, *(f"{_HINT}{hint}" for hint in self.hints)])
 
 
 class RetriableError(StateBackupError):

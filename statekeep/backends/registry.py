@@ -10,6 +10,7 @@ from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.dotted_path import is_dotted_path, load_object
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import ConfigError
+from statekeep.extras import missing_package
 
 ENTRY_POINT_GROUP: Final = "statekeep.state_backends"
 """Where a package announces the short name of its factory."""
@@ -23,19 +24,6 @@ _OWN_FACTORIES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Also in our own entry points; here so that they are found without installed metadata."""
-
-_CLIENT_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "boto3": "s3",
-        "botocore": "s3",
-        "azure": "azure",
-        "confluent_kafka": "kafka",
-        "hdfs_native": "hdfs",
-        "lz4": "hdfs",
-        "zstandard": "hdfs",
-    }
-)
-"""Client libraries that our own backends import, and the extra that brings them."""
 
 
 class BackendConfig(Protocol):
@@ -111,14 +99,10 @@ class BackendRegistry:
         try:
             return load_object(path, key=key)
         except ModuleNotFoundError as exc:
-            extra = _CLIENT_EXTRAS.get((exc.name or "").partition(".")[0])
-            if extra is None:
+            missing = missing_package(exc, key=key)
+            if missing is None:
                 raise
-            raise ConfigError(
-                f"client library is not installed: module={exc.name}",
-                key=key,
-                hint=f"install statekeep[{extra}]",
-            ) from exc
+            raise missing from exc
 
     def _unknown(self, name: str, written: str) -> ConfigError:
         known = sorted({*self._paths, *self._config.backend_names()} - {name, written})

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ from statekeep.cli import (
 )
 from statekeep.cli.exit_status import exit_status_of
 from statekeep.errors import StateBackupError
+from statekeep.extras import missing_package
 
 app = typer.Typer(
     name="statekeep",
@@ -77,8 +78,12 @@ def main() -> None:
         with _warnings_shown():
             app()
     except StateBackupError as exc:
-        _explain(exc)
-        raise SystemExit(int(exit_status_of(exc))) from None
+        _end(exc)
+    except ModuleNotFoundError as exc:
+        missing = missing_package(exc)
+        if missing is None:
+            raise
+        _end(missing)
 
 
 @contextmanager
@@ -96,11 +101,16 @@ def _warnings_shown() -> Generator[None]:
         root.removeHandler(nowhere)
 
 
+def _end(error: StateBackupError) -> NoReturn:
+    _explain(error)
+    raise SystemExit(int(exit_status_of(error))) from None
+
+
 def _explain(error: StateBackupError) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold red]error:[/] {escape(str(error))}")
-    for note in getattr(error, "__notes__", ()):
+    console.print(f"[bold red]error:[/] {escape(error.message)}")
+    for note in [*getattr(error, "__notes__", ()), *(f"hint: {hint}" for hint in error.hints)]:
         console.print(f"  {escape(note)}")
     cause = error.__cause__
-    if isinstance(cause, StateBackupError) and str(cause) not in str(error):
+    if isinstance(cause, StateBackupError) and cause.message not in error.message:
         console.print(f"  cause: {escape(str(cause))}")

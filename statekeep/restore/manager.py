@@ -376,8 +376,8 @@ class TaskRestorer:
         """Return the error of a commit that is not lost, and what to mend if that is all it takes."""
         error = self._error(is_for_good=False)
         to_mend = [exc for exc in self._obstacles if isinstance(exc, ConfigError)]
-        for note in dict.fromkeys(note for exc in to_mend for note in _notes(exc)):
-            error.add_note(note)
+        for hint in dict.fromkeys(hint for exc in to_mend for hint in exc.hints):
+            error.add_note(f"hint: {hint}")
         if to_mend and len(to_mend) == len(self._obstacles):
             return error, to_mend[0]
         error.add_note(
@@ -399,7 +399,3 @@ class TaskRestorer:
                 f"{failure.error}"
             )
         return error
-
-
-def _notes(exc: Exception) -> list[str]:
-    return getattr(exc, "__notes__", [])

@@ -170,7 +170,7 @@ def codec_numbered(number: int) -> BlockCodec | None:
 def _missing(module: str) -> ConfigError:
     return ConfigError(
         f"blocks are compressed by a library that is not installed: module={module}",
-        hint="install statekeep[hdfs]",
+        hint="pip install 'statekeep[hdfs]'",
     )
 
 

@@ -319,7 +319,7 @@ def test_a_replay_whose_boundaries_were_purged_names_the_setting(stream: Stream)
     shutil.rmtree(stream.local_dir)
     with pytest.raises(CheckpointLocationError, match="boundaries of a batch") as caught:
         stream.run()
-    assert "spark.sql.streaming.minBatchesToRetain" in "".join(caught.value.__notes__)
+    assert "spark.sql.streaming.minBatchesToRetain" in "".join(caught.value.hints)
 
 
 def test_a_replay_whose_input_is_gone_says_what_to_keep(stream: Stream) -> None:
@@ -329,7 +329,7 @@ def test_a_replay_whose_input_is_gone_says_what_to_keep(stream: Stream) -> None:
     (stream.root / "in" / "000.parquet").unlink()
     with pytest.raises(ReplayDivergedError, match=r"replayed_rows=0.* batch=0") as caught:
         stream.run()
-    assert "raise its retention" in "".join(caught.value.__notes__)
+    assert "raise its retention" in "".join(caught.value.hints)
 
 
 def test_processing_waits_for_a_commit_before_a_replay_gets_too_long(stream: Stream) -> None:
@@ -373,7 +373,7 @@ def test_tolerated_failures_end_where_a_replay_would_get_too_long(stream: Stream
         stream.run()
     cause = caught.value.__cause__
     assert isinstance(cause, CommitFailedError)
-    assert "task.replay.max.batches" in "".join(cause.__notes__)
+    assert "task.replay.max.batches" in "".join(cause.hints)
     assert max(batch for batch, _ in stream.delivered) <= 3
 
 

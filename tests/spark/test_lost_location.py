@@ -70,7 +70,7 @@ def test_the_start_ends_with_the_remedy_and_a_copy_put_back_goes_on(
     with pytest.raises(CheckpointLocationError, match=text) as caught:
         stream.run()
 
-    assert remedy in "".join(caught.value.__notes__)
+    assert remedy in "".join(caught.value.hints)
     assert sorted((stream.root / "backup" / "counts" / "log").iterdir()) == log
     if stream.location.exists():
         shutil.rmtree(stream.location)

@@ -309,7 +309,7 @@ async def test_a_samza_job_whose_changelog_may_be_compacted_starts_once_it_has_c
     async with Container(config(broker, tmp_path, name)) as container:
         with pytest.raises(RestoreFailedError) as caught:
             await container.start_task(TASK, ["s"])
-        assert "commit under Samza" in caught.value.__notes__[0]
+        assert "commit under Samza" in caught.value.hints[0]
     samza_commit(broker, name, CheckpointId.at(time.time_ns()).serialize(), end=3)
     await asyncio.to_thread(reset, broker, tmp_path, name)
     async with Container(config(broker, tmp_path, name)) as container:

@@ -65,4 +65,4 @@ async def test_a_topic_that_takes_the_time_of_its_writers_is_told_and_its_refusa
     assert "message.timestamp.type=CreateTime" in caplog.text
     with pytest.raises(ConfigError, match="reason=INVALID_TIMESTAMP") as caught:
         await job.commit(manager, {b"a": b"2"})
-    assert "clock of this machine" in caught.value.__notes__[0]
+    assert "clock of this machine" in caught.value.hints[0]

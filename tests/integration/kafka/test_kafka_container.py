@@ -189,7 +189,7 @@ async def test_with_the_newest_records_damaged_a_task_goes_on_from_an_older_comm
         with pytest.raises(CommitFailedError) as caught:
             await (await task.commit({INPUT: "2"}, force=True)).wait()
         assert isinstance(caught.value.__cause__, CheckpointCorruptError)
-        assert "delete the topic" in caught.value.__cause__.__notes__[0]
+        assert "delete the topic" in caught.value.__cause__.hints[0]
     job.delete_topic()
     await commit_once(settings, b"d", 2)
     shutil.rmtree(root / "local")

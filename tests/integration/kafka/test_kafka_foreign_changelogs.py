@@ -49,7 +49,7 @@ async def test_the_state_of_another_job_is_not_replaced(
     error = await refused(job, {b"a": b"ours"})
     assert f"topic={job.topic} partition=2 offset=0 job_uid=90bc own_job_uid=77aa" in str(error)
     assert error.key == "job.name"
-    assert "delete the topic" in error.__notes__[0]
+    assert "delete the topic" in error.hints[0]
     assert await other.restore(theirs.checkpoint) == theirs.content
 
 

@@ -146,4 +146,4 @@ def test_a_missing_client_library_names_the_extra_that_brings_it(
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(ConfigError, match="module=boto3") as caught:
         registry(Config(), ("s3", "client_user:Factory")).factory("s3")
-    assert caught.value.__notes__ == ["hint: install statekeep[s3]"]
+    assert caught.value.hints == ("pip install 'statekeep[s3]'",)

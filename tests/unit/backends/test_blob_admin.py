@@ -122,5 +122,5 @@ async def test_a_start_insists_for_a_bounded_time_on_a_place_that_does_not_answe
         await admin.create_resources()
     assert (clock.monotonic_ns() - began_ns) / 1e9 <= longest_s
     assert len(plan.calls) > 2
-    assert "start.timeout.ms" in caught.value.__notes__[0]
+    assert "start.timeout.ms" in caught.value.hints[0]
     forget_root(str(tmp_path))

@@ -78,7 +78,7 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, value: str) -> None:
 def test_a_backend_without_a_place_is_refused_with_the_cure() -> None:
     with pytest.raises(ConfigError, match="no place") as caught:
         BlobSettings.parse("near", {})
-    assert "backends.near.uri" in caught.value.__notes__[0]
+    assert "backends.near.uri" in caught.value.hints[0]
 
 
 def test_secrets_stay_out_of_the_repr() -> None:

@@ -216,7 +216,7 @@ async def test_plain_state_is_read_until_the_day_of_the_switch_is_over(
     clock.advance(86_400)
     with pytest.raises(CheckpointCorruptError, match="is not encrypted") as refused:
         await late.restore(commit.checkpoint)
-    assert "encryption.plain.until" in refused.value.__notes__[0]
+    assert "encryption.plain.until" in refused.value.hints[0]
     await plain.close()
 
 

@@ -88,7 +88,7 @@ async def test_a_cluster_that_does_not_answer_is_away_and_not_set_up_wrongly() -
     admin._cluster = cast("Cluster", SilentCluster())
     with pytest.raises(RetriableError, match="backend=far") as caught:
         await admin.validate_resources()
-    assert "backends.far.bootstrap.servers" in caught.value.__notes__[0]
+    assert "backends.far.bootstrap.servers" in caught.value.hints[0]
 
 
 @pytest.mark.asyncio

@@ -231,4 +231,4 @@ async def test_a_topic_that_was_made_anew_is_not_followed_on(
     monkeypatch.setattr(FakeCluster, "topic_id", "second")
     with pytest.raises(ConfigError, match="another one has its name") as caught:
         await topic.read_new()
-    assert "start the job again" in caught.value.__notes__[0]
+    assert "start the job again" in caught.value.hints[0]

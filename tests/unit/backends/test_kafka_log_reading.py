@@ -130,4 +130,4 @@ async def test_a_log_whose_topic_was_made_anew_is_not_read_on(
     topic.topic_id = "second"
     with pytest.raises(ConfigError, match="topic_id=first found_topic_id=second") as caught:
         await log.read(0)
-    assert "from a mirror" in caught.value.__notes__[0]
+    assert "from a mirror" in caught.value.hints[0]

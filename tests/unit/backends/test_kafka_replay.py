@@ -221,7 +221,7 @@ async def test_an_old_changelog_that_nobody_has_added_up_may_be_compacted_beyond
     replay.cluster.behind_count, replay.age_ms = 1, LAG_MS * 9 // 10 + 1
     with pytest.raises(CheckpointCorruptError, match=f"age_ms={replay.age_ms}") as caught:
         await replay.run(list(CONTENT.items()), None)
-    assert "under Samza" in caught.value.__notes__[0]
+    assert "under Samza" in caught.value.hints[0]
 
 
 @pytest.mark.asyncio

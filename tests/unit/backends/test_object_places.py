@@ -97,7 +97,7 @@ async def test_a_missing_package_is_told_with_the_extra_that_brings_it(
     manager = manager_of(uri)
     with pytest.raises(ConfigError, match="missing") as caught:
         await manager.init()
-    assert caught.value.__notes__ == [f"hint: pip install 'statekeep[{extra}]'"]
+    assert caught.value.hints == (f"pip install 'statekeep[{extra}]'",)
     await manager.close()
 
 

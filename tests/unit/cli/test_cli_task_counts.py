@@ -38,7 +38,7 @@ def test_a_rescaled_job_is_not_started_with_more_tasks(statekeep: CommandLine, j
         with pytest.raises(ConfigError, match="the job has fewer tasks") as refused:
             starts(job, "orders-3", number)
         assert f"task=Partition {number} tasks=3" in str(refused.value)
-        assert "statekeep rescale" in refused.value.__notes__[0]
+        assert "statekeep rescale" in refused.value.hints[0]
     assert sorted(job.rglob("*orders-3*")) == before
     assert asyncio.run(start(job, "orders-3", "totals")) == {}
 

@@ -95,10 +95,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_one_and_its_source(
     with pytest.raises(ConfigError, match="unknown setting") as caught:
         load_dict({key: "1"}, source="my settings")
     assert f"key={key} " in str(caught.value)
-    assert str(caught.value).endswith("source=my settings")
+    assert caught.value.message.endswith("source=my settings")
     if nearest is not None:
         assert f"nearest={nearest} " in str(caught.value)
-        assert caught.value.__notes__ == [f"hint: did you mean {nearest}?"]
+        assert caught.value.hints == (f"did you mean {nearest}?",)
 
 
 def test_an_unknown_key_in_a_spark_conf_is_named_as_it_was_written() -> None:
@@ -114,7 +114,7 @@ def test_a_setting_of_samza_that_has_no_meaning_here_is_refused_with_the_reason(
     reason = UNSUPPORTED[pattern].replace(STORE_HOLE, "s")
     with pytest.raises(ConfigError) as caught:
         load_dict({key: "true"}, source="old.properties")
-    assert str(caught.value) == (
+    assert caught.value.message == (
         f"setting is not supported: {reason}: key={key} source=old.properties"
     )
 

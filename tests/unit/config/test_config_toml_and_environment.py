@@ -73,7 +73,7 @@ def test_the_form_of_a_file_is_told_by_its_name(tmp_path: Path, suffix: str) -> 
 
 
 def test_a_file_of_another_name_is_refused_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"job\.yaml\n.*\.properties or \.toml"):
+    with pytest.raises(ConfigError, match=r"job\.yaml; hint: .*\.properties or \.toml"):
         load_file(tmp_path / "job.yaml")
 
 

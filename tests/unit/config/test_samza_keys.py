@@ -276,7 +276,7 @@ def test_what_a_job_counts_on_and_does_not_get_is_refused_by_name(key: str, tmp_
     with pytest.raises(ConfigError, match=r"job\.properties:2") as caught:
         load_job(tmp_path, key, REFUSED[key])
     assert key in str(caught.value)
-    assert caught.value.__notes__ == ["hint: remove it"]
+    assert caught.value.hints == ("remove it",)
 
 
 @pytest.mark.parametrize("key", [*PASSED_OVER, *MISSED])
@@ -324,5 +324,5 @@ def test_checkpoints_that_would_go_to_another_system_than_the_named_one_are_refu
     load_dict(given).check()  # nothing is written to any system
     with pytest.raises(ConfigError, match=r"task\.checkpoint\.system=near") as caught:
         load_dict({**given, "task.checkpoint.factory": KAFKA_CHECKPOINTS}).check()
-    assert "task.checkpoint.factory=near" in caught.value.__notes__[0]
+    assert "task.checkpoint.factory=near" in caught.value.hints[0]
     load_dict({**given, "task.checkpoint.factory": "near"}).check()

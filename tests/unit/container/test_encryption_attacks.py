@@ -286,7 +286,7 @@ async def test_a_plain_job_goes_on_encrypted_until_the_day_of_the_switch_is_over
     job.encryption = encryption
     with pytest.raises(CheckpointCorruptError, match="is not authenticated") as refused:
         await job.restored()
-    assert "plain.until" in "".join(refused.value.__notes__) + str(refused.value)
+    assert "plain.until" in "".join(refused.value.hints) + str(refused.value)
     today = job.clock.time_ns() // DAY_NS
     until = {"blob.store.encryption.plain.until": _date(today)}
     with caplog.at_level(logging.WARNING):

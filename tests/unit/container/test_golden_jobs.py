@@ -128,7 +128,7 @@ async def test_what_a_later_release_committed_is_kept_for_it_and_no_older_commit
     async with Container(config) as container:
         with pytest.raises(RestoreFailedError) as caught:
             await container.start_task(TASK, ["counts"])
-    assert "hint: use the version of Statekeep that wrote it" in "".join(caught.value.__notes__)
+    assert "use the version of Statekeep that wrote it" in "".join(caught.value.hints)
     assert backups(place) == before
     logs = (place / "orders" / "main" / "Partition_0" / "log").iterdir()
     assert not [path for path in logs if b" bad-marker " in path.read_bytes()[:40]]

@@ -229,7 +229,7 @@ async def test_a_changelog_of_a_later_release_is_kept_for_it(
     async with Container(config) as container:
         with pytest.raises(RestoreFailedError) as caught:
             await container.start_task(TASK, STORES)
-    assert "hint: use the version of Statekeep that wrote it" in "".join(caught.value.__notes__)
+    assert "use the version of Statekeep that wrote it" in "".join(caught.value.hints)
     log = broker.topics["kafka.orders.main.Partition_5f0.job-log"].messages
     assert not [m for m in log if b" bad-marker " in (m.value() or b"")[:40]]
 

@@ -89,7 +89,7 @@ async def test_a_start_that_finds_the_log_in_another_listed_backend_is_refused(
     for _ in range(2):
         with pytest.raises(ConfigError, match="backend=new found_in=old") as caught:
             await count(config(tmp_path, "new,old", log=log))
-        assert "set job.log.backend=old" in caught.value.__notes__[0]
+        assert "set job.log.backend=old" in caught.value.hints[0]
     assert records(tmp_path / "new") == []
     assert sorted((tmp_path / "old").rglob("*")) == before
     assert await count(config(tmp_path, "new,old", log="old")) == 2

@@ -61,7 +61,7 @@ def test_a_filesystem_named_without_an_authority_is_no_local_directory() -> None
 def test_what_would_become_a_local_directory_by_mistake_is_refused(location: str) -> None:
     with pytest.raises(ConfigError, match="checkpoint location") as told:
         open_location(location)
-    assert "file:///path" in told.value.__notes__[0]
+    assert "file:///path" in told.value.hints[0]
 
 
 def failing(error: Exception) -> Callable[[str], Any]:
@@ -88,7 +88,7 @@ def test_a_filesystem_that_is_not_to_be_had_is_told_with_the_reason(
     monkeypatch.setattr(fsspec, "url_to_fs", failing(error))
     with pytest.raises(ConfigError, match=r"no filesystem.*location=s3://bucket/x") as told:
         open_location("s3://bucket/x")
-    assert str(error) in told.value.__notes__[0]
+    assert str(error) in told.value.hints[0]
 
 
 def test_secrets_of_a_location_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_secrets_of_a_location_are_not_shown(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(fsspec, "url_to_fs", failing(ValueError(f"cannot open {name}")))
     with pytest.raises(ConfigError) as told:
         open_location(name)
-    assert "secret" not in str(told.value) + "".join(told.value.__notes__)
+    assert "secret" not in str(told.value) + "".join(told.value.hints)
 
 
 def test_secrets_in_an_error_of_the_filesystem_are_not_shown() -> None:
@@ -104,6 +104,6 @@ def test_secrets_in_an_error_of_the_filesystem_are_not_shown() -> None:
     error = OSError("403 for https://box.blob.core.windows.net/x?sig=secret")
     with pytest.raises(ConfigError) as told, errors_told(location):
         raise error
-    (hint,) = told.value.__notes__
+    (hint,) = told.value.hints
     assert "https://box.blob.core.windows.net/x?***" in hint
     assert "secret" not in hint

@@ -58,7 +58,7 @@ def test_a_key_of_two_tasks_is_refused(stores: list[KeyValueStore], value: bytes
     with pytest.raises(ConfigError, match="two tasks hold the same key") as refused:
         split(stores[:2], stores[2:])
     assert "store=counts key=b'total' task=Partition 1 new_task=Partition 0" in str(refused.value)
-    assert "under different keys" in "".join(refused.value.__notes__)
+    assert "under different keys" in "".join(refused.value.hints)
 
 
 def test_a_key_that_the_same_task_has_twice_in_two_stores_is_fine(

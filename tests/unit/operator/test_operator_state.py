@@ -317,7 +317,7 @@ def test_a_changed_grouping_key_is_refused() -> None:
 def test_fields_that_are_declared_not_null_are_refused(declare: Any) -> None:
     with pytest.raises(StateSchemaError, match="declared not null: variable=v fields=s") as caught:
         run(ByFunction(declare), [("a", 1)])
-    assert "leave out NOT NULL" in caught.value.__notes__[0]
+    assert "leave out NOT NULL" in caught.value.hints[0]
 
 
 def test_state_that_was_stored_as_not_null_is_read_once_it_is_declared_nullable() -> None:

@@ -42,8 +42,8 @@ async def test_what_a_newer_release_wrote_is_an_error_and_never_an_older_commit(
         rig.upgrade(SECOND)
     with pytest.raises(RestoreFailedError) as caught:
         await rig.restore(new, old)
-    hints = [note for note in caught.value.__notes__ if note.startswith("hint:")]
-    assert hints == ["hint: use the version of Statekeep that wrote it, or a newer one"]
+    hints = caught.value.hints
+    assert hints == ("use the version of Statekeep that wrote it, or a newer one",)
     assert isinstance(caught.value.__cause__, UnknownFormatError)
     assert not caught.value.is_for_good
     assert rig.directory.versions() == []
@@ -57,7 +57,7 @@ async def test_beside_an_outage_both_remedies_are_told(rig: Rig) -> None:
     rig.silence(SECOND)
     with pytest.raises(RestoreFailedError) as caught:
         await rig.restore(new)
-    hints = [note for note in caught.value.__notes__ if note.startswith("hint:")]
+    hints = caught.value.hints
     assert ["newer one" in hint for hint in hints] == [True, False]
     assert ["once the backend answers" in hint for hint in hints] == [False, True]
     assert caught.value.__cause__ is None

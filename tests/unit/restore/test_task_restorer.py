@@ -155,7 +155,7 @@ async def test_an_outage_is_an_error_and_never_an_older_commit(
         rig.silence(SECOND)
     with pytest.raises(RestoreFailedError) as caught:
         await rig.restore(new, old)
-    assert any("once the backend answers" in note for note in caught.value.__notes__)
+    assert any("once the backend answers" in hint for hint in caught.value.hints)
     assert rig.directory.versions() == []
 
 

@@ -130,7 +130,7 @@ def test_containers_that_die_over_a_request_are_given_up_soon(tmp_path: Path) ->
         pytest.raises(RetriableError, match=r"containers die .*tries=3 host=.* log=") as caught,
     ):
         client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
-    assert "lack of memory" in "".join(caught.value.__notes__)
+    assert "lack of memory" in "".join(caught.value.hints)
     assert "without an answer" in str(caught.value.__cause__)
 
 

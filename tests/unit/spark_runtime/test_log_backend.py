@@ -243,7 +243,7 @@ def test_such_a_log_is_not_left_for_another_one_that_is_named(job: Job) -> None:
     config = job.complete(load_dict(settings | {"job.log.backend": "near"}))
     with pytest.raises(ConfigError, match=r"job\.log\.backend=near found_in=blob") as caught:
         job.start(config)
-    assert "migrate-log --to near" in caught.value.__notes__[0]
+    assert "migrate-log --to near" in caught.value.hints[0]
 
 
 def test_a_log_that_moved_on_from_there_is_not_left_either(job: Job) -> None:

@@ -187,6 +187,6 @@ def test_a_job_whose_number_of_tasks_changed_without_it_is_told_so(job: Path) ->
         config = load_dict(settings(job))
         with pytest.raises(ConfigError, match="another partitions") as caught:
             settled_identity(commit, new_identity(config, 8, ROUTER, KEY.simpleString()))
-        assert any("statekeep rescale" in note for note in caught.value.__notes__)
+        assert any("statekeep rescale" in hint for hint in caught.value.hints)
     finally:
         reign.close()

@@ -55,9 +55,11 @@ def test_a_disk_that_takes_nothing_is_told_with_directory_setting_and_hint(
 ) -> None:
     with pytest.raises(ConfigError) as caught, explained_errors(tmp_path):
         raise OSError(number, os.strerror(number))
-    assert str(caught.value) == f"{reason}: directory={tmp_path} setting=job.logged.store.base.dir"
+    assert (
+        caught.value.message == f"{reason}: directory={tmp_path} setting=job.logged.store.base.dir"
+    )
     assert caught.value.key == "job.logged.store.base.dir"
-    assert "make room there" in caught.value.__notes__[0]
+    assert "make room there" in caught.value.hints[0]
     assert isinstance(caught.value.__cause__, OSError)
 
 

@@ -44,7 +44,7 @@ def test_a_process_that_is_stopped_with_the_lock_is_named_instead_of_awaited(
                 locked(path, shared=True, patience_s=0.05),
             ):
                 pytest.fail("the lock was given twice")
-            assert "kill -CONT" in caught.value.__notes__[0]
+            assert "kill -CONT" in caught.value.hints[0]
         finally:
             holder.kill()
     with locked(path, shared=False, patience_s=0):

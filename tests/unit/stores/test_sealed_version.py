@@ -82,7 +82,7 @@ class TestDamage:
         path.write_bytes(of_next_format(path.read_bytes()))
         with pytest.raises(UnknownFormatError, match=f"path={path} version=2") as caught:
             task.find(sealed.id)
-        assert any(f"remove {sealed.directory}" in note for note in caught.value.__notes__)
+        assert any(f"remove {sealed.directory}" in hint for hint in caught.value.hints)
 
     def test_a_directory_without_a_manifest_is_no_version(
         self, task: TaskDirectory, sealed: SealedVersion
