@@ -1,10 +1,13 @@
 """The PySpark runtime: ``grouped(df.groupBy(...), settings)`` is the one changed call.
 
 Names are loaded when they are asked for: containers live in this package and need no PySpark.
+A name that needs a missing package raises ConfigError with the command that installs it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from statekeep.extras import missing_package
 
 if TYPE_CHECKING:
     from statekeep.spark.batch_token import BatchToken, current_batch
@@ -48,7 +51,13 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as exc:
+        missing = missing_package(exc)
+        if missing is None:
+            raise
+        raise missing from exc
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,10 @@
 """The session settings that anchored tasks need: set them, or say which one is missing and why."""
 
 import os
+import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -61,7 +63,11 @@ def session_builder(master: str | None = None) -> SparkSession.Builder:
 
     Args:
         master: Spark master URL; None leaves it to ``spark-submit``.
+
+    Raises:
+        ConfigError: There is no Java to start Spark with.
     """
+    _require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder: SparkSession.Builder = SparkSession.builder
     if master is not None:
@@ -99,6 +105,23 @@ def check_session(spark: SparkSession, *, is_forced: bool = False) -> list[str]:
         )
     return complaints
 
+
+def _require_java() -> None:
+    """Refuse to start without Java: Spark would say that its gateway exited, and not why."""
+    if not _JAVA_BY_OTHERS.isdisjoint(os.environ):
+        return
+    home = os.environ.get("JAVA_HOME")
+    java = "java" if not home else str(Path(home) / "bin" / "java")
+    if shutil.which(java) is None:
+        raise ConfigError(
+            f"Spark needs Java, and there is none: java={java}",
+            key="JAVA_HOME",
+            hint="install Java 17, or set JAVA_HOME to the directory that has bin/java",
+        )
+
+
+_JAVA_BY_OTHERS = frozenset({"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT"})
+"""With one of these, Spark may find Java elsewhere, or has started it."""
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 

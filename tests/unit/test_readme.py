@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PLUG_IN = "Plug in a backend"
 
 RUN = [
+    ("", "console"),  # here
     ("", "diff"),  # tests/spark/test_readme_on_spark.py
     ("", ""),  # `make` here
     ("Choose where state goes", "python"),  # tests/spark/test_readme_on_spark.py
@@ -31,6 +32,15 @@ RUN = [
 
 def test_every_block_of_the_readme_is_run_by_a_test() -> None:
     assert [(heading, language) for heading, language, _ in printed()] == RUN
+
+
+def test_the_extras_that_the_readme_installs_are_those_of_the_package() -> None:
+    named = re.findall(r"pip install '\.\[([a-z0-9,]+)\]'", PAGE)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert named
+    assert {extra for names in named for extra in names.split(",")} < set(
+        extras["optional-dependencies"]
+    )
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z][a-z-]+)", PAGE))))

@@ -1,0 +1,64 @@
+"""What a program is told where a package, or Java, is not installed."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import statekeep
+import statekeep.spark as sk
+from statekeep.cli import app as command_line
+from statekeep.errors import ConfigError
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def test_the_version_is_the_one_of_the_package() -> None:
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    assert statekeep.__version__ == project["version"]
+
+
+@pytest.mark.parametrize("name", sk.__all__)
+def test_a_name_of_the_spark_runtime_names_the_extra_where_pyspark_is_missing(name: str) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "import statekeep.spark as sk\n"
+        "from statekeep.errors import ConfigError\n"
+        "try:\n"
+        f"    sk.{name}\n"
+        "except ConfigError as exc:\n"
+        "    print(exc)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout in (
+        "a package is not installed: module=pyspark; hint: pip install 'statekeep[spark]'\n",
+        "",  # a name that needs no PySpark
+    )
+    assert (told.stdout == "") == (name in {"BatchToken", "current_batch"})
+
+
+def test_the_command_line_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise ModuleNotFoundError(name="xxhash")
+
+    monkeypatch.setattr(command_line, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 2
+    assert "pip install 'statekeep[hdfs]'" in capsys.readouterr().err
+
+
+def test_a_session_without_java_is_refused_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="install Java 17") as caught:
+        sk.session_builder()
+    assert caught.value.key == "JAVA_HOME"
