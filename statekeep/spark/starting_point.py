@@ -1,6 +1,5 @@
 """Where a stopped job's newest commit stands in its input: to start a new query from."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from statekeep.inspection.job import open_job
 from statekeep.spark.driver.new_query import offsets_to_start_from
 from statekeep.spark.driver.source_offsets import starting_offsets
 from statekeep.spark.given_settings import Settings, read_settings
+from statekeep.spark.own_loop import run_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def find_starting_point(settings: Settings) -> StartingPoint:
         CheckpointCorruptError: The commit cannot be read.
         RetriableError: The place of the job log may answer later.
     """
-    return asyncio.run(_find(read_settings(settings)))
+    return run_apart(_find(read_settings(settings)))
 
 
 async def _find(config: Config) -> StartingPoint:

@@ -1,12 +1,11 @@
-"""Reads the committed state of a job from its backup, without Spark and without the job."""
+"""Reads the committed state of a job from its backup, without a Spark session and without the job."""
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import Row, StructType
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import TaskName
@@ -23,6 +22,8 @@ from statekeep.spark.operator.registry import (
     read_schema,
     stored_variables,
 )
+from statekeep.spark.operator.rows import row_maker
+from statekeep.spark.own_loop import run_apart
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
@@ -33,13 +34,13 @@ from statekeep.stores.version import SealedVersion
 
 @dataclass(frozen=True, slots=True)
 class StateEntry:
-    """One value of one state variable."""
+    """One value of one state variable; its rows have the fields of their schemas."""
 
     task_name: TaskName
-    key: tuple[Any, ...]
+    key: Row
     """The grouping key."""
-    value: tuple[Any, ...]
-    map_key: tuple[Any, ...] | None = None
+    value: Row
+    map_key: Row | None = None
     """The key within the map; None unless the variable is a map."""
 
 
@@ -48,7 +49,8 @@ def read_state(settings: Settings, variable: str) -> Iterator[StateEntry]:
 
     Each task's backup is restored to a temporary directory, verified, and read; nothing of the
     job's own files is touched, and the job may go on meanwhile. The entries of a list come in its
-    order, one by one.
+    order, one by one. Works in a notebook too. PySpark must be installed, for its types; a session
+    or Java is not needed.
 
     Args:
         settings: Names the job and its backends, as the query has them.
@@ -60,7 +62,7 @@ def read_state(settings: Settings, variable: str) -> Iterator[StateEntry]:
     """
     config = read_settings(settings)
     with temporary_directory("statekeep-read-") as directory:
-        versions = asyncio.run(_restore_all(config, directory))
+        versions = run_apart(_restore_all(config, directory))
         for task, version in versions.items():
             yield from _entries(config, directory, task, version, variable)
 
@@ -95,20 +97,24 @@ def _decoded(
     store: KeyValueStore, task: TaskName, key_schema: StructType, variable: RegisteredVariable
 ) -> Iterator[StateEntry]:
     keys, values = KeyCodec(key_schema), ValueCodec(read_schema(variable.schema))
-    map_keys = (
-        None if variable.map_key_schema is None else KeyCodec(read_schema(variable.map_key_schema))
-    )
+    key_row, value_row = row_maker(key_schema.names), values.make_row
+    map_keys: KeyCodec | None = None
+    map_key_row: Callable[[Sequence[Any]], Row] = row_maker(())
+    if variable.map_key_schema is not None:
+        map_keys = KeyCodec(read_schema(variable.map_key_schema))
+        map_key_row = row_maker(map_keys.schema.names)
     for stored_key, data in store.scan(variable.prefix):
         encoded = stored_key[len(variable.prefix) :]
         if map_keys is not None:
             key, end = keys.decode_front(encoded)
-            yield StateEntry(task, key, values.decode(data), map_keys.decode(encoded[end:]))
+            map_key = map_key_row(map_keys.decode(encoded[end:]))
+            yield StateEntry(task, key_row(key), value_row(values.decode(data)), map_key)
         elif variable.kind == "list":
             key = keys.decode(encoded)
             for value in values.decode_list(data):
-                yield StateEntry(task, key, value)
+                yield StateEntry(task, key_row(key), value_row(value))
         else:
-            yield StateEntry(task, keys.decode(encoded), values.decode(data))
+            yield StateEntry(task, key_row(keys.decode(encoded)), value_row(values.decode(data)))
 
 
 def _identity(config: Config, task: TaskName) -> TaskIdentity:

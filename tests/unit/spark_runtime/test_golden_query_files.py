@@ -1,5 +1,6 @@
 """The log and the backups of a query on Spark that an earlier release wrote."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,23 @@ def test_its_state_is_read_without_spark(backups: Path) -> None:
         for rest in range(7)
         for part in [[n for n in numbers if n % 7 == rest]]
     }
+
+
+def test_its_state_is_read_in_a_notebook_with_the_names_of_its_fields(backups: Path) -> None:
+    settings = {
+        "job.name": "counts",
+        "stores.backup.factories": "blob",
+        "blob.store.uri": backups.as_uri(),
+    }
+
+    async def cell() -> list[sk.StateEntry]:  # a notebook runs each cell in its event loop
+        return list(sk.read_state(settings, "count"))
+
+    entry = asyncio.run(cell())[0]
+    key, value = entry.key.asDict(), entry.value.asDict()
+    assert list(key) == ["key"]
+    assert list(value) == ["n", "s"]
+    assert entry.value == (value["n"], value["s"])
 
 
 def test_every_record_of_its_log_is_written_as_it_was(backups: Path) -> None:
