@@ -113,4 +113,4 @@ def _explain(error: StateBackupError) -> None:
         console.print(f"  {escape(note)}")
     cause = error.__cause__
     if isinstance(cause, StateBackupError) and cause.message not in error.message:
-        console.print(f"  cause: {escape(str(cause))}")
+        console.print(f"  cause: {escape(cause.message)}")

@@ -162,7 +162,7 @@ async def test_another_jobs_log_in_the_new_place_is_refused_also_below_the_own_f
     await other.append(msgspec.structs.replace(commit_record(1), identity=identity))
     with pytest.raises(ConfigError, match="there is another log in the new place") as refused:
         await move_log(log_on(old), log_on(new), "new", owner="mover")
-    assert "reset" not in "".join(refused.value.__notes__)
+    assert "reset" not in "".join(refused.value.hints)
 
 
 async def test_a_place_under_two_names_is_never_marked_as_moved() -> None:
