@@ -328,7 +328,7 @@ RAW_BLOCKS = [
 DECOMPRESS: Sequence[Callable[[bytes], bytes]] = (
     same,
     partial(lz4.block.decompress, uncompressed_size=4096),
-    partial(zstandard.ZstdDecompressor().decompress, max_output_size=4096),
+    lambda stored: zstandard.ZstdDecompressor().stream_reader(stored).read(4096),
 )
 
 
