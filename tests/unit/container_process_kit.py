@@ -1,8 +1,10 @@
 """A container's parts on a scratch directory, and requests for them."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -10,8 +12,17 @@ import statekeep
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.spark.container.handshake import CONTAINER, TASK, is_proof, job_key, proof
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
-from statekeep.spark.container.protocol import HandOver
+from statekeep.spark.container.protocol import (
+    HandOver,
+    Hello,
+    Proof,
+    Welcome,
+    decode_greeting,
+    frame,
+    read_frame_from,
+)
 
 VERSION = "0_0123456789abcdef"
 
@@ -59,3 +70,13 @@ async def until(condition: Callable[[], bool]) -> None:
     """Let others run until the condition holds."""
     while not condition():
         await asyncio.sleep(0)
+
+
+def greet_task(connection: socket.socket, stream: BinaryIO, place: ContainerPlace) -> None:
+    """Greet a task as the container of ``place`` does."""
+    key = job_key(place)
+    connection.sendall(frame(Hello(nonce="n")))
+    given = decode_greeting(read_frame_from(stream))
+    assert isinstance(given, Proof)
+    assert is_proof(given.proof, key, TASK, "n", given.nonce)
+    connection.sendall(frame(Welcome(proof=proof(key, CONTAINER, "n", given.nonce))))

@@ -9,23 +9,38 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
 from statekeep.errors import RetriableError, StateBackupError
+from statekeep.spark.container.handshake import (
+    CONTAINER,
+    TASK,
+    check_container,
+    is_proof,
+    job_key,
+    new_nonce,
+    proof,
+)
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
 from statekeep.spark.container.protocol import (
-    MAX_LINE_BYTES,
+    MAX_GREETING_BYTES,
+    NOT_ADMITTED,
     STALE_CONTAINER,
     STOPPING_CONTAINER,
     Done,
+    Hello,
     Progress,
+    Proof,
     Refused,
     Request,
     Stop,
+    Welcome,
     decode_answer,
-    encode,
+    decode_greeting,
+    frame,
+    read_frame_from,
 )
 from statekeep.stores.local_files import private_opener
 
@@ -156,12 +171,12 @@ def _exchange(
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
     with connection, connection.makefile("rb") as stream:
+        key = job_key(place)
         try:
-            connection.sendall(encode(request))
-            while line := stream.readline(MAX_LINE_BYTES):
-                if not line.endswith(b"\n"):
-                    break  # it died while it wrote
-                answer = decode_answer(line)
+            _greet(connection, stream, place, key)
+            connection.sendall(frame(request))
+            while True:
+                answer = decode_answer(read_frame_from(stream))
                 if isinstance(answer, Done | Refused):
                     return answer
                 if on_progress is not None:
@@ -172,8 +187,27 @@ def _exchange(
         except OSError as exc:
             msg = f"lost the container before its answer: {_log_of(place)}"
             raise _ContainerDiedError(msg) from exc
-    msg = f"the container ended without an answer: {_log_of(place)}"
-    raise _ContainerDiedError(msg)
+        except EOFError as exc:
+            msg = f"the container ended without an answer: {_log_of(place)}"
+            raise _ContainerDiedError(msg) from exc
+
+
+def _greet(connection: socket.socket, stream: BinaryIO, place: ContainerPlace, key: bytes) -> None:
+    """Prove to the container that this task is of its job, and have it prove the same."""
+    hello = decode_greeting(read_frame_from(stream, MAX_GREETING_BYTES))
+    if isinstance(hello, Hello):
+        nonce = new_nonce()
+        own = proof(key, TASK, hello.nonce, nonce)
+        connection.sendall(frame(Proof(nonce=nonce, proof=own)))
+        welcome = decode_greeting(read_frame_from(stream, MAX_GREETING_BYTES))
+        if isinstance(welcome, Refused):
+            raise ContainerError(welcome.error, f"{welcome.message}: {_log_of(place)}")
+        if isinstance(welcome, Welcome) and is_proof(
+            welcome.proof, key, CONTAINER, hello.nonce, nonce
+        ):
+            return
+    msg = f"what listens there is no container of this job: socket={place.socket} {_log_of(place)}"
+    raise ContainerError(NOT_ADMITTED, msg)
 
 
 def _log_of(place: ContainerPlace) -> str:
@@ -210,6 +244,7 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
 
     Raises:
         RetriableError: It takes no connection: it is asleep, and its queue is full.
+        ConfigError: Another user listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(0)  # a blocking connect waits for a place in the queue without end
@@ -223,6 +258,11 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
         except (FileNotFoundError, ConnectionRefusedError):
             break
         else:
+            try:
+                check_container(connection, path)
+            except BaseException:
+                connection.close()
+                raise
             connection.settimeout(_READ_TIMEOUT_S)
             return connection
     connection.close()

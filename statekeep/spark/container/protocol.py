@@ -1,18 +1,25 @@
-"""What tasks and their container say to each other: one JSON object a line, over a Unix socket.
+"""What tasks and their container say to each other: JSON objects in frames, over a Unix socket.
 
-The task sends one request; the container answers with any number of `Progress` lines and then one
-`Done` or `Refused`. A `HandOver` is answered once it stands in the outbox on disk.
+A frame is a length of four bytes, big-endian, and so many bytes. Container and task prove to each
+other who they are (`handshake`); then the task sends one request, and the container answers with any
+number of `Progress` and then one `Done` or `Refused`. A `HandOver` is answered once it stands in the
+outbox on disk.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
 from statekeep.checkpoint.decoding import decode_json
+from statekeep.errors import CheckpointCorruptError
 
-MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Longest line either side accepts: a checkpoint with many stores' markers fits many times."""
+MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+"""Longest frame either side takes: a checkpoint with many stores' markers fits many times."""
+MAX_GREETING_BYTES: Final = 4096
+"""Longest frame from somebody who has proved nothing yet."""
+_LENGTH_BYTES: Final = 4
 
 
 STALE_CONTAINER: Final = "StaleContainer"
@@ -26,6 +33,25 @@ NOTHING: Final = msgspec.Raw(b"null")
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", rename="kebab"):
     """Base of everything on the socket."""
+
+
+class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+    """The container's first word: what a task has to make its proof for."""
+
+    nonce: str
+
+
+class Proof(_Message, frozen=True, kw_only=True, tag="proof"):
+    """The task's first word."""
+
+    nonce: str
+    proof: str
+
+
+class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+    """The container knows the key too: the task may send its request."""
+
+    proof: str
 
 
 class _Request(_Message, frozen=True, kw_only=True):
@@ -111,6 +137,10 @@ class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
     message: str
 
 
+NOT_ADMITTED: Final = "NotAdmitted"
+"""`Refused.error` of a container whose job's key the task does not know."""
+
+Greeting = Hello | Proof | Welcome | Refused
 Request = HandOver | Restore | Stop
 Answer = Progress | Done | Refused
 
@@ -119,8 +149,49 @@ _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
-def encode(message: Request | Answer) -> bytes:
-    """Return one line."""
+_greetings: msgspec.json.Decoder[Greeting] = msgspec.json.Decoder(Greeting)
+
+
+def frame(message: Greeting | Request | Answer) -> bytes:
+    """Return a message as it goes over the socket."""
+    content = encode(message)
+    return len(content).to_bytes(_LENGTH_BYTES) + content
+
+
+async def read_frame(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> bytes:
+    """Read what one frame holds.
+
+    Raises:
+        CheckpointCorruptError: It is longer than ``limit``; nothing of it was read.
+        EOFError: The other end has gone.
+    """
+    length = _checked(await reader.readexactly(_LENGTH_BYTES), limit)
+    return await reader.readexactly(length)
+
+
+def read_frame_from(stream: BinaryIO, limit: int = MAX_FRAME_BYTES) -> bytes:
+    """Read what one frame holds. Blocks.
+
+    Raises:
+        CheckpointCorruptError: It is longer than ``limit``; nothing of it was read.
+        EOFError: The other end has gone.
+    """
+    head = stream.read(_LENGTH_BYTES)
+    content = stream.read(_checked(head, limit)) if len(head) == _LENGTH_BYTES else b""
+    if not content or len(content) < int.from_bytes(head):
+        raise EOFError
+    return content
+
+
+def _checked(head: bytes, limit: int) -> int:
+    length = int.from_bytes(head)
+    if length > limit:
+        raise CheckpointCorruptError(f"message is too long: bytes={length} limit_bytes={limit}")
+    return length
+
+
+def encode(message: Greeting | Request | Answer) -> bytes:
+    """Return a message as one line, as the outbox keeps it."""
     return _encoder.encode(message) + b"\n"
 
 
@@ -132,3 +203,8 @@ def decode_request(line: bytes) -> Request:
 def decode_answer(line: bytes) -> Answer:
     """Read an answer; CheckpointCorruptError if it is none."""
     return decode_json(_answers, line, "not an answer of a container")
+
+
+def decode_greeting(line: bytes) -> Greeting:
+    """Read what comes before a request; CheckpointCorruptError if it is none."""
+    return decode_json(_greetings, line, "not a greeting")

@@ -3,35 +3,55 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 from statekeep.clock import Clock
 from statekeep.config.model import ContainerSettings
 from statekeep.errors import CheckpointCorruptError, StateBackupError
 from statekeep.fault_points import fault_point
+from statekeep.spark.container.handshake import (
+    CONTAINER,
+    TASK,
+    is_proof,
+    job_key,
+    new_nonce,
+    peer_user,
+    proof,
+)
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.spark.container.protocol import (
-    MAX_LINE_BYTES,
+    MAX_GREETING_BYTES,
+    NOT_ADMITTED,
     STALE_CONTAINER,
     STOPPING_CONTAINER,
     Answer,
     Done,
     HandOver,
+    Hello,
     Progress,
+    Proof,
     Refused,
     Request,
     Restore,
     Stop,
+    Welcome,
+    decode_greeting,
     decode_request,
-    encode,
+    frame,
+    read_frame,
 )
 from statekeep.spark.container.work import ContainerWork
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _PROGRESS_PERIOD_S: Final = 0.5
+_MAX_CONNECTIONS: Final = 256
+"""An executor runs far fewer tasks at once, and a process may mostly have 1024 open files."""
+_SILENCE_S: Final = 30.0
+"""A task sends its request at once; one that is stopped holds a connection for no longer."""
 _CLOSE_S: Final = 10.0
 """A call of a client library cannot be cancelled; its result counts for nothing by then."""
 
@@ -63,6 +83,9 @@ class ContainerServer:
         self._has_forgotten = False
         """Whether what was not acknowledged until then has been removed, or will be."""
         self._restores = 0
+        self._connections = 0
+        self._key = b""
+        """The job's, read at the start, and again when a task shows another one."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._is_stopping = asyncio.Event()
@@ -78,9 +101,8 @@ class ContainerServer:
         """
         watch = _watch(jvm_pid, self._is_stopping.set)
         pending = await self._work.executor.run(self._outbox.pending)
-        server = await asyncio.start_unix_server(
-            self._serve, path=str(self._place.socket), limit=MAX_LINE_BYTES
-        )
+        self._key = await self._work.executor.run(job_key, self._place)
+        server = await asyncio.start_unix_server(self._serve, path=str(self._place.socket))
         try:
             for request in pending:
                 self._start_upload(request)
@@ -156,16 +178,74 @@ class ContainerServer:
             )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        user = peer_user(writer.get_extra_info("socket"))
+        if user != os.geteuid() or self._connections >= _MAX_CONNECTIONS:
+            logger.warning("connection refused: user=%d connections=%d", user, self._connections)
+            writer.close()
+            return
+        self._connections += 1
         try:
-            request = await _receive(reader)
+            request = await self._in_time(self._receive(reader, writer))
             if request is not None:
-                await _send(writer, await self._answer(request, writer))
-        except CheckpointCorruptError as exc:
-            await _send(writer, Refused(error="ValueError", message=f"not a request: {exc}"))
-        except ConnectionError:
+                await self._send(writer, await self._answer(request, writer))
+        except TimeoutError:
+            logger.warning("a task fell silent: timeout_s=%g", _SILENCE_S)
+            writer.transport.abort()
+        except (ConnectionError, EOFError):
             logger.warning("a task went away before its answer")
         finally:
+            self._connections -= 1
             writer.close()
+
+    async def _receive(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Request | None:
+        """Return the request of a task that knows the job's key; None: it got its refusal."""
+        try:
+            if await self._is_of_the_job(reader, writer):
+                return decode_request(await read_frame(reader))
+            refused = Refused(error=NOT_ADMITTED, message="the task does not know the job's key")
+        except CheckpointCorruptError as exc:
+            refused = Refused(error="ValueError", message=f"not a request: {exc}")
+        logger.warning("connection refused: %s", refused.message)
+        writer.write(frame(refused))
+        await writer.drain()
+        return None
+
+    async def _is_of_the_job(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        hello = Hello(nonce=new_nonce())
+        writer.write(frame(hello))
+        given = decode_greeting(await read_frame(reader, MAX_GREETING_BYTES))
+        if not isinstance(given, Proof):
+            return False
+        if not is_proof(given.proof, self._key, TASK, hello.nonce, given.nonce):
+            # The local directory may have been removed, and its key drawn anew.
+            self._key = await self._work.executor.run(job_key, self._place)
+            if not is_proof(given.proof, self._key, TASK, hello.nonce, given.nonce):
+                return False
+        writer.write(frame(Welcome(proof=proof(self._key, CONTAINER, hello.nonce, given.nonce))))
+        await writer.drain()
+        return True
+
+    async def _send(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        writer.write(frame(answer))
+        await self._in_time(writer.drain())
+
+    async def _in_time(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Await what depends on the other end; TimeoutError after `_SILENCE_S`."""
+        work = asyncio.ensure_future(coroutine)
+        timer = asyncio.ensure_future(self._clock.sleep(_SILENCE_S))
+        try:
+            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise TimeoutError
+            return work.result()
+        finally:
+            work.cancel()
+            timer.cancel()
+            await asyncio.gather(work, timer, return_exceptions=True)
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> Answer:
         self._asked_ns = self._clock.monotonic_ns()
@@ -303,7 +383,7 @@ class ContainerServer:
         restore = asyncio.create_task(self._work.restore(request, note))
         try:
             while not (await asyncio.wait([restore], timeout=_PROGRESS_PERIOD_S))[0]:
-                await _send(writer, latest)
+                await self._send(writer, latest)
             return restore.result()
         finally:
             # The task that asked is gone, or this server ends: stop fetching for nobody.
@@ -311,20 +391,6 @@ class ContainerServer:
             await asyncio.gather(restore, return_exceptions=True)
             self._restores -= 1
             self._note_idle()
-
-
-async def _receive(reader: asyncio.StreamReader) -> Request | None:
-    """Return the request of a connection; None where it was closed without one."""
-    try:
-        line = await reader.readline()
-    except ValueError as exc:  # longer than the reader's limit
-        raise CheckpointCorruptError(f"a request is too long: max_bytes={MAX_LINE_BYTES}") from exc
-    return decode_request(line) if line else None
-
-
-async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
-    writer.write(encode(answer))
-    await writer.drain()
 
 
 def _watch(pid: int, on_exit: Callable[[], None]) -> int | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from container_process_kit import hand_over, place_in, spec_in
+from container_process_kit import greet_task, hand_over, place_in, spec_in
 
 from statekeep.errors import RetriableError
 from statekeep.spark.container import client
@@ -21,14 +21,15 @@ from statekeep.spark.container.protocol import (
     Refused,
     Request,
     decode_request,
-    encode,
+    frame,
+    read_frame_from,
 )
 
 SILENCE = b"silence"
 """Keeps a task waiting."""
 DEATH = b""
 """Ends the connection without an answer."""
-HALF = encode(Done())[:5]
+HALF = frame(Done())[:9]
 """All that a container wrote before it died."""
 
 
@@ -43,13 +44,13 @@ def container(place: ContainerPlace, answers: list[Answer | bytes]) -> Iterator[
     def serve() -> None:
         for answer in answers:
             connection, _ = listener.accept()
-            with connection, connection.makefile("rwb") as stream:
-                requests.append(decode_request(stream.readline()))
+            with connection, connection.makefile("rb") as stream:
+                greet_task(connection, stream, place)
+                requests.append(decode_request(read_frame_from(stream)))
                 if answer == SILENCE:
                     stream.read()
                 else:
-                    stream.write(answer if isinstance(answer, bytes) else encode(answer))
-                    stream.flush()
+                    connection.sendall(answer if isinstance(answer, bytes) else frame(answer))
 
     thread = threading.Thread(target=serve)
     thread.start()
