@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup pins audit fmt lint types test test-long integration demo bench bench-blob bench-restore bench-kafka bench-hdfs chaos docs-check wheel-test ci
+.PHONY: help setup pins audit fmt lint types test test-long integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth chaos docs-check wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -58,6 +58,9 @@ bench-kafka: setup  ## The changelog beside a plain loop and Quix Streams (ARGS=
 	@test -x .venv/quix/bin/python || $(VENV)/python -m venv .venv/quix
 	@.venv/quix/bin/python -m pip install --quiet 'quixstreams>=3.28,<4'
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.kafka_changelog --quix-python .venv/quix/bin/python $(ARGS)
+
+bench-growth: setup  ## What a job costs as it grows old, commit by commit (ARGS="--commits 2000 --tasks 8")
+	@$(VENV)/python -m benchmarks.growth $(ARGS)
 
 bench-hdfs: setup  ## Commits and restores on a real HDFS, beside reading the same files plainly
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.hdfs_files $(ARGS)

@@ -151,7 +151,11 @@ class AgeingJob:
             captured_stores=(),
             python_path=(),
         )
-        self._factories = {BLOB: BlobBackendFactory(BLOB, {"uri": "memory://growth"}, make_manager=self._make_manager)}
+        self._factories = {
+            BLOB: BlobBackendFactory(
+                BLOB, {"uri": "memory://growth"}, make_manager=self._make_manager
+            )
+        }
         self._writer = LogWriter(BlobJobLog(self.blobs(), "j"))
         self._checkpoints = BlobCheckpointStore(self.blobs(), "j")
         self._attempts = 0

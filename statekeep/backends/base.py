@@ -207,7 +207,9 @@ class TaskBackupManager(ABC):
         what belongs to ``closed_attempts`` is deleted, and never what a retained marker reaches.
 
         Args:
-            retained: The markers of each retained checkpoint of the task.
+            retained: The markers of each retained checkpoint of the task that may reach what attempts
+                up to the newest of ``closed_attempts`` made. What a later checkpoint reaches of them
+                it took over from its base, `CommitContext.base`, so that one of these reaches it too.
             closed_attempts: (epoch, attempt) of released commits and void attempts: the job log
                 says that they are never restored and never complete. Attempts are begun one after
                 the other, so those before the newest of these are closed or retained too; a trimmed

@@ -189,9 +189,12 @@ class MemoryBackupManager(TaskBackupManager):
         closed_attempts: Sequence[tuple[int, int]],
     ) -> None:
         _check_open(self._is_closed)
+        if not closed_attempts:
+            return
+        newest_closed = max(closed_attempts)
         reached = {marker for checkpoint in retained for marker in checkpoint.values()}
         for marker, image in list(self._place.images.items()):
-            is_closed = image.owner == self._owner and image.attempt in closed_attempts
+            is_closed = image.owner == self._owner and image.attempt <= newest_closed
             if is_closed and marker not in reached:
                 self._place.images.pop(marker, None)
 

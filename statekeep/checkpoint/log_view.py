@@ -1,7 +1,10 @@
 """What the records of a job log amount to, folded in order of position."""
 
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final
 
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.records import (
@@ -21,6 +24,19 @@ from statekeep.checkpoint.records import (
 from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.errors import CheckpointCorruptError
 
+_COMMITS_TO_REPLAY_FROM: Final = 16
+"""The newest commits, whose batches stay in memory; many more than have to be passed over for damage.
+Retention by age keeps thousands, with a line for each task in each batch since the oldest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedCommit:
+    """What clean-up and people still need to know of a commit that is not restored any more."""
+
+    attempt: tuple[int, int]
+    """(epoch, attempt)."""
+    checkpoint_id: str
+
 
 @dataclass
 class LogView:
@@ -37,8 +53,12 @@ class LogView:
     """The newest epoch in the log; 0 before the first."""
     commits: dict[int, CommitRecord] = field(default_factory=dict[int, CommitRecord])
     """Commits not released, by position, in order: the last one is current."""
-    released: dict[int, CommitRecord] = field(default_factory=dict[int, CommitRecord])
+    released: dict[int, ReleasedCommit] = field(default_factory=dict[int, ReleasedCommit])
     """Released commits that the log still holds and whose clean-up may not be done."""
+    newest_released: int = -1
+    """Position of the newest commit that was ever released; -1 before the first."""
+    tasks: set[str] = field(default_factory=set[str])
+    """Every task that a commit has named."""
     open_attempts: dict[tuple[int, int], AttemptRecord] = field(
         default_factory=dict[tuple[int, int], AttemptRecord]
     )
@@ -47,10 +67,13 @@ class LogView:
         default_factory=dict[tuple[int, int], int]
     )
     """Position of the record of each attempt in `open_attempts`."""
-    void_attempts: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    """Attempts that will never complete, by (epoch, attempt): what they uploaded is an orphan."""
+    void_positions: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """Position of the record that made an attempt void, for each in `void_attempts`."""
+    orphans: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Those of `void_attempts` whose uploads may not be deleted yet."""
     batches: dict[int, BatchRecord] = field(default_factory=dict[int, BatchRecord])
-    """Batches of the current query that count and that a retained commit's replay may need."""
+    """Batches of the current query that count and that a replay from a commit of
+    `comparable_commits` may need. The log holds more: see `lowest_needed`."""
     batch_positions: dict[int, int] = field(default_factory=dict[int, int])
     """Position of the record of each batch in `batches`."""
     unreadable_batches: set[int] = field(default_factory=set[int])
@@ -87,12 +110,19 @@ class LogView:
         return next(reversed(self.commits), -1)
 
     @property
-    def comparable_commits(self) -> list[CommitRecord]:
-        """The retained commits of the current one's query, oldest first: their batches compare.
+    def void_attempts(self) -> AbstractSet[tuple[int, int]]:
+        """Attempts that will never complete, by (epoch, attempt)."""
+        return self.void_positions.keys()
 
-        One with which a new query is to begin compares with no other.
+    @property
+    def comparable_commits(self) -> list[CommitRecord]:
+        """The commits that a task may go back to by itself, oldest first: their batches compare.
+
+        They are of the current one's query; one with which a new query is to begin compares with no
+        other. A commit that only its pin keeps, or its age, is not among them: the batches since
+        then are many. A new job can be made from it.
         """
-        commits = list(self.commits.values())
+        commits = [self.commits[position] for position in self._replayable()]
         if commits and commits[-1].query is None:
             return commits[-1:]
         return [c for c in commits if _query_id(c) == _query_id(commits[-1])]
@@ -157,7 +187,8 @@ class LogView:
         if not self.commits:
             return 0
         needed = [next(iter(self.commits)), *self.attempt_positions.values()]
-        return min(needed + [self.batch_positions[b] for b in self.batches if self._is_ahead(b)])
+        oldest = self._oldest_to_replay()
+        return min(needed + [self.batch_positions[b] for b in self.batches if b > oldest])
 
     @property
     def pins_of_oldest(self) -> list[str]:
@@ -188,7 +219,7 @@ class LogView:
                 if record.is_reset:
                     self._forget_all()
             case BaseRecord():
-                self._fold_base(record)
+                self._fold_base(position, record)
             case BatchRecord():
                 self._fold_batch(position, record)
             case AttemptRecord() | CommitRecord() | VoidRecord():
@@ -214,17 +245,21 @@ class LogView:
         """Drop what only matters until the log is trimmed to ``floor``."""
         for position in [position for position in self.released if position < floor]:
             del self.released[position]
+        for attempt in [attempt for attempt, p in self.void_positions.items() if p < floor]:
+            del self.void_positions[attempt]
+            self.orphans.discard(attempt)
         self.unreadable_batches = {p for p in self.unreadable_batches if p >= floor}
 
-    def forget_released(self, attempts: Collection[tuple[int, int]]) -> None:
-        """Drop the released commits of attempts whose clean-up is done.
+    def forget_collected(self, attempts: Collection[tuple[int, int]]) -> None:
+        """Drop the released commits and the orphans of attempts whose clean-up is done.
 
-        A pin may keep the log from being trimmed for long: without this, each commit since then would
-        stay in memory and be cleaned up after each later one.
+        A pin may keep the log from being trimmed for long: without this, each of them since then would
+        stay in memory and be cleaned up after each later commit.
         """
         for position, commit in list(self.released.items()):
-            if (commit.attempt_epoch, commit.attempt) in attempts:
+            if commit.attempt in attempts:
                 del self.released[position]
+        self.orphans.difference_update(attempts)
 
     def usable_checkpoint(self, commit: CommitRecord, task: str) -> CheckpointV2 | None:
         """Return a task's checkpoint in a commit without bad markers; None where it has none.
@@ -251,8 +286,10 @@ class LogView:
 
     def is_committed(self, epoch: int, attempt: int) -> bool:
         """Return whether the log holds the commit record of an attempt."""
-        commits = (*self.commits.values(), *self.released.values())
-        return any((c.attempt_epoch, c.attempt) == (epoch, attempt) for c in commits)
+        key = (epoch, attempt)
+        return any((c.attempt_epoch, c.attempt) == key for c in self.commits.values()) or any(
+            c.attempt == key for c in self.released.values()
+        )
 
     def _forget_all(self) -> None:
         """Become what a reader gets who finds the log trimmed up to the record just read."""
@@ -276,16 +313,18 @@ class LogView:
             # An append of unknown outcome can turn out to have landed after all: what is committed
             # stays committed, what is void stays void, by whichever record comes first.
             if not self.is_committed(*key):
-                self._close(key)
+                self._close(key, position)
         elif key not in self.void_attempts:
             self._drop_open(key)
             self.commits[position] = record
+            self.tasks.update(record.versions)
             if record.query is not None:
                 self._switch_query(record.query.query_id)
+            self._forget_batches()
 
-    def _fold_base(self, record: BaseRecord) -> None:
+    def _fold_base(self, position: int, record: BaseRecord) -> None:
         for key in [key for key in self.open_attempts if key[0] < record.epoch]:
-            self._close(key)
+            self._close(key, position)
         self._switch_query(record.query_id)
         overtaken = {b: found.offsets for b, found in self.batches.items() if b > record.head}
         self._drop_batches(list(overtaken))
@@ -312,17 +351,34 @@ class LogView:
         kept = {self.last_commit_position, *self.pins.values()}
         for position in record.positions:
             if position in self.commits and position not in kept:
-                self.released[position] = self.commits.pop(position)
-        self._drop_batches([batch for batch in self.batches if not self._is_ahead(batch + 1)])
-        for batch in [b for b in self.overtaken_batches if not self._is_ahead(b)]:
+                commit = self.commits.pop(position)
+                self.released[position] = ReleasedCommit(
+                    (commit.attempt_epoch, commit.attempt), commit.checkpoint_id
+                )
+                self.newest_released = max(self.newest_released, position)
+        self._forget_batches()
+
+    def _forget_batches(self) -> None:
+        """Drop the batches that no replay begins before."""
+        oldest = self._oldest_to_replay()
+        self._drop_batches([batch for batch in self.batches if batch < oldest])
+        for batch in [batch for batch in self.overtaken_batches if batch <= oldest]:
             del self.overtaken_batches[batch]
 
-    def _is_ahead(self, batch: int) -> bool:
-        """Whether a recovery from the oldest retained commit would run ``batch`` again."""
-        oldest = next(iter(self.commits.values()), None)
-        if oldest is None or oldest.query is None or oldest.query.query_id != self.query_id:
-            return True
-        return batch > oldest.batch
+    def _replayable(self) -> list[int]:
+        """Return the positions of the commits that a task may go back to by itself, oldest first.
+
+        What is older than a released commit is there for its pin.
+        """
+        newest = list(islice(reversed(self.commits), _COMMITS_TO_REPLAY_FROM))
+        return [position for position in reversed(newest) if position > self.newest_released]
+
+    def _oldest_to_replay(self) -> int:
+        """Return the batch of the oldest commit that a replay may begin after; -1 for every batch."""
+        query = next((self.commits[position].query for position in self._replayable()), None)
+        if query is None or query.query_id != self.query_id:
+            return -1
+        return self.commits[self._replayable()[0]].batch
 
     def _switch_query(self, query_id: str) -> None:
         if query_id != self.query_id:
@@ -335,9 +391,11 @@ class LogView:
         for batch in batches:
             del self.batches[batch], self.batch_positions[batch]
 
-    def _close(self, key: tuple[int, int]) -> None:
+    def _close(self, key: tuple[int, int], position: int) -> None:
         self._drop_open(key)
-        self.void_attempts.add(key)
+        if key not in self.void_positions:
+            self.void_positions[key] = position
+            self.orphans.add(key)
 
     def _drop_open(self, key: tuple[int, int]) -> None:
         self.open_attempts.pop(key, None)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.log_view import LogView
 from statekeep.config.model import CheckpointSettings
 
@@ -51,11 +52,50 @@ def expired_pins(view: LogView, now_ms: int) -> list[str]:
 
 
 def closed_attempts(view: LogView) -> Sequence[tuple[int, int]]:
-    """Return (epoch, attempt) of everything that may be cleaned up: released or void.
+    """Return (epoch, attempt) of everything that may be cleaned up: released or void, sorted.
 
-    An open attempt is never among them, nor is one that a retained commit completed.
+    An open attempt is never among them, nor is one that a retained commit completed, nor what
+    `LogView.forget_collected` was told of.
     """
-    released = {(commit.attempt_epoch, commit.attempt) for commit in view.released.values()}
+    released = {commit.attempt for commit in view.released.values()}
     retained = {(commit.attempt_epoch, commit.attempt) for commit in view.commits.values()}
-    closed = (released | view.void_attempts) - view.open_attempts.keys() - retained
+    closed = (released | view.orphans) - view.open_attempts.keys() - retained
     return sorted(closed)
+
+
+def checkpoints_in_reach(
+    view: LogView, task: str, closed: Sequence[tuple[int, int]]
+) -> list[CheckpointV2]:
+    """Return the retained checkpoints of a task that can reach what closed attempts made, oldest first.
+
+    Those of the commits up to the newest closed attempt, and the first one after it. What a later one
+    reaches of these attempts it took over from its base. The base is the commit before it, so it
+    is reached by the first one as well. This does not hold where a query goes on from an older
+    commit, whose attempt has the number 0, and where a bad marker hides what one reaches.
+
+    A job that keeps its commits for days by their age has thousands of them, with an index for
+    each task.
+
+    Args:
+        view: Of the log.
+        task: Its name.
+        closed: See `closed_attempts`; not empty.
+
+    Raises:
+        CheckpointCorruptError: A checkpoint in a record cannot be read.
+    """
+    newest_closed = max(closed)
+    has_bad_markers = any(name == task for _, name, _, _ in view.bad_markers)
+    found: list[CheckpointV2] = []
+    has_first = False
+    for commit in view.commits.values():
+        if commit.attempt == 0:
+            has_first = False
+        if has_first:
+            continue
+        checkpoint = view.usable_checkpoint(commit, task)
+        if checkpoint is not None:
+            found.append(checkpoint)
+            is_after = (commit.attempt_epoch, commit.attempt) > newest_closed
+            has_first = is_after and not has_bad_markers
+    return found

@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from statekeep.checkpoint.note import Note, no_note, reasons_of
 from statekeep.clock import Clock
+from statekeep.commit.clean_up_failures import CleanUpFailures, is_damage
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
 from statekeep.config.model import CheckpointSettings
 from statekeep.container.task_log import TaskLog
-from statekeep.errors import StateBackupError, TaskFencedError
+from statekeep.errors import CheckpointCorruptError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Housekeeper:
         self._drop_versions = drop_versions
         self._on_fenced = on_fenced
         self._note = note
+        self._failures = CleanUpFailures(clock, note)
         self._round: asyncio.Task[None] | None = None
         self._trimmed_to = 0
 
@@ -83,24 +85,48 @@ class Housekeeper:
             released = await self._release()
             await self._drop_versions()  # first: a backend that is away must not fill the disk
             closed = closed_attempts(self._log.view)
-            await self._pipeline.clean_up(self._log.retained(), closed)
-            self._log.view.forget_released(closed)
+            damage = await self._clean_up(closed)
+            self._log.view.forget_collected(closed)
             await self._trim()
             if closed:
                 self._note("clean-up", attempts=len(closed), released=released)
+            if damage is not None:
+                self._failed(damage)
+            elif closed:
+                self._failures.ended_well()
         except TaskFencedError as exc:
             self._on_fenced(exc)
         except (StateBackupError, OSError, ExceptionGroup) as exc:
-            for reason in reasons_of(exc):
-                logger.warning(
-                    "clean-up is put off until after the next commit: task=%s error=%s",
-                    self._task_name,
-                    reason,
-                )
-        except Exception:  # whatever a plug-in raises: the next commit begins another round
+            self._failed(exc)
+        except Exception as exc:  # whatever a plug-in raises: the next commit begins another round
             logger.exception(
                 "clean-up is put off until after the next commit: task=%s", self._task_name
             )
+            self._failures.failed(exc)
+
+    async def _clean_up(self, closed: Sequence[tuple[int, int]]) -> Exception | None:
+        """Let the backends delete; return what is damaged: it must not stop the trim of the log.
+
+        What it stops from being deleted is found by a later round, once it is mended.
+        """
+        if not closed:
+            return None
+        try:
+            await self._pipeline.clean_up(self._log.in_reach(closed), closed)
+        except (CheckpointCorruptError, ExceptionGroup) as exc:
+            if not is_damage(exc):
+                raise
+            return exc
+        return None
+
+    def _failed(self, error: Exception) -> None:
+        for reason in reasons_of(error):
+            logger.warning(
+                "clean-up is put off until after the next commit: task=%s error=%s",
+                self._task_name,
+                reason,
+            )
+        self._failures.failed(error)
 
     async def _release(self) -> int:
         """Release what is no longer worth keeping; return how many commits that were."""

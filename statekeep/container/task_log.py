@@ -23,6 +23,7 @@ from statekeep.checkpoint.records import (
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.commit.retention import checkpoints_in_reach
 from statekeep.errors import ConfigError
 from statekeep.fault_points import fault_point
 
@@ -259,13 +260,12 @@ class TaskLog:
             return None, None
         return self._usable_checkpoint(current), self.version_of(current)
 
-    def retained(self) -> Sequence[CheckpointV2]:
-        """Return the task's checkpoints in every commit that is not released, oldest first.
+    def in_reach(self, closed: Sequence[tuple[int, int]]) -> Sequence[CheckpointV2]:
+        """Return the task's retained checkpoints that reach what closed attempts made.
 
         Without bad markers: what only they reach is of no use to anyone.
         """
-        checkpoints = map(self._usable_checkpoint, self.view.commits.values())
-        return [found for found in checkpoints if found is not None]
+        return checkpoints_in_reach(self.view, self._task.task_name, closed)
 
     def _usable_checkpoint(self, commit: CommitRecord) -> CheckpointV2 | None:
         return self.view.usable_checkpoint(commit, self._task.task_name)

@@ -18,7 +18,7 @@ from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreNam
 from statekeep.checkpoint.log_reset import LogRemains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, Record
+from statekeep.checkpoint.records import AttemptRecord, JobIdentity, Record
 from statekeep.commit.retention import closed_attempts
 from statekeep.config.model import Config
 from statekeep.inspection.job import LogPlace
@@ -47,14 +47,13 @@ class Sweep:
     @classmethod
     def of(cls, view: LogView, identity: JobIdentity) -> "Sweep":
         """Return the sweep that a view of the log allows: safe at any time, also beside the job."""
-        tasks = {task for commit in _known(view) for task in commit.versions}
         retained = {
             TaskName(task): [
                 found
                 for commit in view.commits.values()
                 if (found := view.usable_checkpoint(commit, task)) is not None
             ]
-            for task in sorted(tasks)
+            for task in sorted(view.tasks)
         }
         return cls(identity, retained, closed_attempts(view))
 
@@ -192,10 +191,6 @@ async def _delete_checkpoints(place: LogPlace, sweep: Sweep) -> None:
                 await store.delete(f"{attempt[0]}-{attempt[1]}")
     finally:
         await store.close()
-
-
-def _known(view: LogView) -> Sequence[CommitRecord]:
-    return [*view.commits.values(), *view.released.values()]
 
 
 def _manager(

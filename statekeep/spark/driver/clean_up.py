@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
@@ -13,10 +14,16 @@ from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.note import Note, no_note, reasons_of
 from statekeep.checkpoint.records import ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
+from statekeep.commit.clean_up_failures import CleanUpFailures, is_damage
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
-from statekeep.errors import TaskFencedError
+from statekeep.commit.retention import (
+    checkpoints_in_reach,
+    closed_attempts,
+    commits_to_release,
+    expired_pins,
+)
+from statekeep.errors import CheckpointCorruptError, TaskFencedError
 from statekeep.fault_points import fault_point
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import JobSpec
@@ -33,7 +40,9 @@ class CleanUp:
     """Runs after each commit, off its path, on the commit thread's loop; one run at a time.
 
     A run that fails or is cut off is made up for by the next one, also by the next driver: what
-    is released or void stays in the log until its blobs are gone.
+    is released or void stays in the log until its blobs are gone. Damage, such as a lost index of a
+    pinned commit, stops the deletions of its own task only. They are made up for once it is
+    mended: each run also takes what attempts have left that the log no longer names.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class CleanUp:
         self._executor = executor
         self._clock = clock
         self._note = note
+        self._failures = CleanUpFailures(clock, note)
         self._running = asyncio.Lock()
         self._runs = 0
         """How many have ended well."""
@@ -73,8 +83,12 @@ class CleanUp:
             except TaskFencedError as exc:
                 logger.warning("clean-up stopped, another driver has taken over: error=%s", exc)
             except Exception as exc:  # noqa: BLE001 - whatever a plug-in raises: the next one repeats it
-                for reason in reasons_of(exc):
-                    logger.warning("clean-up failed and will be repeated: error=%s", reason)
+                self._failed(exc)
+
+    def _failed(self, error: Exception) -> None:
+        for reason in reasons_of(error):
+            logger.warning("clean-up failed and will be repeated: error=%s", reason)
+        self._failures.failed(error)
 
     async def _run(self) -> None:
         view = self._writer.view
@@ -90,17 +104,20 @@ class CleanUp:
         closed = closed_attempts(view)
         if not closed:
             return
-        retained = [_retained(view, partition) for partition in self._partitions]
-        await self._clean_up_tasks(retained, closed)
+        damage = await self._clean_up_tasks(view, closed)
         for epoch, attempt in {*closed, *await self._late_attempts()}:
             if (epoch, attempt) <= closed[-1]:
                 await self._checkpoints.delete(f"{epoch}-{attempt}")
-        view.forget_released(closed)
+        view.forget_collected(closed)
         fault_point("log_trim.before")
         await self._writer.trim(view.lowest_needed)
         self._runs += 1
         logger.info("clean-up done: attempts=%d released=%d", len(closed), len(positions))
         self._note("clean-up", attempts=len(closed), released=len(positions))
+        if damage is None:
+            self._failures.ended_well()
+        else:
+            self._failed(damage)
 
     async def _late_attempts(self) -> Collection[tuple[int, int]]:
         """Return all attempts with entries: late writers leave some that nobody names any more.
@@ -112,28 +129,33 @@ class CleanUp:
         return await self._checkpoints.attempts()
 
     async def _clean_up_tasks(
-        self, retained: Sequence[Sequence[CheckpointV2]], closed: Sequence[tuple[int, int]]
-    ) -> None:
-        """Clean up every task, whatever goes wrong with others.
+        self, view: LogView, closed: Sequence[tuple[int, int]]
+    ) -> ExceptionGroup[Exception] | None:
+        """Clean up every task, whatever goes wrong with others; return what is damaged, if anything.
 
         Raises:
-            ExceptionGroup: What went wrong.
+            ExceptionGroup: What went wrong, if some of it is no damage.
         """
+        # All of one view: commits may come while the first tasks are cleaned up.
+        sweeps = [_TaskSweep.of(view, partition, closed) for partition in self._partitions]
         done = await asyncio.gather(
-            *(self._clean_up_task(p, retained[p], closed) for p in self._partitions),
+            *(self._clean_up_task(p, sweeps[p], closed) for p in self._partitions),
             return_exceptions=True,
         )
         errors = [error for error in done if error is not None]
-        if errors:
-            raise BaseExceptionGroup("tasks could not be cleaned up", errors)
+        if not errors:
+            return None
+        damage = [e for e in errors if isinstance(e, Exception) and is_damage(e)]
+        if len(damage) == len(errors):
+            return ExceptionGroup("tasks have damaged backups", damage)
+        raise BaseExceptionGroup("tasks could not be cleaned up", errors)
 
     async def _clean_up_task(
-        self,
-        partition: int,
-        retained: Sequence[CheckpointV2],
-        closed: Sequence[tuple[int, int]],
+        self, partition: int, sweep: "_TaskSweep", closed: Sequence[tuple[int, int]]
     ) -> None:
         """Let the backends of one task delete; nothing of them is kept open between runs."""
+        if sweep.damage is not None:
+            raise sweep.damage
         async with self._places:
             pipeline = TaskCommitPipeline(
                 self._spec.task(partition),
@@ -143,15 +165,31 @@ class CleanUp:
                 clock=self._clock,
                 metrics=CommitMetrics(),
             )
-            if retained:
-                pipeline.leave_out(retained[-1])
+            if sweep.newest is not None:
+                pipeline.leave_out(sweep.newest)
             try:
-                await pipeline.clean_up(retained, closed)
+                await pipeline.clean_up(sweep.retained, closed)
             finally:
                 await pipeline.close()
 
 
-def _retained(view: LogView, partition: int) -> Sequence[CheckpointV2]:
-    name = task_name(partition)
-    found = [view.usable_checkpoint(commit, name) for commit in view.commits.values()]
-    return [checkpoint for checkpoint in found if checkpoint is not None]
+@dataclass(frozen=True, slots=True)
+class _TaskSweep:
+    """What a view of the log says of one task."""
+
+    retained: Sequence[CheckpointV2] = ()
+    """Those in reach of what is closed."""
+    newest: CheckpointV2 | None = None
+    damage: CheckpointCorruptError | None = None
+    """Why nothing can be said."""
+
+    @classmethod
+    def of(cls, view: LogView, partition: int, closed: Sequence[tuple[int, int]]) -> "_TaskSweep":
+        name, newest = task_name(partition), view.last_commit
+        try:
+            return cls(
+                checkpoints_in_reach(view, name, closed),
+                None if newest is None else view.usable_checkpoint(newest, name),
+            )
+        except CheckpointCorruptError as exc:
+            return cls(damage=exc)

@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 _MAX_ROUNDS = 8
 """Any step may find more versions lost; a cluster that loses some in each round is failing."""
+_OLDER_COMMITS = (
+    "hint: older commits are kept, by a pin or by their age, and no task goes back to them by itself: "
+    "`statekeep checkpoints list` shows them, and `statekeep savepoint restore NAME --as JOB` makes a new "
+    "job from a pinned one"
+)
 
 
 @dataclass
@@ -161,7 +166,12 @@ class Recovery:
     ) -> dict[int, int]:
         commits = [c for c in reversed(self._view.comparable_commits) if c.batch <= head]
         candidates = {p: [_candidate(commit, p) for commit in commits] for p in partitions}
-        restored = self._jobs.restore(candidates, self._view.bad_markers)
+        try:
+            restored = self._jobs.restore(candidates, self._view.bad_markers)
+        except RestoreFailedError as exc:
+            if len(self._view.commits) > len(commits):
+                exc.add_note(_OLDER_COMMITS)
+            raise
         starts: dict[int, int] = {}
         for partition in partitions:
             outcome = restored[partition]

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,10 @@ from statekeep.backends.blob.index import decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import Marker, StoreName
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.records import CommitRecord, JobIdentity
+from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.commit.retention import checkpoints_in_reach
 from statekeep.errors import BlobNotFoundError
 from statekeep.testing.backend_harness import STORE, BackendHarness, LogSnapshot
 from statekeep.testing.clock import FakeClock
@@ -80,11 +85,32 @@ class History:
             case "rewind" if self.task.commits:
                 self.head = self.task.commits[number % len(self.task.commits)].context.version
             case "fall asleep":
-                self.sleepers.append(self.task.log_snapshot())
+                self.sleepers.append(self.known())
             case "wake" if self.sleepers:
                 await self.wake(self.sleepers[number % len(self.sleepers)])
             case _:
                 pass
+
+    def known(self) -> LogSnapshot:
+        """Return what a clean-up that begins now is given: no more than it needs."""
+        name = self.task.task.task_name
+        commits = {
+            number: CommitRecord(
+                epoch=1,
+                nonce="",
+                attempt_epoch=commit.attempt[0],
+                attempt=commit.attempt[1],
+                batch=number,
+                checkpoint_id="1-1",
+                identity=JobIdentity(job_uid="u", job_name="j", partitions=1),
+                checkpoints={name: msgspec.Raw(encode_checkpoint_v2(commit.checkpoint))},
+            )
+            for number, commit in enumerate(self.task.commits)
+        }
+        closed = tuple(self.task.closed_attempts)
+        found = checkpoints_in_reach(LogView(commits=commits), name, closed) if closed else []
+        markers = [backend for each in found for backend in each.state_markers.values()]
+        return LogSnapshot(markers, closed)
 
     async def wake(self, known: LogSnapshot) -> None:
         """Clean up by old knowledge.
@@ -130,7 +156,7 @@ async def run_history(steps: list[Step]) -> None:
         for known in history.sleepers:
             await history.wake(known)
         await history.check_all_commits_restore()
-        await history.task.clean_up()
+        await history.task.clean_up(history.known())
         await history.check_ledger()
         await history.task.close()
         forget_root(history.root)

@@ -16,6 +16,7 @@ from statekeep.checkpoint.records import (
     BadMarkerRecord,
     EpochRecord,
     PinRecord,
+    QueryState,
     Record,
     ReleaseRecord,
     UnpinRecord,
@@ -123,7 +124,7 @@ def test_current_and_pinned_commits_are_never_released() -> None:
 def test_released_commits_are_forgotten_once_their_clean_up_is_done() -> None:
     view = folded(epoch_record(1), *(commit_record(n) for n in (1, 2, 3)), release(1, 2))
 
-    view.forget_released([(1, 1), (1, 9)])
+    view.forget_collected([(1, 1), (1, 9)])
 
     assert list(view.released) == [2]
     assert list(view.commits) == [3]
@@ -332,3 +333,45 @@ def test_nothing_before_a_reset_counts_any_more() -> None:
     reset = EpochRecord(epoch=2, nonce="", owner="reset", is_reset=True)
 
     assert folded(*before, reset) == LogView(next_position=len(before) + 1, epoch=2)
+
+
+def committed_batches(*numbers: int) -> list[Record]:
+    """Return the records of batches that are committed each: one after the other."""
+    query = QueryState(query_id="q", metadata="{}", offsets="o")
+    commits = [msgspec.structs.replace(commit_record(n, n), query=query) for n in numbers]
+    return [
+        record
+        for n, commit in zip(numbers, commits, strict=True)
+        for record in (batch_record(n), commit)
+    ]
+
+
+def test_batches_since_a_pinned_commit_leave_memory_and_the_log_keeps_them() -> None:
+    begun: list[Record] = [epoch_record(1), *committed_batches(1, 2, 3, 4, 5)]
+
+    view = folded(*begun, pin("keep", 2), release(4, 6))
+
+    assert list(view.commits) == [2, 8, 10]
+    assert set(view.batches) == {4, 5}
+    assert [commit.batch for commit in view.comparable_commits] == [4, 5]
+    assert view.lowest_needed == 2
+
+
+def test_batches_since_a_commit_that_only_its_age_keeps_leave_memory() -> None:
+    view = folded(epoch_record(1), *committed_batches(*range(1, 101)))
+
+    assert len(view.commits) == 100
+    assert [commit.batch for commit in view.comparable_commits] == list(range(85, 101))
+    assert set(view.batches) == set(range(85, 101))
+    assert view.lowest_needed == 2
+
+
+def test_orphans_are_collected_once_and_void_attempts_forgotten_with_the_log() -> None:
+    view = folded(epoch_record(1), commit_record(1), attempt_record(2), void_record(2))
+
+    assert view.orphans == {(1, 2)}
+    view.forget_collected([(1, 2)])
+    assert not view.orphans
+    assert view.void_attempts == {(1, 2)}
+    view.forget_below(4)
+    assert view.void_attempts == set()

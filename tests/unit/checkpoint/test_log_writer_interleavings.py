@@ -100,7 +100,7 @@ async def run_drivers(seed: int, driver_count: int, steps: int) -> None:
     view = await view_of(blobs)
     attempts = [(commit.attempt_epoch, commit.attempt) for commit in view.commits.values()]
     assert len(set(attempts)) == len(attempts)
-    assert not view.void_attempts.intersection(attempts)
+    assert not view.void_attempts & set(attempts)
 
 
 @pytest.mark.slow

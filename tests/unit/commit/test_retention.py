@@ -3,9 +3,12 @@
 import msgspec
 import pytest
 
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
     AttemptRecord,
+    BadMarkerRecord,
     CommitRecord,
     EpochRecord,
     JobIdentity,
@@ -14,7 +17,13 @@ from statekeep.checkpoint.records import (
     ReleaseRecord,
     VoidRecord,
 )
-from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
+from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.commit.retention import (
+    checkpoints_in_reach,
+    closed_attempts,
+    commits_to_release,
+    expired_pins,
+)
 from statekeep.config.model import CheckpointSettings
 
 NOW_MS = 1_000
@@ -117,3 +126,46 @@ def test_a_wrong_clock_never_releases_what_the_number_keeps(now_ms: int) -> None
 def test_without_an_age_no_clock_keeps_a_commit() -> None:
     view = view_of(*(aged(number, 10**12 + number) for number in range(1, 5)))  # made days ahead
     assert commits_to_release(view, keeping(2), NOW_MS) == [1, 2]
+
+
+def checkpoint_of(number: int) -> CheckpointV2:
+    return CheckpointV2(
+        CheckpointId(number, 1), {}, {BackendName("b"): {StoreName("s"): Marker(f"m{number}")}}
+    )
+
+
+def commit_with_state(number: int, *, attempt: int | None = None) -> CommitRecord:
+    document = msgspec.Raw(encode_checkpoint_v2(checkpoint_of(number)))
+    return msgspec.structs.replace(
+        commit(number),
+        attempt=number if attempt is None else attempt,
+        checkpoints={"t": document},
+    )
+
+
+def reached(view: LogView, *closed: int) -> list[int]:
+    found = checkpoints_in_reach(view, "t", [(1, number) for number in closed])
+    return [checkpoint.checkpoint_id.millis for checkpoint in found]
+
+
+def test_of_many_retained_commits_the_first_after_the_closed_attempts_is_enough() -> None:
+    kept = [commit_with_state(number) for number in (2, 5, 6, 7, 8)]
+
+    assert reached(view_of(*kept), 1, 4) == [2, 5]
+    assert reached(view_of(*kept), 6) == [2, 5, 6, 7]
+
+
+def test_a_query_that_goes_on_from_an_older_commit_reaches_what_the_first_one_does_not() -> None:
+    again = msgspec.structs.replace(commit_with_state(2, attempt=0), attempt_epoch=2)
+    kept = [commit_with_state(number) for number in (5, 6)]
+
+    assert reached(view_of(*kept, again, commit_with_state(9)), 4)[:2] == [5, 2]
+
+
+def test_behind_a_bad_marker_every_commit_counts() -> None:
+    bad = BadMarkerRecord(
+        epoch=1, nonce="", backend="b", task="t", store="s", marker="m5", reason="crc"
+    )
+    kept = [commit_with_state(number) for number in (5, 6, 7)]
+
+    assert reached(view_of(*kept, bad), 4) == [5, 6, 7]

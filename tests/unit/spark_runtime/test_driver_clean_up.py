@@ -14,6 +14,7 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import (
     AttemptRecord,
     CommitRecord,
@@ -77,7 +78,7 @@ class Rig:
         void = VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=1, reason="test")
         await self.writer.append(void)
 
-    def clean_up(self, *, partitions: int = 1) -> CleanUp:
+    def clean_up(self, *, partitions: int = 1, note: Note = no_note) -> CleanUp:
         return CleanUp(
             spec=self.spec,
             partitions=partitions,
@@ -86,6 +87,7 @@ class Rig:
             checkpoints=self.checkpoints,
             executor=self.executor,
             clock=self.clock,
+            note=note,
         )
 
     def state_blobs(self) -> Sequence[str]:
@@ -224,7 +226,7 @@ async def test_what_was_cleaned_up_behind_a_pin_is_not_cleaned_up_again(
     assert sorted(cleaned) == ["1-1", "2-2", "2-3"]
     cleaned.clear()
     await rig.clean_up().run()
-    assert cleaned == ["1-1"]
+    assert cleaned == []
     assert "keep" in view.pins
 
 
@@ -242,7 +244,7 @@ async def test_what_a_late_writer_leaves_for_a_forgotten_attempt_disappears(
         AttemptRecord(epoch=0, nonce="", attempt=2, batch=0, checkpoint_id="7-2", versions={})
     )
     await rig.writer.append(void)
-    rig.writer.view.void_attempts.discard((1, 1))  # as after a trim and a restart
+    rig.writer.view.orphans.discard((1, 1))  # as after a trim and a restart
     await rig.checkpoints.write("1-3", task_name(0), b"of a later attempt")
     await clean_up.run()
     assert rig.state_blobs() == []
@@ -325,3 +327,64 @@ async def test_a_clean_up_that_wakes_after_another_driver_has_committed_harms_no
     assert committed
     assert set(successor.state_blobs()) == committed
     assert "clean-up stopped, another driver has taken over" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_lost_index_of_a_pinned_commit_stops_neither_other_tasks_nor_the_trim(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_void_attempt()
+    await rig.succeed()
+    view = rig.writer.view
+    before = view.commits[view.last_commit_position]
+    await rig.writer.append(
+        PinRecord(epoch=0, nonce="", name="keep", position=view.last_commit_position)
+    )
+    for index in rig.blobs.rglob("2-1/*-snapshot-index-*"):
+        index.unlink()
+    for number in (2, 3, 4):
+        other = msgspec.structs.replace(before, attempt=number, checkpoint_id=f"7-{number}")
+        await rig.writer.append(other)
+    clean_up = rig.clean_up()
+    await clean_up.run()
+    assert "BlobNotFoundError" not in caplog.text
+    assert any("clean-up failed" in record.getMessage() for record in caplog.records)
+    assert await rig.writer._log.read_floor() == view.lowest_needed > 0
+    assert (view.released, view.orphans) == ({}, set())
+
+
+@pytest.mark.asyncio
+async def test_a_clean_up_that_fails_for_an_hour_is_an_error_and_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_void_attempt()
+    events: list[tuple[str, Mapping[str, Any]]] = []
+
+    def note(kind: str, **details: Any) -> None:
+        events.append((kind, details))
+
+    clean_up = rig.clean_up(note=note)
+
+    async def refuse(*_: object) -> None:
+        raise OSError("no such place")
+
+    def alarms() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlobBackupManager, "clean_up", refuse)
+        for minutes in (0, 59):
+            rig.clock.advance(minutes * 60)
+            await clean_up.run()
+        assert (alarms(), events) == ([], [])
+        rig.clock.advance(60)
+        await clean_up.run()
+        await clean_up.run()
+        (alarm,) = alarms()
+        assert "failing_minutes=60 error=OSError: no such place" in alarm
+        assert events == [("clean-up-failing", {"minutes": 60, "error": "OSError: no such place"})]
+    await clean_up.run()
+    assert rig.state_blobs() == []
+    assert [kind for kind, _ in events] == ["clean-up-failing", "clean-up"]
