@@ -1,7 +1,7 @@
 """What a backend may offer beyond its contract: for people, or for a job that comes from elsewhere."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Protocol, runtime_checkable
 
@@ -36,8 +36,10 @@ class SnapshotNode:
     name: str
     size: int | None = None
     """Bytes; None where it is not known, or where the parts have sizes of their own."""
-    details: str = ""
-    """Where it lies, which versions it leads from and to, and the like."""
+    facts: Mapping[str, str | int | Sequence[str]] = field(
+        default_factory=dict[str, str | int | Sequence[str]]
+    )
+    """By name: where it lies, which versions it leads from and to, how many keys it has."""
     parts: tuple["SnapshotNode", ...] = ()
 
 

@@ -13,7 +13,7 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.cli.exit_status import ExitStatus
 from statekeep.cli.options import AsJson, ConfigFiles, Settings, SettingsFiles, read_config
-from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.cli.output import JsonValue, print_json, print_table, state_of
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
@@ -83,7 +83,9 @@ def check(
         print_json([{"backend": name, "error": error} for name, error in findings.items()])
     else:
         print_table(
-            ["backend", "state"], [[name, error or "fine"] for name, error in findings.items()]
+            ["backend", "state"],
+            [[name, state_of(error)] for name, error in findings.items()],
+            prose={"state"},
         )
     if any(findings.values()):
         raise typer.Exit(ExitStatus.UNAVAILABLE)

@@ -13,6 +13,7 @@ from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
+    IsFull,
     IsSure,
     LogOfTask,
     Settings,
@@ -41,6 +42,7 @@ def list_commits(
     setting: Settings = None,
     set_file: SettingsFiles = None,
     task: LogOfTask = None,
+    is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """List the commits that a restore may use, oldest first."""
@@ -70,6 +72,8 @@ def list_commits(
             ]
             for row in rows
         ],
+        if_empty="no commit is retained yet",
+        is_full=is_full,
     )
 
 
@@ -81,6 +85,7 @@ def show(
     setting: Settings = None,
     set_file: SettingsFiles = None,
     task: LogOfTask = None,
+    is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what one commit holds of each task.
@@ -103,7 +108,7 @@ def show(
         f"commit {row['commit']}, batch {row['batch']}, {row['time']}, "
         f"checkpoint id {row['checkpoint-id']}, epoch {row['epoch']}, attempt {row['attempt']}"
     )
-    print_table(["task", "what", "where", "value"], _flat(tasks))
+    print_table(["task", "what", "where", "value"], _flat(tasks), is_grouped=True, is_full=is_full)
 
 
 @app.command()
@@ -118,6 +123,7 @@ def diff(
     setting: Settings = None,
     set_file: SettingsFiles = None,
     task: LogOfTask = None,
+    is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what differs between two commits, value by value."""
@@ -139,7 +145,13 @@ def diff(
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
-        print_table(columns, rows)
+        print_table(
+            columns,
+            rows,
+            if_empty="the two commits do not differ",
+            is_grouped=True,
+            is_full=is_full,
+        )
 
 
 @app.command()

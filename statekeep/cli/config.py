@@ -2,7 +2,7 @@
 
 import typer
 
-from statekeep.cli.options import AsJson, ConfigFiles, Settings, SettingsFiles, read_config
+from statekeep.cli.options import AsJson, ConfigFiles, IsFull, Settings, SettingsFiles, read_config
 from statekeep.cli.output import print_json, print_table
 
 app = typer.Typer(name="config", help="The settings of a job.", no_args_is_help=True)
@@ -14,6 +14,7 @@ def explain(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Show each effective setting and where it comes from.
@@ -24,7 +25,7 @@ def explain(
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        print_table(["key", "value", "source"], rows)
+        print_table(["key", "value", "source"], rows, is_full=is_full)
 
 
 @app.command()

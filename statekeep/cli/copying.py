@@ -11,7 +11,7 @@ from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.job_reading import read_job
 from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import owner_name
-from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.cli.output import JsonValue, print_json, print_table, print_total, size_of
 from statekeep.cli.waiting import waiting_for_progress
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
@@ -127,6 +127,7 @@ def print_copies(rows: list[dict[str, JsonValue]], *, is_json: bool) -> None:
         print_json(rows)
         return
     print_table(
-        ["log", "commit", "tasks", "bytes"],
-        [[row["log"], row["commit"], row["tasks"], row["bytes"]] for row in rows],
+        ["log", "commit", "tasks", "size"],
+        [[row["log"], row["commit"], row["tasks"], size_of(row["bytes"])] for row in rows],
     )
+    print_total((row["bytes"] for row in rows), "logs")

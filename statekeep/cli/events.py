@@ -27,6 +27,7 @@ from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
+    IsFull,
     LogOfTask,
     Settings,
     SettingsFiles,
@@ -50,6 +51,7 @@ def events(
     setting: Settings = None,
     set_file: SettingsFiles = None,
     task: LogOfTask = None,
+    is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what happened to the job.
@@ -74,10 +76,19 @@ def events(
         print_table(
             ["time", "epoch", "event", "what"],
             [[row["time"], row["epoch"], row["event"], _details(row["details"])] for row in rows],
+            if_empty="no events are kept",
+            prose={"what"},
+            is_full=is_full,
         )
     else:
         columns = ["position", "epoch", "event", "what"]
-        print_table(columns, [[row[column] for column in columns] for row in rows])
+        print_table(
+            columns,
+            [[row[column] for column in columns] for row in rows],
+            if_empty="the job log is empty",
+            prose={"what"},
+            is_full=is_full,
+        )
 
 
 def _progress(event: Event) -> dict[str, JsonValue]:

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.errors import ConfigError
 from statekeep.stores.local_files import LOCAL_DIR_KEY
 from statekeep.stores.task_directory import find_local_dir
@@ -43,6 +44,21 @@ def require_apart(directory: Path, local_dir: Path) -> None:
         raise ConfigError(
             f"jobs keep their local state there: directory={directory} local_dir={found}",
             hint=f"name a directory that neither lies in {found} nor around it",
+        )
+
+
+def require_no_others(directory: Path, job_name: str) -> None:
+    """Make sure that a directory has nothing but what a restore of the same job has put there.
+
+    Raises:
+        ConfigError: It has.
+    """
+    found = sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+    others = [name for name in found if name != escape_name(job_name)]
+    if others:
+        raise ConfigError(
+            f"the directory has other files: directory={directory} first={others[0]}",
+            hint="name one that is empty or does not exist yet",
         )
 
 

@@ -128,3 +128,9 @@ def migrate(
             f"Take over job {settings.job.name} and copy its state to {target}?", abort=True
         )
     print_copies(copy_newest_commits(settings, task, [target]), is_json=as_json)
+    if not as_json:
+        print_line(
+            f"next: list {target} in stores.<store>.backup.factories and .restore.factories, then "
+            "start the job; `statekeep verify --backend "
+            f"{target}` checks the copy"
+        )

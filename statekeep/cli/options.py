@@ -63,6 +63,10 @@ IsSure: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask
 AsJson: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON, for programs, instead of text for people.")
 ]
+IsFull: TypeAlias = Annotated[
+    bool,
+    typer.Option("--full", help="Show markers and paths whole, however wide the table becomes."),
+]
 Which: TypeAlias = Annotated[
     str | None,
     typer.Argument(

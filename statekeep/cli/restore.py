@@ -9,17 +9,18 @@ import typer
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job
-from statekeep.cli.local_disk import require_apart, require_directory, told_of
+from statekeep.cli.local_disk import require_apart, require_directory, require_no_others, told_of
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
+    IsFull,
     LogOfTask,
     Settings,
     SettingsFiles,
     Which,
     read_config,
 )
-from statekeep.cli.output import JsonValue, joined, print_json, print_table
+from statekeep.cli.output import JsonValue, joined, print_json, print_table, print_total, size_of
 from statekeep.clock import SystemClock
 from statekeep.inspection.job import InspectedJob, Progress
 from statekeep.restore.progress import RestoreProgressBar
@@ -45,6 +46,7 @@ def restore(
     setting: Settings = None,
     set_file: SettingsFiles = None,
     task: LogOfTask = None,
+    is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Restore the stores of every task to a directory.
@@ -54,6 +56,7 @@ def restore(
     settings = read_config(config, setting, set_file)
     require_directory(directory.absolute())
     require_apart(directory.absolute(), settings.job.local_dir)
+    require_no_others(directory.absolute(), settings.job.name)
 
     async def run() -> list[dict[str, JsonValue]]:
         clock = SystemClock()
@@ -78,12 +81,20 @@ def restore(
         print_json(rows)
     else:
         print_table(
-            ["task", "bytes", "left out", "directory"],
+            ["task", "size", "left out", "restored to"],
             [
-                [row["task"], row["bytes"], joined(row["left-out"]), row["directory"] or "empty"]
+                [
+                    row["task"],
+                    size_of(row["bytes"]),
+                    joined(row["left-out"]),
+                    row["directory"] or "empty",
+                ]
                 for row in rows
             ],
+            if_empty="the commit has no state yet: nothing is restored",
+            is_full=is_full,
         )
+        print_total((row["bytes"] for row in rows), "tasks")
 
 
 async def _restore(

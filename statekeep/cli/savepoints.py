@@ -102,7 +102,7 @@ def list_savepoints(
         print_json(rows)
     else:
         columns = ["savepoint", "log", "commit", "batch", "records since then"]
-        print_table(columns, [list(row.values()) for row in rows])
+        print_table(columns, [list(row.values()) for row in rows], if_empty="no savepoints")
 
 
 @app.command()

@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
-from rich import filesize
 from rich.markup import escape
 from rich.tree import Tree
 
@@ -18,13 +17,22 @@ from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
+    IsFull,
     LogOfTask,
     Settings,
     SettingsFiles,
     Which,
     read_config,
 )
-from statekeep.cli.output import JsonValue, console, print_json
+from statekeep.cli.output import (
+    WIDTH,
+    JsonValue,
+    console,
+    print_json,
+    print_line,
+    shortened,
+    size_of,
+)
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.inspection.job import InspectedJob
@@ -32,6 +40,10 @@ from statekeep.inspection.job import InspectedJob
 app = typer.Typer(
     name="stores", help="The stores of a job and their snapshots.", no_args_is_help=True
 )
+
+_INDENT: Final = 4
+"""What the tree puts before a line for each level."""
+_LEAST_FACTS: Final = 20
 
 
 @app.command()
@@ -46,6 +58,7 @@ def show(
     setting: Settings = None,
     set_file: SettingsFiles = None,
     task: LogOfTask = None,
+    is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the snapshot of each store as a tree.
@@ -67,8 +80,13 @@ def show(
         print_json({"commit": position, "tasks": [_as_json(node) for node in nodes]})
         return
     tree = Tree(f"commit {position}", highlight=False)
-    _grow(tree, nodes)
+    _grow(tree, nodes, width=None if is_full else WIDTH - _INDENT)
     console().print(tree)
+    print_line(
+        f"total: {size_of(sum(map(_bytes_of, nodes)))} in {len(nodes)} tasks"
+        if nodes
+        else "the commit has no such task"
+    )
 
 
 async def _task(
@@ -81,13 +99,16 @@ async def _task(
     )
     parts = [
         SnapshotNode(
-            store, None, backend, tuple(await _parts(job, identity, backend, store, marker))
+            store,
+            None,
+            {"backend": backend},
+            tuple(await _parts(job, identity, backend, store, marker)),
         )
         for backend, stores in found
         for store, marker in sorted(stores.items())
         if only in (None, store)
     ]
-    return SnapshotNode(task, None, f"version={commit.versions[task] or 'empty'}", tuple(parts))
+    return SnapshotNode(task, None, {"version": commit.versions[task] or "empty"}, tuple(parts))
 
 
 async def _parts(
@@ -99,21 +120,39 @@ async def _parts(
 ) -> Sequence[SnapshotNode]:
     factory = job.place.factories.get(backend)
     if factory is None or not isinstance(factory, DescribesSnapshots):
-        return [SnapshotNode("marker", None, marker)]
+        return [SnapshotNode("marker", None, {"marker": marker})]
     return await factory.describe(task, store, marker, job.executor, job.clock)
 
 
-def _grow(tree: Tree, nodes: Sequence[SnapshotNode]) -> None:
+def _grow(tree: Tree, nodes: Sequence[SnapshotNode], *, width: int | None) -> None:
+    """Add the parts below a node, each in a line of at most ``width`` characters."""
     for node in nodes:
-        size = "" if node.size is None else f"  {filesize.decimal(node.size)}"
-        details = f"  [dim]{escape(node.details)}[/]" if node.details else ""
-        _grow(tree.add(f"{escape(node.name)}{size}{details}"), node.parts)
+        name = node.name if width is None else shortened(node.name, width // 2)
+        size = "" if node.size is None else f"  {size_of(node.size)}"
+        facts = " ".join(f"{name}={_plain(value)}" for name, value in node.facts.items())
+        if width is not None:
+            facts = shortened(facts, max(_LEAST_FACTS, width - len(name) - len(size) - 2))
+        told = f"  [dim]{escape(facts)}[/]" if facts else ""
+        below = None if width is None else width - _INDENT
+        _grow(tree.add(f"{escape(name)}{size}{told}"), node.parts, width=below)
+
+
+def _plain(value: str | int | Sequence[str]) -> str:
+    return str(value) if isinstance(value, str | int) else ",".join(value)
+
+
+def _bytes_of(node: SnapshotNode) -> int:
+    """Return the size of a node, or that of its parts where it has none of its own."""
+    return sum(map(_bytes_of, node.parts)) if node.size is None else node.size
 
 
 def _as_json(node: SnapshotNode) -> JsonValue:
     return {
         "name": node.name,
         "bytes": node.size,
-        "details": node.details,
+        "facts": {
+            name: value if isinstance(value, str | int) else list(value)
+            for name, value in node.facts.items()
+        },
         "parts": [_as_json(part) for part in node.parts],
     }

@@ -16,13 +16,14 @@ from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
+    IsFull,
     LogOfTask,
     Settings,
     SettingsFiles,
     Which,
     read_config,
 )
-from statekeep.cli.output import JsonValue, print_json, print_table
+from statekeep.cli.output import JsonValue, print_json, print_table, print_total, size_of, state_of
 from statekeep.clock import SystemClock
 from statekeep.config.model import StoreSettings
 from statekeep.errors import ConfigError, RestoreFailedError
@@ -44,6 +45,7 @@ def verify(
     setting: Settings = None,
     set_file: SettingsFiles = None,
     task: LogOfTask = None,
+    is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of a commit, in each backend.
@@ -61,10 +63,7 @@ def verify(
             held = [(name, holder) for name in tasks for holder in _holders(job, commit, name)]
             parts = [(name, holder) for name, holder in held if backend in (None, holder)]
             if backend is not None and not parts:
-                raise ConfigError(
-                    f"the commit has no marker of the backend: commit={position} backend={backend} "
-                    f"backends={','.join(sorted({holder for _, holder in held}))}"
-                )
+                raise _not_there(job, position, backend, {holder for _, holder in held})
             async with job.held(position):
                 with RestoreProgressBar(clock.monotonic_ns, is_lasting=True) as bar:
                     found = [await _verify(job, commit, *part, bar.update) for part in parts]
@@ -78,13 +77,42 @@ def verify(
         print_json(rows)
     else:
         print_table(
-            ["task", "backend", "bytes", "state"],
-            [[row["task"], row["backend"], row["bytes"], row["error"] or "fine"] for row in rows],
+            ["task", "backend", "size", "state"],
+            [
+                [
+                    row["task"],
+                    row["backend"],
+                    size_of(row["bytes"]),
+                    state_of(row["error"], is_damaged=bool(row["is-damaged"])),
+                ]
+                for row in rows
+            ],
+            if_empty="the commit has no state yet: there is nothing to verify",
+            prose={"state"},
+            is_grouped=True,
+            is_full=is_full,
         )
+        print_total((row["bytes"] for row in rows), "copies")
     statuses = {status for _, status in found}
     for status in (ExitStatus.DAMAGED, ExitStatus.UNAVAILABLE, ExitStatus.USAGE):
         if status in statuses:
             raise typer.Exit(status)
+
+
+def _not_there(
+    job: InspectedJob, position: int, backend: str, holders: set[BackendName]
+) -> ConfigError:
+    listed = sorted(job.place.factories)
+    if backend not in listed:
+        return ConfigError(
+            f"the settings list no such backend: backend={backend} backends={','.join(listed)}"
+        )
+    return ConfigError(
+        "the settings list the backend, but the commit has no marker of the backend: "
+        f"commit={position} backend={backend} backends={','.join(sorted(holders))}",
+        hint=f"the commit was made before {backend} was listed; let the job make another one, or"
+        f" stop it and run `statekeep migrate --to {backend}`",
+    )
 
 
 def _holders(job: InspectedJob, commit: CommitRecord, task: TaskName) -> list[BackendName]:

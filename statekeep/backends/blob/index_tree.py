@@ -13,26 +13,27 @@ def describe_index(marker: Marker, index: SnapshotIndex) -> Sequence[SnapshotNod
         SnapshotNode(
             "image",
             index.image_bytes(),
-            f"version={index.image_version or index.version}",
+            {"version": str(index.image_version or index.version)},
             tuple(_files(index.dir_index, "")),
         )
     ]
     if index.deltas:
         deltas = tuple(
-            SnapshotNode(f"{delta.parent} to {delta.version}", delta.size, delta.blob_id)
+            SnapshotNode(f"{delta.parent} to {delta.version}", delta.size, {"blob": delta.blob_id})
             for delta in index.deltas
         )
         nodes.append(
-            SnapshotNode("deltas", index.delta_bytes(), f"version={index.version}", deltas)
+            SnapshotNode("deltas", index.delta_bytes(), {"version": str(index.version)}, deltas)
         )
     base = index.prev_snapshot_index_blob_id
-    return [SnapshotNode("index", None, f"{marker} base={base}" if base else marker), *nodes]
+    facts = {"marker": marker, "base": base} if base else {"marker": marker}
+    return [SnapshotNode("index", None, facts), *nodes]
 
 
 def _files(directory: DirIndex, prefix: str) -> Iterator[SnapshotNode]:
     for file in directory.files_present:
-        blobs = " ".join(map(_place, file.blobs))
-        yield SnapshotNode(f"{prefix}{file.file_name}", file.size, blobs)
+        blobs = [_place(blob) for blob in file.blobs]
+        yield SnapshotNode(f"{prefix}{file.file_name}", file.size, {"blobs": blobs})
     for below in directory.sub_dirs_present:
         yield from _files(below, f"{prefix}{below.dir_name}/")
 

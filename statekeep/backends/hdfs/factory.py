@@ -121,7 +121,7 @@ class HdfsBackendFactory(StateBackendFactory):
     ) -> Sequence[SnapshotNode]:
         """Return the snapshot and the deltas of an upload: see `DescribesSnapshots`."""
         if SparkStart.parse(marker) is not None:
-            return [SnapshotNode("files of Spark's own state store", None, marker)]
+            return [SnapshotNode("files of Spark's own state store", None, {"marker": marker})]
         manager = self._blobs.blob_store_manager(executor, clock)
         try:
             await manager.init()
@@ -132,6 +132,8 @@ class HdfsBackendFactory(StateBackendFactory):
         finally:
             await manager.close()
         return [
-            SnapshotNode(str(name), None, f"{files.path(name)} version={header.version}")
+            SnapshotNode(
+                str(name), None, {"path": files.path(name), "version": str(header.version)}
+            )
             for name, header in zip(plan.files, headers, strict=True)
         ]

@@ -125,13 +125,18 @@ class KafkaBackendFactory(StateBackendFactory):
         found = ChangelogMarker.decode(marker)
         content = found.content
         size = None if content is None else content.live_bytes
-        known = "" if content is None else f" keys={content.live_keys}"
-        place = f"{found.topic}-{found.partition}"
+        known = {} if content is None else {"keys": content.live_keys}
         return [
             SnapshotNode(
                 f"changelog up to offset {found.offset}",
                 size,
-                f"{place} topic_id={found.topic_id} version={found.version}{known}",
+                {
+                    "topic": found.topic,
+                    "partition": found.partition,
+                    "topic_id": found.topic_id,
+                    "version": str(found.version),
+                    **known,
+                },
             )
         ]
 

@@ -274,12 +274,12 @@ def test_a_snapshot_is_shown_as_a_tree_of_its_files_and_deltas(
     (task,) = shown["tasks"]
     assert task["name"] == TASK
     for store in task["parts"]:
-        assert (store["name"], store["details"]) in [("counts", "near"), ("counts", "far")]
+        assert (store["name"], store["facts"]["backend"]) in [("counts", "near"), ("counts", "far")]
         parts = {part["name"]: part for part in store["parts"]}
         assert parts["image"]["bytes"] == sum(file["bytes"] for file in parts["image"]["parts"])
         for file in parts["image"]["parts"]:
-            for blob in file["details"].split():
-                assert (job / store["details"] / blob.partition("[")[0]).is_file()
+            for blob in file["facts"]["blobs"]:
+                assert (job / store["facts"]["backend"] / blob.partition("[")[0]).is_file()
     result = statekeep(f"stores show --store counts {LOG}")
     assert result.out.startswith("commit ")
     assert "image" in result.out
