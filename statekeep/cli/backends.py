@@ -12,7 +12,14 @@ from statekeep.backends.preparation import prepare
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.cli.exit_status import ExitStatus
-from statekeep.cli.options import AsJson, ConfigFiles, Settings, SettingsFiles, read_config
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    Location,
+    Settings,
+    SettingsFiles,
+    read_config,
+)
 from statekeep.cli.output import JsonValue, print_json, print_table, state_of
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
@@ -31,10 +38,11 @@ def list_backends(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     as_json: AsJson = False,
 ) -> None:
     """List the backends with their factories and what they need and can."""
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     rows: list[dict[str, JsonValue]] = [
         {
             "backend": name,
@@ -72,13 +80,14 @@ def check(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     as_json: AsJson = False,
 ) -> None:
     """Check whether the place of each backend can be used.
 
     Is it there, does it let us in, can it do what is needed, and hold the job log? Creates what is missing, as the start of the job would.
     """
-    findings = asyncio.run(_check_all(read_config(config, setting, set_file)))
+    findings = asyncio.run(_check_all(read_config(config, setting, set_file, location)))
     if as_json:
         print_json([{"backend": name, "error": error} for name, error in findings.items()])
     else:

@@ -15,6 +15,7 @@ from statekeep.cli.options import (
     ConfigFiles,
     IsFull,
     IsSure,
+    Location,
     LogOfTask,
     Settings,
     SettingsFiles,
@@ -41,6 +42,7 @@ def list_commits(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -49,7 +51,7 @@ def list_commits(
 
     async def run() -> list[dict[str, JsonValue]]:
         async with read_job(
-            read_config(config, setting, set_file), SystemClock(), task=task
+            read_config(config, setting, set_file, location), SystemClock(), task=task
         ) as job:
             return [_commit_row(job, position) for position in job.view.commits]
 
@@ -84,6 +86,7 @@ def show(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -95,7 +98,7 @@ def show(
 
     async def run() -> tuple[dict[str, JsonValue], dict[str, dict[str, JsonValue]]]:
         async with read_job(
-            read_config(config, setting, set_file), SystemClock(), task=task
+            read_config(config, setting, set_file, location), SystemClock(), task=task
         ) as job:
             position, commit = job.find_commit(which)
             return _commit_row(job, position), _task_rows(job, commit)
@@ -122,6 +125,7 @@ def diff(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -130,7 +134,7 @@ def diff(
 
     async def run() -> list[tuple[str, str, str, str | None, str | None]]:
         async with read_job(
-            read_config(config, setting, set_file), SystemClock(), task=task
+            read_config(config, setting, set_file, location), SystemClock(), task=task
         ) as job:
             before = _values(_task_rows(job, job.find_commit(old)[1]))
             after = _values(_task_rows(job, job.find_commit(new)[1]))
@@ -162,6 +166,7 @@ def pin(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -173,7 +178,7 @@ def pin(
 
     async def run() -> int:
         async with read_job(
-            read_config(config, setting, set_file), SystemClock(), task=task
+            read_config(config, setting, set_file, location), SystemClock(), task=task
         ) as job:
             position, _ = job.find_commit(which)
             await job.guest.pin(name, position)
@@ -193,6 +198,7 @@ def unpin(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -203,7 +209,7 @@ def unpin(
 
     async def run() -> int | None:
         async with read_job(
-            read_config(config, setting, set_file), SystemClock(), task=task
+            read_config(config, setting, set_file, location), SystemClock(), task=task
         ) as job:
             await job.guest.unpin(name)
             return job.view.pins.get(name)
@@ -225,6 +231,7 @@ def remove(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
@@ -232,7 +239,7 @@ def remove(
 
     Stop the job before: if it runs, it is fenced. The current commit and pinned ones stay.
     """
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and remove the commits?", abort=True)
 
@@ -262,6 +269,7 @@ def overwrite_offsets(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a task go on from other input offsets.
@@ -277,7 +285,7 @@ def overwrite_offsets(
     async def run() -> CheckpointV2:
         clock = SystemClock()
         async with (
-            read_job(read_config(config, setting, set_file), clock, task=task) as job,
+            read_job(read_config(config, setting, set_file, location), clock, task=task) as job,
             waiting("taking the job over", clock),
         ):
             return await overwrite_input_offsets(

@@ -10,6 +10,7 @@ from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
     IsSure,
+    Location,
     LogsOfTasks,
     Settings,
     SettingsFiles,
@@ -51,6 +52,7 @@ def collect_garbage(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,7 +60,7 @@ def collect_garbage(
 
     The job may go on meanwhile. It does so itself after each commit: this is for one that was stopped, or was in trouble.
     """
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     grace_ms = _milliseconds(grace)
 
     async def run() -> list[Leftovers]:
@@ -89,6 +91,7 @@ def reset(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,7 +100,7 @@ def reset(
     Its commits, savepoints and backups are deleted. Whoever runs the job is fenced. On Spark the next start needs a new checkpoint location as
     well. Changelogs in Kafka stay; the next commit overwrites them.
     """
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     logs = task or (None,)
     found, commits, pins = asyncio.run(_look(settings, logs))
     if not as_json:

@@ -2,7 +2,15 @@
 
 import typer
 
-from statekeep.cli.options import AsJson, ConfigFiles, IsFull, Settings, SettingsFiles, read_config
+from statekeep.cli.options import (
+    AsJson,
+    ConfigFiles,
+    IsFull,
+    Location,
+    Settings,
+    SettingsFiles,
+    read_config,
+)
 from statekeep.cli.output import print_json, print_table
 
 app = typer.Typer(name="config", help="The settings of a job.", no_args_is_help=True)
@@ -14,6 +22,7 @@ def explain(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
@@ -21,7 +30,7 @@ def explain(
 
     Secrets stay hidden.
     """
-    rows = read_config(config, setting, set_file).explain()
+    rows = read_config(config, setting, set_file, location).explain()
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
@@ -34,12 +43,13 @@ def check(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the settings as the start of the job would.
 
     Each alone, and all against each other. Says nothing of settings that are right, but by --json.
     """
-    read_config(config, setting, set_file).check()
+    read_config(config, setting, set_file, location).check()
     if as_json:
         print_json({"ok": True})

@@ -28,6 +28,7 @@ from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
     IsFull,
+    Location,
     LogOfTask,
     Settings,
     SettingsFiles,
@@ -50,6 +51,7 @@ def events(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -61,7 +63,7 @@ def events(
 
     async def run() -> list[dict[str, JsonValue]]:
         async with read_job(
-            read_config(config, setting, set_file), SystemClock(), task=task
+            read_config(config, setting, set_file, location), SystemClock(), task=task
         ) as job:
             if is_progress:
                 async with waiting("reading the events", job.clock):

@@ -17,6 +17,7 @@ from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
     IsSure,
+    Location,
     LogsOfTasks,
     Settings,
     SettingsFiles,
@@ -41,6 +42,7 @@ def migrate_log(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +51,7 @@ def migrate_log(
     Then job.log.backend names that one. If the job runs, it is fenced. A start with the old settings is refused from then on. May be
     repeated: a log that has moved there already counts as done.
     """
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and move its log?", abort=True)
 
@@ -114,6 +116,7 @@ def migrate(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -122,7 +125,7 @@ def migrate(
     Makes a new commit, equal to the newest one but for the markers that are added: the next start
     finds those of both. If the job runs, it is fenced. docs/migration.md has the way for a job that must not stop.
     """
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     if not is_sure:
         typer.confirm(
             f"Take over job {settings.job.name} and copy its state to {target}?", abort=True

@@ -20,6 +20,7 @@ from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
     IsSure,
+    Location,
     LogsOfTasks,
     Settings,
     SettingsFiles,
@@ -86,6 +87,7 @@ def restore_savepoint(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     is_sure: IsSure = False,
     as_json: AsJson = False,
@@ -94,7 +96,7 @@ def restore_savepoint(
 
     With its state and input offsets. It has backups of its own and refers to nothing of the old job, which may go on or be deleted.
     """
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> list[dict[str, JsonValue]]:
@@ -141,6 +143,7 @@ def rescale_job(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     is_sure: IsSure = False,
     as_json: AsJson = False,
@@ -149,7 +152,7 @@ def rescale_job(
 
     From a stopped one, with each key in its task. The old job stays as it is, so that there is a way back. Needs local disk for the whole state.
     """
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> Sequence[int]:

@@ -12,6 +12,7 @@ import typer
 from statekeep.config.load import load_dict, load_job, load_private_file, merge
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
+from statekeep.inspection.job_of_location import with_location
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,15 @@ SettingsFiles: TypeAlias = Annotated[
         metavar="FILE",
         help="Settings with secrets, .toml or properties, that only you can read (mode 600); win "
         "over files and environment. The environment may hold secrets too (STATEKEEP__...).",
+    ),
+]
+Location: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--location",
+        metavar="CHECKPOINT",
+        help="On Spark: the query's checkpoint location, as the program gives it. Finds the job of "
+        "a query without settings of its own.",
     ),
 ]
 LogOfTask: TypeAlias = Annotated[
@@ -86,8 +96,11 @@ def read_config(
     files: Sequence[Path] | None,
     settings: Sequence[str] | None,
     private_files: Sequence[Path] | None,
+    location: str | None = None,
 ) -> Config:
     """Return the settings: files, environment, ``--set-file``, ``--set``; the last one wins.
+
+    What none of them says follows from the checkpoint location of a query, if one is given.
 
     Raises:
         ConfigError: A file cannot be read, or others can get at one that must be private; a key is
@@ -101,7 +114,8 @@ def read_config(
                 "give it by --set-file or in the environment, and replace it",
                 setting.name,
             )
-    return merge(load_job(*files or ()), *map(load_private_file, private_files or ()), told)
+    config = merge(load_job(*files or ()), *map(load_private_file, private_files or ()), told)
+    return config if location is None else with_location(config, location)
 
 
 def _split(setting: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
     IsFull,
+    Location,
     LogOfTask,
     Settings,
     SettingsFiles,
@@ -45,6 +46,7 @@ def restore(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -53,7 +55,7 @@ def restore(
 
     At one commit, verified; the job may go on meanwhile.
     """
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     require_directory(directory.absolute())
     require_apart(directory.absolute(), settings.job.local_dir)
     require_no_others(directory.absolute(), settings.job.name)

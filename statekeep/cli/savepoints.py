@@ -14,6 +14,7 @@ from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
     IsSure,
+    Location,
     LogsOfTasks,
     Settings,
     SettingsFiles,
@@ -56,6 +57,7 @@ def create(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +67,7 @@ def create(
     on, and its newest commit is kept as it is: it shares what did not change with others.
     """
     check_pin_name(name)
-    settings = read_config(config, setting, set_file)
+    settings = read_config(config, setting, set_file, location)
     if is_live:
         if target:
             raise ConfigError("--live keeps the newest commit where it is: leave --to out")
@@ -83,6 +85,7 @@ def list_savepoints(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,7 +95,7 @@ def list_savepoints(
         rows: list[dict[str, JsonValue]] = []
         for name in task or (None,):
             async with read_job(
-                read_config(config, setting, set_file), SystemClock(), task=name
+                read_config(config, setting, set_file, location), SystemClock(), task=name
             ) as job:
                 rows.extend(_row(job, name, pin) for pin in sorted(job.view.pins))
         return rows
@@ -112,6 +115,7 @@ def drop(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +123,7 @@ def drop(
 
     The job may go on meanwhile.
     """
-    settings, logs = read_config(config, setting, set_file), task or (None,)
+    settings, logs = read_config(config, setting, set_file, location), task or (None,)
 
     async def find(log: str | None) -> dict[str, JsonValue] | None:
         async with read_job(settings, SystemClock(), task=log) as job:

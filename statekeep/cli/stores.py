@@ -18,6 +18,7 @@ from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
     IsFull,
+    Location,
     LogOfTask,
     Settings,
     SettingsFiles,
@@ -57,6 +58,7 @@ def show(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -68,7 +70,7 @@ def show(
 
     async def run() -> tuple[int, list[SnapshotNode]]:
         async with read_job(
-            read_config(config, setting, set_file), SystemClock(), task=task
+            read_config(config, setting, set_file, location), SystemClock(), task=task
         ) as job:
             position, commit = job.find_commit(which)
             names = [name for name in sorted(commit.versions) if of_task in (None, name)]

@@ -17,6 +17,7 @@ from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
     IsFull,
+    Location,
     LogOfTask,
     Settings,
     SettingsFiles,
@@ -44,6 +45,7 @@ def verify(
     config: ConfigFiles = None,
     setting: Settings = None,
     set_file: SettingsFiles = None,
+    location: Location = None,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -57,7 +59,9 @@ def verify(
 
     async def run() -> list[_Found]:
         clock = SystemClock()
-        async with read_job(read_config(config, setting, set_file), clock, task=task) as job:
+        async with read_job(
+            read_config(config, setting, set_file, location), clock, task=task
+        ) as job:
             position, commit = job.find_commit(which)
             tasks = sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
             held = [(name, holder) for name in tasks for holder in _holders(job, commit, name)]

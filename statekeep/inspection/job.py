@@ -340,8 +340,9 @@ def _log_backend(
 def _no_such_job(config: Config, log_backend: BackendName, task: str | None) -> ConfigError:
     of_task = ""
     other = (
-        "a query that lists no backend, or began with an earlier version, has its log beside its"
-        " checkpoint location: set job.log.backend=blob and"
+        "a query on Spark is the job of its queryName, else of its directory and a hash. If it lists"
+        " no backend, or began with an earlier version, its log is beside its checkpoint location:"
+        " name that with --location, or set job.log.backend=blob and"
         " blob.store.uri=<checkpoint location>-statekeep. A job in plain Python has one log for each"
         " task: name it with --task"
     )

@@ -1,0 +1,22 @@
+"""What a query is called and where it keeps its state, if its settings do not say so."""
+
+import hashlib
+from typing import Final
+
+DEFAULT_BACKEND: Final = "blob"
+"""The backend of a query whose settings list none."""
+
+DEFAULT_URI: Final = "blob.store.uri"
+"""The setting that says where it is."""
+
+BESIDE: Final = "-statekeep"
+"""What its place has behind the name of the checkpoint location."""
+
+LIST_OF_THE_JOB: Final = "stores.backup.factories"
+"""The setting that lists the backends of all stores."""
+
+
+def default_job_name(location: str) -> str:
+    """Return the name of a query without ``queryName``: its directory and a hash of the location."""
+    digest = hashlib.sha256(location.encode()).hexdigest()[:8]
+    return f"{location.rsplit('/', 1)[-1]}-{digest}"

@@ -1,0 +1,64 @@
+"""``--location``: a query without settings of its own is found by its checkpoint location."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from cli_kit import INPUT, TASK, CommandLine
+
+from statekeep.config.load import load_dict
+from statekeep.config.query_names import default_job_name
+from statekeep.container.container import Container
+
+LOG = f"--task '{TASK}'"
+
+
+async def commit_one(settings: Mapping[str, str]) -> None:
+    async with Container(load_dict(settings)) as container:
+        task = await container.start_task(TASK, ["counts"])
+        task.store("counts").put(b"key", b"1")
+        await (await task.commit({INPUT: "1"}, force=True)).wait()
+
+
+def commit_at(location: Path, name: str) -> None:
+    settings = {
+        "job.name": name,
+        "job.logged.store.base.dir": str(location.parent / "local"),
+        "stores.backup.factories": "blob",
+        "blob.store.uri": f"{location}-statekeep",
+        "task.commit.ms": "0",
+    }
+    asyncio.run(commit_one(settings))
+
+
+@pytest.mark.parametrize("name", [None, "my totals"], ids=["without queryName", "queryName"])
+def test_a_job_is_found_by_its_checkpoint_location_alone(
+    statekeep: CommandLine, tmp_path: Path, name: str | None
+) -> None:
+    location = tmp_path / "checkpoints" / "totals"
+    commit_at(location, name or default_job_name(str(location)))
+    listed = statekeep(f"checkpoints list --location {location} {LOG} --json", has_config=False)
+    assert listed.status == 0, listed.err
+    assert listed.json[-1]["is-current"]
+
+
+def test_two_jobs_of_one_location_are_both_named(statekeep: CommandLine, tmp_path: Path) -> None:
+    location = tmp_path / "checkpoints" / "totals"
+    commit_at(location, "before")
+    commit_at(location, "renamed")
+    line = f"checkpoints list --location {location} {LOG}"
+    refused = statekeep(line, has_config=False)
+    assert refused.status == 2
+    assert "jobs=before,renamed" in refused.err
+    assert statekeep(f"{line} --set job.name=before", has_config=False).status == 0
+
+
+def test_a_location_without_state_is_told_and_nothing_is_made_there(
+    statekeep: CommandLine, tmp_path: Path
+) -> None:
+    location = tmp_path / "nowhere"
+    told = statekeep(f"events --location {location}", has_config=False)
+    assert told.status == 2
+    assert f"place={location}-statekeep" in told.err
+    assert not Path(f"{location}-statekeep").exists()
