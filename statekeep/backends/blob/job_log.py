@@ -24,6 +24,11 @@ from statekeep.fault_points import fault_point
 _RECORD: Final = re.compile(r"([0-9]{20})\.json")
 _FLOOR: Final = re.compile(r"([0-9]{20})")
 _PROBE_RACERS: Final = 4
+_BLOCK: Final = 1_000
+"""Positions that are listed at once, by the digits that they share: one page of an object store."""
+_BLOCK_DIGITS: Final = 17
+_NEAR_END: Final = 100
+"""So close to the end of a block the next one is listed too: some records may be lost in between."""
 
 
 class BlobJobLog(JobLog):
@@ -58,6 +63,8 @@ class BlobJobLog(JobLog):
         self._scope = scope
         self._place = f"root={root} scope={scope}" if root else f"scope={scope}"
         self._new_uid = new_uid
+        self._trimmed_to: int | None = None
+        """Below this floor nothing is left, by a trim of this object's own."""
 
     @override
     async def probe(self) -> None:
@@ -112,16 +119,20 @@ class BlobJobLog(JobLog):
 
     @override
     async def trim(self, floor: int) -> None:
-        if floor > await self.read_floor():
-            await self._create(f"{self._scope}/log-floor/{floor:020d}", b"")
-        fault_point("trim.after_floor")
-        # From here on for the floor that holds, so that a trim that was cut short is finished too.
+        await self._blobs.init()
         floors = await self._listed("log-floor", _FLOOR)
         highest = max(floors, default=0)
-        listed = [*(await self._listed("log", _RECORD)).items(), *floors.items()]
-        stale = [blob_id for number, blob_id in listed if number < highest]
-        await run_bounded([partial(self._blobs.delete, blob_id) for blob_id in stale])
-        await self._remove_unfinished(highest)
+        if floor > highest:
+            await self._create(f"{self._scope}/log-floor/{floor:020d}", b"")
+            highest = floor
+        fault_point("trim.after_floor")
+        # From here on for the floor that holds, so that a trim that was cut short is finished too.
+        records = await self._listed_below(highest)
+        stale = [blob_id for number, blob_id in floors.items() if number < highest]
+        await run_bounded([partial(self._blobs.delete, b) for b in (*records, *stale)])
+        if self._trimmed_to is None:
+            await self._remove_unfinished(highest)
+        self._trimmed_to = highest
 
     @override
     async def close(self) -> None:
@@ -142,11 +153,43 @@ class BlobJobLog(JobLog):
 
     async def _fetch(self, start: int) -> list[tuple[int, bytes]]:
         """Return the records from ``start`` on, in order; one that went meanwhile is left out."""
-        listed = await self._listed("log", _RECORD)
+        listed = await self._listed_from(start)
         positions = sorted(position for position in listed if position >= start)
         contents = await run_bounded([partial(self._get, listed[p]) for p in positions])
         pairs = zip(positions, contents, strict=True)
         return [(position, data) for position, data in pairs if data is not None]
+
+    async def _listed_from(self, start: int) -> dict[int, str]:
+        """Return the records from ``start`` on, and perhaps some before: their positions and ids.
+
+        All are listed unless the record before ``start`` is there: what is read then goes on where
+        something was read before.
+        """
+        if start == 0:
+            return await self._listed("log", _RECORD)
+        block = (start - 1) // _BLOCK
+        found = await self._listed_block(block)
+        if start - 1 not in found:
+            return await self._listed("log", _RECORD)
+        while max(found) >= (block + 1) * _BLOCK - _NEAR_END:
+            block += 1
+            found |= await self._listed_block(block)
+        return found
+
+    async def _listed_below(self, floor: int) -> list[str]:
+        """Return the ids of the records below a floor; after the first trim those since then."""
+        if self._trimmed_to is None:
+            found = await self._listed("log", _RECORD)
+        else:
+            is_higher = floor > self._trimmed_to
+            last = (floor - 1) // _BLOCK if is_higher else -1
+            found = dict[int, str]()
+            for block in range(self._trimmed_to // _BLOCK, last + 1):
+                found |= await self._listed_block(block)
+        return [blob_id for position, blob_id in found.items() if position < floor]
+
+    async def _listed_block(self, block: int) -> dict[int, str]:
+        return await self._listed("log", _RECORD, begin=f"{block:0{_BLOCK_DIGITS}d}")
 
     async def _get(self, blob_id: str) -> bytes | None:
         try:
@@ -186,8 +229,10 @@ class BlobJobLog(JobLog):
             return None
         return "it has no atomic create"
 
-    async def _listed(self, folder: str, form: re.Pattern[str]) -> dict[int, str]:
+    async def _listed(
+        self, folder: str, form: re.Pattern[str], *, begin: str = ""
+    ) -> dict[int, str]:
         """Return the blobs of a folder whose names are of a form: their numbers and ids."""
-        blob_ids = await self._blobs.list(f"{self._scope}/{folder}/")
+        blob_ids = await self._blobs.list(f"{self._scope}/{folder}/{begin}")
         matches = [(form.fullmatch(i.rpartition("/")[2]), i) for i in blob_ids]
         return {int(match[1]): blob_id for match, blob_id in matches if match is not None}

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -268,3 +268,82 @@ async def test_damaged_record_is_named_by_its_position(
         await LogReader(log).catch_up()
 
     assert caught.value.hints
+
+
+class ListedNames(OverwritingBlobs):
+    """Counts the names that it lists."""
+
+    count = 0
+
+    @override
+    async def list(self, prefix: str) -> Sequence[str]:
+        names = await super().list(prefix)
+        self.count += len(names)
+        return names
+
+
+async def test_what_a_look_and_a_trim_list_does_not_grow_with_the_log() -> None:
+    blobs = ListedNames(new_blobs())
+    log = BlobJobLog(blobs, "job")
+    for position in range(2_950):
+        await blobs.put(f"job/log/{position:020d}.json", b"x", METADATA)
+    await log.trim(1)
+    blobs.count = 0
+
+    assert await log.read(2_950) == []
+    assert await log.read(2_949) == [(2_949, b"x")]
+    await log.trim(10)
+
+    assert blobs.count < 3_000
+    blobs.count = 0
+    await log.trim(10)
+    assert blobs.count < 3
+
+
+@pytest.mark.parametrize("start", [1, 999, 1_000, 1_001, 1_950, 2_000, 2_104, 2_105])
+async def test_records_are_read_across_the_blocks_that_are_listed(
+    blobs: BlobStoreManager, start: int
+) -> None:
+    await blobs.init()
+    for position in (*range(890, 1_110), *range(1_890, 2_105)):
+        await blobs.put(f"job/log/{position:020d}.json", b"x", METADATA)
+    log = BlobJobLog(blobs, "job")
+
+    if start in {1, 999, 1_000, 1_001}:
+        with pytest.raises(CheckpointCorruptError):
+            await log.read(start)
+    else:
+        assert [p for p, _ in await log.read(start)] == list(range(start, 2_105))
+
+
+async def test_records_that_are_lost_at_the_end_of_a_block_are_missed(
+    blobs: BlobStoreManager,
+) -> None:
+    await blobs.init()
+    for position in (*range(950, 990), 1_001):
+        await blobs.put(f"job/log/{position:020d}.json", b"x", METADATA)
+
+    with pytest.raises(CheckpointCorruptError, match="position=990"):
+        await BlobJobLog(blobs, "job").read(990)
+
+
+async def test_a_log_whose_floor_is_lost_is_not_empty(blobs: BlobStoreManager) -> None:
+    await blobs.init()
+    for position in range(5_000, 5_003):
+        await blobs.put(f"job/log/{position:020d}.json", b"x", METADATA)
+
+    for start in (0, 7):
+        with pytest.raises(CheckpointCorruptError):
+            await BlobJobLog(blobs, "job").read(start)
+
+
+async def test_trims_go_on_where_the_one_before_ended(blobs: BlobStoreManager) -> None:
+    await blobs.init()
+    for position in range(990, 1_030):
+        await blobs.put(f"job/log/{position:020d}.json", b"x", METADATA)
+    log = BlobJobLog(blobs, "job")
+
+    for floor in (995, 1_000, 1_001, 1_020):
+        await log.trim(floor)
+        assert len(await blobs.list("job/log/")) == 1_030 - floor
+        assert len(await blobs.list("job/log-floor/")) == 1
