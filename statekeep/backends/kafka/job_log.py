@@ -39,7 +39,8 @@ class KafkaJobLog(JobLog):
     the id meanwhile; so of any number of racing appends exactly one succeeds. The id is kept for
     the next append; that somebody else took it shows then.
 
-    What was read is kept, so that a call reads no more than what is new.
+    What was read is kept until a call asks for what comes after it, so that a call reads no more than
+    what is new and memory does not grow with the log. One that asks for older records reads them again.
     """
 
     def __init__(
@@ -66,7 +67,10 @@ class KafkaJobLog(JobLog):
         self._cluster: Cluster | None = None
         self._writer: TransactionWriter | None = None
         self._records: dict[int, bytes] = {}
+        """What stands at the positions from `_passed` on, without those that are trimmed."""
         self._offsets: dict[int, int] = {}
+        """Where each record stands that is not trimmed."""
+        self._passed = 0
         self._floor = 0
         self._floor_offset = 0
         self._next_offset = 0
@@ -101,6 +105,10 @@ class KafkaJobLog(JobLog):
 
     @override
     async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
+        if start < self._passed:
+            self._passed = self._next_offset = 0
+            self._records.clear()
+            self._offsets.clear()
         await self._catch_up()
         first = max(start, self._floor)
         found = [(p, data) for p, data in sorted(self._records.items()) if p >= first]
@@ -110,6 +118,9 @@ class KafkaJobLog(JobLog):
                     "a record of the job log is missing: "
                     f"topic={self._place.topic} position={expected}"
                 )
+        self._passed = start
+        for position in [p for p in self._records if p < start]:
+            del self._records[position]
         return found
 
     @override
@@ -237,14 +248,17 @@ class KafkaJobLog(JobLog):
         if key == _FLOOR:
             self._floor = max(self._floor, position_of(data, where=where))
             self._floor_offset = offset
-            for position in [p for p in self._records if p < self._floor]:
-                del self._records[position], self._offsets[position]
+            for position in [p for p in self._offsets if p < self._floor]:
+                del self._offsets[position]
+                self._records.pop(position, None)
         elif (position := position_of(key, where=where)) >= self._floor:
-            self._records[position], self._offsets[position] = data, offset
+            self._offsets[position] = offset
+            if position >= self._passed:
+                self._records[position] = data
 
     @property
     def _next_position(self) -> int:
-        return max(self._records, default=self._floor - 1) + 1
+        return max(self._offsets, default=self._floor - 1) + 1
 
     async def _raise_floor(self, floor: int) -> None:
         # The newest floor goes behind the records, so that no trim drops it.

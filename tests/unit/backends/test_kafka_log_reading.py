@@ -131,3 +131,18 @@ async def test_a_log_whose_topic_was_made_anew_is_not_read_on(
     with pytest.raises(ConfigError, match="topic_id=first found_topic_id=second") as caught:
         await log.read(0)
     assert "from a mirror" in caught.value.hints[0]
+
+
+@pytest.mark.asyncio
+async def test_what_a_reader_has_passed_leaves_memory_and_can_be_read_again(
+    topic: FakeTopic, log: KafkaJobLog
+) -> None:
+    records = [(2, b"r2"), (3, b"r3")]
+
+    assert await log.read(0) == records
+    assert await log.read(3) == records[1:]
+    assert await log.read(4) == []
+    assert log._records == {}
+    assert log._next_position == 4
+    assert await log.read(0) == records
+    assert await log.read_floor() == 2
