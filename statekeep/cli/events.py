@@ -3,8 +3,9 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
+import msgspec
 import typer
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -120,7 +121,17 @@ def _row(position: int, record: Record) -> dict[str, JsonValue]:
         "epoch": record.epoch,
         "event": str(type(record).__struct_config__.tag),
         "what": describe(record),
+        "facts": _facts(record),
     }
+
+
+def _facts(record: Record) -> dict[str, JsonValue]:
+    """Return the fields of a record, for programs; not the checkpoints, which only restores read."""
+    fields = cast("dict[str, JsonValue]", json.loads(msgspec.json.encode(record)))
+    return {name: value for name, value in fields.items() if name not in _TOLD_OTHERWISE}
+
+
+_TOLD_OTHERWISE: Final = frozenset({"type", "epoch", "nonce", "checkpoints"})
 
 
 def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind of record

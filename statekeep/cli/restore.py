@@ -21,7 +21,15 @@ from statekeep.cli.options import (
     Which,
     read_config,
 )
-from statekeep.cli.output import JsonValue, joined, print_json, print_table, print_total, size_of
+from statekeep.cli.output import (
+    JsonValue,
+    joined,
+    print_json,
+    print_line,
+    print_table,
+    print_total,
+    size_of,
+)
 from statekeep.clock import SystemClock
 from statekeep.inspection.job import InspectedJob, Progress
 from statekeep.restore.progress import RestoreProgressBar
@@ -83,13 +91,13 @@ def restore(
         print_json(rows)
     else:
         print_table(
-            ["task", "size", "left out", "restored to"],
+            ["task", "size", "left out", "directory"],
             [
                 [
                     row["task"],
                     size_of(row["bytes"]),
                     joined(row["left-out"]),
-                    row["directory"] or "empty",
+                    _below(directory.absolute(), row["directory"]),
                 ]
                 for row in rows
             ],
@@ -97,6 +105,11 @@ def restore(
             is_full=is_full,
         )
         print_total((row["bytes"] for row in rows), "tasks")
+        print_line(f"restored below {directory.absolute()}")
+
+
+def _below(directory: Path, path: JsonValue) -> str:
+    return str(Path(path).relative_to(directory)) if isinstance(path, str) else "empty"
 
 
 async def _restore(

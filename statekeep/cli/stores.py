@@ -85,7 +85,7 @@ def show(
     _grow(tree, nodes, width=None if is_full else WIDTH - _INDENT)
     console().print(tree)
     print_line(
-        f"total: {size_of(sum(map(_bytes_of, nodes)))} in {len(nodes)} tasks"
+        f"total: {size_of(sum(map(_bytes_of, nodes)))} in tasks: {len(nodes)}"
         if nodes
         else "the commit has no such task"
     )
@@ -131,7 +131,7 @@ def _grow(tree: Tree, nodes: Sequence[SnapshotNode], *, width: int | None) -> No
     for node in nodes:
         name = node.name if width is None else shortened(node.name, width // 2)
         size = "" if node.size is None else f"  {size_of(node.size)}"
-        facts = " ".join(f"{name}={_plain(value)}" for name, value in node.facts.items())
+        facts = " ".join(f"{name}={_plain(value)}" for name, value in node.facts.items() if value)
         if width is not None:
             facts = shortened(facts, max(_LEAST_FACTS, width - len(name) - len(size) - 2))
         told = f"  [dim]{escape(facts)}[/]" if facts else ""

@@ -110,3 +110,13 @@ def test_a_log_that_is_not_there_is_refused_with_the_remedy(statekeep: CommandLi
     assert result.status == 2
     assert "the job has no log here: job=orders backend=near" in result.err
     assert "name it with --task" in result.err
+
+
+def test_events_have_their_facts_as_values_for_programs(statekeep: CommandLine) -> None:
+    rows = statekeep(f"events {LOG} --json").json
+    commits = [row for row in rows if row["event"] == "commit"]
+    listed = statekeep(f"checkpoints list {LOG} --json").json
+    assert [row["facts"]["checkpoint-id"] for row in commits] == [
+        row["checkpoint-id"] for row in listed
+    ]
+    assert not any("checkpoints" in row["facts"] for row in rows)

@@ -90,7 +90,10 @@ def test_a_directory_with_other_files_is_not_restored_into(
     assert [path.name for path in target.iterdir()] == ["thesis.txt"]
 
     (target / "thesis.txt").unlink()
-    assert statekeep(f"restore '{target}' {LOG}").status == 0
+    restored = statekeep(f"restore '{target}' {LOG}")
+    assert restored.status == 0
+    assert f"restored below {target}" in restored.out
+    assert max(map(len, map(str.rstrip, restored.out.splitlines()[:2]))) <= 100
     assert statekeep(f"restore '{target}' {LOG}").status == 0  # again, over its own files
 
 
