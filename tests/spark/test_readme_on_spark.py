@@ -84,8 +84,7 @@ class Reader:
         """Return what the README's program prints of the state, read back as numbers."""
         self.run(block(READ, "python"))
         lines = capsys.readouterr().out.splitlines()
-        pairs = (eval(line.replace(") (", "), ("), {}) for line in lines)  # noqa: S307
-        return {key: total for (key,), (total,) in pairs}
+        return {int(key): int(total) for key, total in map(str.split, lines)}
 
     def write_properties(self) -> None:
         lines = [f"{key}={value}\n" for key, value in self.names["settings"].items()]
