@@ -11,7 +11,9 @@ from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKin
 _WORKER = (
     "process.before",
     "process.after",
-    "output.after",
+    "changes.before_rename",
+    "changes.after_rename",
+    "catch_up.after_step",
     "seal.before",
     "seal.before_rename",
     "seal.after_rename",

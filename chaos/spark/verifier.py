@@ -6,13 +6,14 @@ be the same fold over the input.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import statekeep.spark as sk
 from chaos.backends import Place
+from chaos.evidence.deltas import parse_delta
 from chaos.evidence.leftovers import find_leftovers
 from chaos.evidence.snapshots import list_blobs, read_snapshot
 from chaos.spark.expected import Expected, rows_between
@@ -273,22 +274,35 @@ class Verifier:
         chosen = _chosen(story)
         # What was restored has no parent: it was not made from another version here.
         committed = {v for c in story.commits.values() for v in c.get("versions", {}).values()}
-        for path in self._places.local.glob("*/main/Partition_*/*_*/SEAL-MANIFEST"):
+        for task, version, parent in self._local_versions():
+            batch = int(version.split("_")[0])
+            if version not in chosen.get((task, batch), set()):
+                continue
+            if not parent and version in committed:
+                continue
+            # Some records may have been trimmed before anybody saw them.
+            before = chosen.get((task, batch - 1), {""} if batch == 0 else set())
+            if before and parent not in before:
+                self.failures.append(f"05: {task} {version} from {parent}")
+
+    def _local_versions(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (task, version, parent) of every image and change set on disk."""
+        tasks = "*/main/Partition_*"
+        for path in self._places.local.glob(f"{tasks}/*_*/SEAL-MANIFEST"):
             try:
                 manifest = parse_frame(path.read_bytes(), str(path))
             except DamagedFrameError as exc:
                 self.failures.append(f"05: {exc}")
-                continue
-            batch = int(manifest["version"].split("_")[0])
-            task = manifest["task"]
-            if manifest["version"] not in chosen.get((task, batch), set()):
-                continue
-            if not manifest["parent"] and manifest["version"] in committed:
-                continue
-            # Some records may have been trimmed before anybody saw them.
-            before = chosen.get((task, batch - 1), {""} if batch == 0 else set())
-            if before and manifest["parent"] not in before:
-                self.failures.append(f"05: {task} {manifest['version']} from {manifest['parent']}")
+            else:
+                yield manifest["task"], manifest["version"], manifest["parent"]
+        for path in self._places.local.glob(f"{tasks}/*_*.changes/*.delta"):
+            try:
+                header = parse_delta(path.read_bytes()).header
+            except ValueError as exc:
+                self.failures.append(f"05: {exc}: {path}")
+            else:
+                task = path.parents[1].name.replace("_", " ")
+                yield task, header["version"], header.get("parent", "")
 
     def _check_bases(self, story: LogStory) -> None:
         """Every increment builds on a marker that some commit holds (13)."""

@@ -87,8 +87,8 @@ class TaskSettings:
     """How tasks commit, and how they read and replay their input."""
 
     count: int | None = _setting(job_keys.TASK_COUNT)
-    """Tasks of an operator on Spark; None: ``spark.sql.shuffle.partitions``, as Spark's own
-    stateful operators have."""
+    """Tasks of an operator on Spark; None: ``spark.sql.shuffle.partitions`` where the user has set
+    it, else as many as the job has, and 32 for a new one."""
     commit_ms: int = _setting(job_keys.COMMIT_MS)
     """Milliseconds between commits, 0 or less: only on request. A minute of replay at most."""
     commit_max_delay_ms: int = _setting(job_keys.COMMIT_MAX_DELAY_MS)

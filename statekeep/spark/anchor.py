@@ -1,9 +1,11 @@
-"""Anchored tasks: Spark jobs whose partition p runs where p's last version lies.
+"""Placement: Spark jobs in which each task runs where its last version lies.
 
-An N-row anchor, hash-partitioned by a bucket column and cached, is joined to the data before the
-Python stage; the scheduler then prefers the executor that caches the anchor's partition. The
-bucket value of partition p is an integer whose Spark hash falls into p, so bucket and partition are
-one to one. Partitions without data still call the Python function.
+The N tasks of a job are spread over S slots, one for each core of the executors; a Spark partition
+runs the tasks of its slot one after the other. An anchor of S rows, hash-partitioned by a bucket
+column and cached, is joined to the data before the Python stage; the scheduler then prefers the
+executor that caches the anchor's partition. The bucket value of slot s is an integer whose Spark
+hash falls into s, so bucket and slot are one to one. Slots without data still call the Python
+function.
 """
 
 # The JVM's objects and pyarrow have no types.
@@ -17,17 +19,27 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
-from pyspark.sql.types import DataType, DoubleType, FloatType, MapType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructType,
+)
 
 from statekeep.errors import ConfigError, StateBackupError
+from statekeep.spark.operator.key_hash import SPARK_SEED, hash_long, partition_of_hash
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,65 +48,74 @@ logger = logging.getLogger(__name__)
 
 BUCKET_COLUMN = "_statekeep_bucket"
 DIGEST_COLUMN = "_statekeep_digest"
+TASK_COLUMN = "_statekeep_task"
 ANSWER_COLUMN = "answer"
+OUTPUT_COLUMN = "output"
 ROUTER = "spark-murmur3-pmod-1"
 """Id of the function from grouping key to task; kept in the commit record."""
 
+_PROCESSED = (
+    StructType().add(ANSWER_COLUMN, StringType()).add(OUTPUT_COLUMN, ArrayType(BinaryType()))
+)
 _POLL_S = 0.1
 _MAX_TRIES = 5
 """A cluster that loses executors in each of so many runs of one job is failing."""
 
 BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
-"""From the rows of a partition to what its task yields."""
-TaskFunction = Callable[[int], Iterator["pa.RecordBatch"]]
-"""From the number of a partition to what its task yields that has no rows."""
+"""From the rows of a slot to what its tasks yield."""
+SlotFunction = Callable[[tuple[int, ...]], Iterator["pa.RecordBatch"]]
+"""From the tasks of a slot to what they yield without rows."""
 
 
 class Anchor:
     """The cached anchor of one job; used on the driver, by one thread at a time per Spark job."""
 
-    def __init__(self, spark: SparkSession, partitions: int, tag: str) -> None:
+    def __init__(self, spark: SparkSession, slots: Sequence[tuple[int, ...]], tag: str) -> None:
         """Choose the bucket values and cache the anchor.
 
         Args:
             spark: The session.
-            partitions: N.
+            slots: The tasks of each slot; each task is in one slot.
             tag: Put on every Spark job; one that is cancelled by it runs again.
         """
         self._spark = spark
-        self.partitions = partitions
+        self.slots = tuple(slots)
+        self.tasks = sum(map(len, slots))
         self.tag = tag
         self._is_given_up = False
-        self._buckets = _bucket_values(spark, partitions)
+        self._buckets = bucket_values(len(self.slots))
+        self._columns: tuple[Column, ...] | None = None
         with fixed_partitioning(spark):
             self._frame = self._cache()
+            self._hinted = self._frame.hint("shuffle_hash")
 
-    def place(self, locate: TaskFunction) -> Mapping[int, str]:
-        """Cache the anchor, run ``locate`` on it, and return where each partition is.
+    def place(self, locate: SlotFunction) -> None:
+        """Cache the anchor by running ``locate`` on it.
 
         Args:
-            locate: Answers ``{"partition": p, "executor": id}`` for its partition.
+            locate: Answers ``{"tasks": [number], "executor": id}`` for its slot.
         """
-        places = {int(answer["partition"]): str(answer["executor"]) for answer in self.run(locate)}
-        load = Counter(places.values())
-        logger.info("anchor placed: partitions=%d executors=%s", self.partitions, dict(load))
-        return places
+        load = Counter[str]()
+        for found in self.run(locate):
+            load[str(found["executor"])] += len(found["tasks"])
+        logger.info("tasks placed: slots=%d executors=%s", len(self.slots), dict(load))
 
-    def run(self, function: TaskFunction) -> list[dict[str, Any]]:
-        """Run ``function`` once per partition, without data, and return its JSON answers."""
-        return self._answers(self._spark, self.frame(function, f"{ANSWER_COLUMN} string"))
+    def run(self, function: SlotFunction) -> list[dict[str, Any]]:
+        """Run ``function`` once per slot, without data, and return its JSON answers."""
+        rows = self._collect(self._spark, self.frame(function, f"{ANSWER_COLUMN} string"))
+        return [json.loads(row[0]) for row in rows]
 
-    def frame(self, function: TaskFunction, schema: StructType | str) -> DataFrame:
-        """Return the frame of what ``function`` yields for each partition; runs when used."""
-        partition_of = {bucket: number for number, bucket in enumerate(self._buckets)}
+    def frame(self, function: SlotFunction, schema: StructType | str) -> DataFrame:
+        """Return the frame of what ``function`` yields for each slot; runs when used."""
+        tasks_of = dict(zip(self._buckets, self.slots, strict=True))
 
         def run(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-            # The partition is the anchor row's, not the running task's: a sink may coalesce, and
+            # The slot is the anchor row's, not the running task's: a sink may coalesce, and
             # then one task has several. The input is read to its end before anything else, as
             # Spark throws a Python worker away that left some of it.
             rows = [row for batch in batches for row in batch.column(BUCKET_COLUMN).to_pylist()]
             for bucket in rows:
-                yield from function(partition_of[bucket])
+                yield from function(tasks_of[bucket])
 
         return self._frame.mapInArrow(run, schema)
 
@@ -103,38 +124,36 @@ class Anchor:
         data: DataFrame,
         function: BatchFunction,
         *,
+        schema: StructType,
         key_columns: Sequence[str],
-        row_columns: Sequence[str],
         only: Collection[int] | None,
         is_sorted: bool,
-    ) -> list[dict[str, Any]]:
-        """Route the rows of ``data`` to their partitions, run ``function``, return its answers.
+    ) -> list[Row]:
+        """Route the rows of ``data`` to their slots, run ``function``, return what it yields.
 
         Args:
             data: The rows of one batch.
-            function: Gets ``row_columns`` and `DIGEST_COLUMN`, an order-free hash of each row.
-            key_columns: Route rows; rows of one key go to one partition.
-            row_columns: What is sent to Python.
-            only: Drop the rows of other partitions before the shuffle; None keeps all.
-            is_sorted: Let Spark sort each partition by key, spilling to disk where it must.
+            function: Gets the columns of ``schema``, `DIGEST_COLUMN`, an order-free hash of each
+                row, and `TASK_COLUMN`; yields rows of `ANSWER_COLUMN`, a text, and `OUTPUT_COLUMN`,
+                a list of bytes.
+            schema: What is sent to Python; the same in every call.
+            key_columns: Route rows; rows of one key go to one task.
+            only: Drop the rows of other tasks before the shuffle; None keeps all.
+            is_sorted: Let Spark sort each slot by task and key, spilling to disk where it must.
         """
-        taken = {BUCKET_COLUMN, DIGEST_COLUMN} & set(data.columns)
-        if taken:
-            raise ConfigError(f"column names are reserved: columns={','.join(sorted(taken))}")
-        partition = F.pmod(F.hash(*_routed(data, key_columns)), F.lit(self.partitions)).cast("int")
+        if self._columns is None:
+            self._columns = self._routed_columns(schema, key_columns)
+        routed = data.select(*self._columns)
         if only is not None:
-            data = data.where(partition.isin(sorted(only)))
-        buckets = F.array(*[F.lit(bucket).cast("long") for bucket in self._buckets])
-        routed = data.withColumn(BUCKET_COLUMN, F.element_at(buckets, partition + 1))
-        if self.partitions == 1:
+            routed = routed.where(column(TASK_COLUMN).isin(sorted(only)))
+        if len(self.slots) == 1:
             # By a single partition Spark cannot partition the other side: it would take both apart.
             routed = routed.repartition(1)
-        joined = routed.join(self._frame.hint("shuffle_hash"), BUCKET_COLUMN)
-        rows = joined.select(*map(column, row_columns), _row_digest(data.schema, row_columns))
+        rows = routed.join(self._hinted, BUCKET_COLUMN)
         if is_sorted:
-            rows = rows.sortWithinPartitions(*map(column, key_columns))
-        frame = rows.mapInArrow(function, f"{ANSWER_COLUMN} string")
-        return self._answers(data.sparkSession, frame)
+            rows = rows.sortWithinPartitions(TASK_COLUMN, *map(column, key_columns))
+        frame = rows.mapInArrow(function, _PROCESSED)
+        return self._collect(data.sparkSession, frame)
 
     def give_up(self) -> None:
         """Cancel what runs, for good: nobody is left to run it, or to wait for it.
@@ -171,27 +190,46 @@ class Anchor:
         except (PySparkException, Py4JError, OSError) as exc:
             logger.info("the anchor goes with its session: error=%s", exc)
 
-    def _answers(self, spark: SparkSession, frame: DataFrame) -> list[dict[str, Any]]:
-        """Run a job and read its answers; once more if it was cancelled as stalled."""
+    def _collect(self, spark: SparkSession, frame: DataFrame) -> list[Row]:
+        """Run a job and return its rows; once more if it was cancelled as stalled."""
         with self.tagged(), fixed_partitioning(spark):
             for _ in range(_MAX_TRIES - 1):
                 try:
-                    return _read(frame)
+                    return frame.collect()
                 except Exception as exc:
                     if self._is_given_up or not self.was_stalled(exc):
                         raise
                     logger.warning("a stalled job runs again: tag=%s", self.tag)
-            return _read(frame)
+            return frame.collect()
 
-    def run_everywhere(self, function: TaskFunction) -> list[dict[str, Any]]:
-        """As `run`, where every partition must answer.
+    def _routed_columns(self, schema: StructType, key_columns: Sequence[str]) -> tuple[Column, ...]:
+        """Return the columns that are sent: made once, as each costs calls into the JVM."""
+        taken = {BUCKET_COLUMN, DIGEST_COLUMN, TASK_COLUMN} & set(schema.names)
+        if taken:
+            raise ConfigError(f"column names are reserved: columns={','.join(sorted(taken))}")
+        task = F.pmod(F.hash(*_routed(schema, key_columns)), F.lit(self.tasks)).cast("int")
+        bucket_of = {
+            number: bucket
+            for tasks, bucket in zip(self.slots, self._buckets, strict=True)
+            for number in tasks
+        }
+        buckets = F.array(*[F.lit(bucket_of[number]).cast("long") for number in range(self.tasks)])
+        return (
+            *map(column, schema.names),
+            _row_digest(schema, schema.names),
+            task.alias(TASK_COLUMN),
+            F.element_at(buckets, task + 1).alias(BUCKET_COLUMN),
+        )
+
+    def run_everywhere(self, function: SlotFunction) -> list[dict[str, Any]]:
+        """As `run`, where every task must answer.
 
         Raises:
             StateBackupError: One did not.
         """
         answers = self.run(function)
-        if {answer["partition"] for answer in answers} != set(range(self.partitions)):
-            msg = f"tasks did not answer: expected={self.partitions} answers={len(answers)}"
+        if {answer["partition"] for answer in answers} != set(range(self.tasks)):
+            msg = f"tasks did not answer: expected={self.tasks} answers={len(answers)}"
             raise StateBackupError(msg)
         return answers
 
@@ -202,9 +240,7 @@ class Anchor:
     def _cache(self) -> DataFrame:
         rows = [(bucket,) for bucket in self._buckets]
         frame = self._spark.createDataFrame(rows, f"{BUCKET_COLUMN} long")
-        frame = frame.repartition(self.partitions, BUCKET_COLUMN).cache()
-        frame.count()
-        return frame
+        return frame.repartition(len(self.slots), BUCKET_COLUMN).cache()
 
 
 class _AdaptiveSwitch:
@@ -283,37 +319,39 @@ def expected_executors(spark: SparkSession) -> int:
     return int(str(conf.get("spark.executor.instances", "1")))
 
 
+def slot_count(spark: SparkSession) -> int:
+    """Return how many tasks of Spark run at a time, on the executors that have registered."""
+    context = spark.sparkContext
+    cores_per_task = int(str(context.getConf().get("spark.task.cpus", "1")))
+    return max(1, context.defaultParallelism // cores_per_task)
+
+
+def spread(tasks: int, slots: int) -> list[tuple[int, ...]]:
+    """Return the tasks of each slot, as evenly as they go; no slot is empty."""
+    count = min(tasks, slots)
+    return [tuple(range(slot, tasks, count)) for slot in range(count)]
+
+
 def column(name: str) -> Column:
     """Return a column by its plain name, whatever characters are in it."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _read(frame: DataFrame) -> list[dict[str, Any]]:
-    return [json.loads(row[0]) for row in frame.collect()]
-
-
-def _bucket_values(spark: SparkSession, partitions: int) -> list[int]:
-    """Return for each partition the least long whose Spark hash falls into it."""
+def bucket_values(count: int) -> list[int]:
+    """Return for each of ``count`` partitions the least long whose Spark hash falls into it."""
     found: dict[int, int] = {}
-    span = partitions * 16
-    while len(found) < partitions:
-        rows = (
-            spark.range(span)
-            .select("id", F.pmod(F.hash("id"), F.lit(partitions)).alias("partition"))
-            .groupBy("partition")
-            .agg(F.min("id").alias("bucket"))
-            .collect()
-        )
-        found = {row.partition: row.bucket for row in rows}
-        span *= 4
-    return [found[partition] for partition in range(partitions)]
+    number = 0
+    while len(found) < count:
+        found.setdefault(partition_of_hash(hash_long(number, SPARK_SEED), count), number)
+        number += 1
+    return [found[partition] for partition in range(count)]
 
 
-def _routed(data: DataFrame, key_columns: Sequence[str]) -> list[Column]:
+def _routed(schema: StructType, key_columns: Sequence[str]) -> list[Column]:
     """Return the key columns as they are hashed: -0.0 becomes 0.0, as groupBy has it."""
     return [
-        column(name) + F.lit(0.0).cast(data.schema[name].dataType)
-        if isinstance(data.schema[name].dataType, FloatType | DoubleType)
+        column(name) + F.lit(0.0).cast(schema[name].dataType)
+        if isinstance(schema[name].dataType, FloatType | DoubleType)
         else column(name)
         for name in key_columns
     ]

@@ -54,8 +54,15 @@ REQUIRED_SETTINGS = (
 """Read when the SparkContext starts; they cannot be changed in a running session."""
 
 
+FAST_SETTINGS = {
+    # First rows reach a Python worker after 4 ms, by TCP after 41.
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+"""What makes batches shorter and is not required; Spark before 4.1 does not know all of them."""
+
+
 def session_builder(master: str | None = None) -> SparkSession.Builder:
-    """Return a session builder that has every setting the runtime requires.
+    """Return a session builder that has every setting the runtime requires, and `FAST_SETTINGS`.
 
     It also hides settings of ours, which may be secrets, in Spark's UI and event log.
 
@@ -74,6 +81,8 @@ def session_builder(master: str | None = None) -> SparkSession.Builder:
         builder = builder.master(master)
     for setting in REQUIRED_SETTINGS:
         builder = builder.config(setting.key, setting.value)
+    for key, value in FAST_SETTINGS.items():
+        builder = builder.config(key, value)
     return builder.config(REDACTION_KEY, REDACTION_REGEX)
 
 

@@ -65,6 +65,10 @@ class KeyValueStore(ABC):
         a `checkpoint` soon after it is short.
         """
 
+    def size_bytes(self) -> int:
+        """Return about how much the content takes, files and memory together; 0 where unknown."""
+        return 0
+
     @abstractmethod
     def checkpoint(self, directory: Path) -> None:
         """Write the content as it is now to ``directory``, which must not exist yet.

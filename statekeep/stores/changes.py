@@ -1,7 +1,7 @@
 """Change capture: every write of a store is also appended to a delta file."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from statekeep.errors import StateBackupError
 from statekeep.stores.base import KeyValueStore
-from statekeep.stores.delta import DeltaCounts, DeltaHeader, DeltaWriter
-from statekeep.stores.local_files import explained_errors
+from statekeep.stores.delta import Change, DeltaCounts, DeltaHeader, DeltaWriter
+from statekeep.stores.local_files import explained_errors, private_opener
 
 _CURRENT: Final = "current.tmp"
 
@@ -33,9 +33,9 @@ class CapturingStore(KeyValueStore):
         self._store = store
         self._directory = directory
         self._is_broken = False
+        self._current: tuple[io.BufferedRandom, DeltaWriter] | None = None
         with explained_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        self._file, self._writer = self._begin()
 
     @override
     def get(self, key: bytes) -> bytes | None:
@@ -51,8 +51,13 @@ class CapturingStore(KeyValueStore):
         self._is_broken = True
         self._store.write(changes)
         with explained_errors(self._directory):
-            self._writer.write(changes)
+            _, writer = self._begun()
+            writer.write(changes)
         self._is_broken = False
+
+    def apply(self, records: Iterable[Change]) -> None:
+        """Write changes that are a version's already: they are not captured again."""
+        self._store.load(records)
 
     @override
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -63,15 +68,20 @@ class CapturingStore(KeyValueStore):
         self._store.flush()
 
     @override
+    def size_bytes(self) -> int:
+        return self._store.size_bytes()
+
+    @override
     def checkpoint(self, directory: Path) -> None:
         self._store.checkpoint(directory)
 
     @override
     def close(self) -> None:
         try:
-            # The rest of the buffer is written here, on a disk that may be full.
-            with explained_errors(self._directory):
-                self._file.close()
+            if self._current is not None:
+                # The rest of the buffer is written here, on a disk that may be full.
+                with explained_errors(self._directory):
+                    self._current[0].close()
         finally:
             self._store.close()
 
@@ -88,18 +98,20 @@ class CapturingStore(KeyValueStore):
         self._check_whole()
         self._is_broken = True
         with explained_errors(self._directory):
-            counts = self._writer.finish(header)
-            self._file.close()
+            file, writer = self._begun()
+            counts = writer.finish(header)
+            file.close()
             (self._directory / _CURRENT).rename(target)
-            self._file, self._writer = self._begin()
+            self._current = None
         self._is_broken = False
         return counts
 
-    def _begin(self) -> tuple[io.BufferedRandom, DeltaWriter]:
-        path = self._directory / _CURRENT
-        with explained_errors(self._directory):
-            file = path.open("w+b")
-            return file, DeltaWriter(file)
+    def _begun(self) -> tuple[io.BufferedRandom, DeltaWriter]:
+        """Return the file of the current delta, made with its first write."""
+        if self._current is None:
+            file = open(self._directory / _CURRENT, "w+b", opener=private_opener)  # noqa: SIM115 - kept
+            self._current = file, DeltaWriter(file)
+        return self._current
 
     def _check_whole(self) -> None:
         if self._is_broken:

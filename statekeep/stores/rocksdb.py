@@ -40,6 +40,7 @@ _LOADED_RUNS: Final = 16
 """Sorted runs that a load leaves to be merged later: RocksDB slows writes down from 20 on."""
 _LOADED_PARTS: Final = 16
 """Parts of a sorted run: 1 MiB each with the default buffer."""
+_SIZES: Final = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 _COLUMN_FAMILY: Final = "default"
 _DISK_REASONS: Final = {
     "No space left on device": "the local disk is full",
@@ -203,6 +204,10 @@ class RocksDbStore(KeyValueStore):
             self._db.flush()
         except Exception as exc:
             raise self._explain(exc, "cannot flush store") from exc
+
+    @override
+    def size_bytes(self) -> int:
+        return sum(self._db.property_int_value(name) or 0 for name in _SIZES)
 
     @override
     def checkpoint(self, directory: Path) -> None:

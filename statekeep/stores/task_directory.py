@@ -5,6 +5,7 @@ one rename and disappears by one rename, work directories are locked by their ow
 file orders those steps that look before they act.
 """
 
+import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -24,6 +25,7 @@ from statekeep.errors import (
     VersionDamagedError,
 )
 from statekeep.fault_points import fault_point
+from statekeep.stores.change_set import CHANGES_SUFFIX, ChangeSet
 from statekeep.stores.local_files import explained_errors, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
 from statekeep.stores.private_directories import is_private, make_private, require_own
@@ -37,6 +39,8 @@ from statekeep.stores.work_directory import (
 )
 
 __all__ = ["Identity", "TaskDirectory", "WorkDirectory"]
+
+logger = logging.getLogger(__name__)
 
 _WORK_PREFIX: Final = "work-"
 
@@ -62,6 +66,18 @@ class LocalUsage:
     versions: int
     size_bytes: int
     """Of all versions together; what they share is counted once."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPath:
+    """How to get to a version on this disk."""
+
+    image: SealedVersion | None
+    """What to open; None: empty state, or the stores that are open."""
+    changes: tuple[ChangeSet, ...]
+    """To be applied in this order."""
+    starts_from_held: bool = False
+    """Whether the stores that are open are where to start."""
 
 
 class TaskDirectory:
@@ -176,6 +192,20 @@ class TaskDirectory:
             work.check_version(version, stores, is_deep=self._suspect.exists())
         self._suspect.unlink(missing_ok=True)
 
+    def require_sound_path(
+        self, path: VersionPath, stores: Mapping[StoreName, StoreFactoryName], uid: str
+    ) -> None:
+        """Read all that a version is made from: its image as `require_sound`, its change sets whole.
+
+        Raises:
+            VersionDamagedError: Something is missing or differs, or a store cannot be opened.
+            ConfigError: Another engine made a store; or the disk is full or not writable.
+        """
+        if path.image is not None:
+            self.require_sound(path.image, stores, uid)
+        for changes in path.changes:
+            changes.verify(tuple(stores))
+
     def find_whole(self, version: VersionId) -> SealedVersion | None:
         """Return a version if it is here and every byte of it is as it was sealed.
 
@@ -192,23 +222,20 @@ class TaskDirectory:
 
     def versions(self) -> list[VersionId]:
         """Return the names of the versions that are here, whole or not, in order of batch."""
-        try:
-            names = [path.name for path in self.root.iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(version for name in names if (version := _parse(name)) is not None)
+        return sorted(version for name in self._names() if (version := _parse(name)) is not None)
 
     def usage(self) -> LocalUsage:
         """Return how much lies here: for people, so versions that go meanwhile count or not."""
-        versions = self.versions()
+        images, changes = self.versions(), self.change_sets()
+        places = [*map(str, images), *(f"{version}{CHANGES_SUFFIX}" for version in changes)]
         sizes: dict[int, int] = {}
-        for version in versions:
-            for directory, _, names in os.walk(self.root / str(version)):
+        for place in places:
+            for directory, _, names in os.walk(self.root / place):
                 for name in names:
                     with suppress(FileNotFoundError):
                         found = Path(directory, name).lstat()
                         sizes[found.st_ino] = found.st_size
-        return LocalUsage(len(versions), sum(sizes.values()))
+        return LocalUsage(len({*images, *changes}), sum(sizes.values()))
 
     def adopt(
         self,
@@ -255,22 +282,129 @@ class TaskDirectory:
                 self._suspect.unlink(missing_ok=True)
         return adopted
 
-    def retain(self, keep: Collection[VersionId], newest_settled_batch: int) -> None:
+    def find_path(
+        self, version: VersionId | None, held: VersionId | None, stores: Sequence[StoreName]
+    ) -> VersionPath | None:
+        """Return how to get to a version: what to start from, and the change sets to apply.
+
+        Args:
+            version: The one that is wanted; None is empty state.
+            held: The version of stores that are open, which are preferred as a start; None: none are.
+            stores: All stores of the task.
+
+        Returns:
+            None if the version cannot be made of what is here. What cannot be read, or is not
+            whole by names and sizes, counts as not here; contents are not compared.
+
+        Raises:
+            ConfigError: What is here is another user's.
+        """
+        if not self._is_there():
+            return None if version is not None else VersionPath(None, ())
+        steps: list[ChangeSet] = []
+        images: list[tuple[VersionId, int]] = []
+        at = version
+        while at is not None and at != held:
+            if (self.root / str(at)).exists():
+                images.append((at, len(steps)))
+            changes = self._change_set(at)
+            if changes is None:
+                break
+            steps.append(changes)
+            try:
+                at = changes.parent(stores[0])
+            except (VersionDamagedError, UnknownFormatError) as exc:
+                logger.error("change set cannot be used: version=%s error=%s", at, exc)  # noqa: TRY400
+                break
+        if at is not None and at == held:
+            return VersionPath(None, tuple(reversed(steps)), starts_from_held=True)
+        for name, count in images:
+            image = self._find_usable(name)
+            if image is not None:
+                return VersionPath(image, tuple(reversed(steps[:count])))
+        return VersionPath(None, tuple(reversed(steps))) if at is None else None
+
+    def _find_usable(self, version: VersionId) -> SealedVersion | None:
+        try:
+            return self.find(version)
+        except (VersionDamagedError, UnknownFormatError):  # the restore tells the two apart
+            logger.exception("local version cannot be used: version=%s", version)
+            return None
+
+    def change_set(self, version: VersionId) -> ChangeSet | None:
+        """Return the change set that led to a version, if it is here; it is not read.
+
+        Raises:
+            ConfigError: It is another user's, or the local directory is.
+        """
+        return self._change_set(version) if self._is_there() else None
+
+    def change_sets(self) -> list[VersionId]:
+        """Return the versions whose change sets are here, whole or not, in order of batch."""
+        names = self._names()
+        found = (
+            _parse(name.removesuffix(CHANGES_SUFFIX))
+            for name in names
+            if name.endswith(CHANGES_SUFFIX)
+        )
+        return sorted(version for version in found if version is not None)
+
+    def set_aside(self, directory: Path) -> None:
+        """Take the name away from an image or change set that is damaged. Idempotent."""
+        with explained_errors(self.root), self._lock(shared=False):
+            if directory.exists():
+                self._move_aside(directory)
+
+    def find_image(self, version: VersionId) -> SealedVersion | None:
+        """As `find`, but one that is damaged is set aside: its name is free for another.
+
+        Raises:
+            UnknownFormatError: A newer version of Statekeep wrote it.
+        """
+        try:
+            return self.find(version)
+        except VersionDamagedError:
+            logger.exception("local version is set aside: version=%s", version)
+            self.set_aside(self.root / str(version))
+            return None
+
+    def retain(
+        self,
+        keep: Collection[VersionId],
+        newest_settled_batch: int,
+        stores: Sequence[StoreName] = (),
+    ) -> None:
         """Remove the versions that nothing needs any more (R13).
+
+        A version that stays keeps what it is made from: its image, or the change sets back to the
+        newest image among its ancestors, and that image. Change sets that are newer than the oldest
+        image that stays are left too, for stores that are open at one of them.
 
         Args:
             keep: Those that stay whatever their batch: of retained commits, of open attempts and of
                 outboxes.
             newest_settled_batch: Up to this batch the chosen versions are known; later ones stay.
+            stores: All stores of the task, where there may be change sets.
         """
         if not self._is_there():
             return
         with explained_errors(self.root):
             with self._lock(shared=False):
+                images, changes = set(self.versions()), set(self.change_sets())
+                needed = {
+                    version
+                    for version in images | changes
+                    if version.batch > newest_settled_batch or version in keep
+                }
+                needed |= self._sources(needed & changes - images, images, stores)
+                oldest = min((v.batch for v in needed & images), default=-1)
+                kept_changes = {v for v in changes if v in needed or v.batch > oldest}
                 removed = [
-                    self._move_aside(self.root / str(version))
-                    for version in self.versions()
-                    if version.batch <= newest_settled_batch and version not in keep
+                    *(self._move_aside(self.root / str(v)) for v in images - needed),
+                    *(
+                        self._move_aside(self.root / f"{v}{CHANGES_SUFFIX}")
+                        for v in changes - kept_changes
+                    ),
                 ]
             fault_point("retain.before_remove")
             for path in removed:
@@ -308,6 +442,47 @@ class TaskDirectory:
             return self.root.exists()
         with explained_errors(self.root):
             return is_private(self._local_dir, *self.root.relative_to(self._local_dir).parts)
+
+    def _change_set(self, version: VersionId) -> ChangeSet | None:
+        directory = self.root / f"{version}{CHANGES_SUFFIX}"
+        try:
+            require_own(directory)
+        except FileNotFoundError:
+            return None
+        return ChangeSet(directory, version)
+
+    def remove_work(self, prefix: str) -> None:
+        """Remove the work directories whose uid begins with ``prefix``, whoever has them open.
+
+        For the end of a driver session: its stores may be open in processes that nobody reaches.
+        """
+        for path in self.root.glob(f"{_WORK_PREFIX}{prefix}*"):
+            remove_tree(path)
+
+    def _sources(
+        self,
+        versions: Collection[VersionId],
+        images: Collection[VersionId],
+        stores: Sequence[StoreName],
+    ) -> set[VersionId]:
+        """Return what versions without an image are made from, as far as it is here."""
+        found: set[VersionId] = set()
+        for version in versions:
+            at: VersionId | None = version
+            while at is not None and at not in found:
+                found.add(at)
+                changes = None if at in images else self._change_set(at)
+                try:
+                    at = None if changes is None else changes.parent(stores[0])
+                except (VersionDamagedError, UnknownFormatError):  # whoever goes there is told
+                    at = None
+        return found
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.root)  # noqa: PTH208 - names are all that is needed
+        except FileNotFoundError:
+            return []
 
     def _lock(self, *, shared: bool) -> AbstractContextManager[None]:
         return locked(self.root / LOCK_FILE, shared=shared)

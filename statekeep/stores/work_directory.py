@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point
 from statekeep.stores.base import KeyValueStore
+from statekeep.stores.change_set import CHANGES_SUFFIX, OUTPUT_FILE, ChangeSet, delta_name
 from statekeep.stores.changes import CapturingStore
 from statekeep.stores.checksums import KnownChecksums
 from statekeep.stores.delta import DeltaHeader, DeltaWriter
@@ -29,7 +30,6 @@ from statekeep.stores.local_files import (
 from statekeep.stores.locks import OwnerLock
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.version import (
-    CHECKPOINT_FILE,
     LINEAGE_LIMIT,
     MANIFEST_FILE,
     SealedVersion,
@@ -45,6 +45,7 @@ SUSPECT_FILE: Final = ".suspect"
 """Beside the versions of a task: a store that was opened on one of them has met a damaged block."""
 _IMAGE: Final = ".image"
 _CHECKED: Final = ".checked"
+_CHANGE_SET: Final = ".changes"
 
 
 class Identity(Protocol):
@@ -95,29 +96,22 @@ class WorkDirectory:
         self._cloned: set[StoreName] = set()
         self._head: VersionId | None = None
         self._lineage: tuple[VersionId, ...] = ()
+        """`head` and its ancestors, nearest first; before them versions whose seal failed."""
         self._checksums = KnownChecksums()
 
     @property
     def head(self) -> VersionId | None:
-        """The version that the stores were cloned from or last sealed as; None: empty state."""
+        """The version that the stores were brought to or last sealed as; None: empty state."""
         return self._head
 
     def store_directory(self, store: StoreName) -> Path:
         """Return where a store's files are; there only if the base has it or it was opened."""
         return self.path / image_path(store)
 
-    def file(self, name: str) -> Path:
-        """Return the path for a file of the next version that belongs to no store.
-
-        The file is closed before `seal` and is in that one version only.
-
-        Raises:
-            ValueError: The name is a path, reserved or a store's.
-        """
-        reserved = {MANIFEST_FILE, CHECKPOINT_FILE, *map(escape_name, self.stores)}
-        if not name or name in reserved or name.startswith(".") or Path(name).name != name:
-            raise ValueError(f"not a name for a file of a version: name={name!r}")
-        return self.path / name
+    @property
+    def output_path(self) -> Path:
+        """Where the output of the next change set is written, if it is to have some."""
+        return self.path / OUTPUT_FILE
 
     def open_store(
         self, store: StoreName, kind: StoreFactoryName, options: RocksDbOptions | None = None
@@ -260,22 +254,83 @@ class WorkDirectory:
         if (parent.id if parent else None) != parent_id or version in self._lineage:
             msg = f"not a child of this work directory: version={version} head={parent_id}"
             raise ValueError(msg)
-        target, extra = self.path.parent / str(version), list(self._extra_files())
         with explained_errors(self.path):
             image = self._new_image()
             self._write_images(image)
             self._cut_changes(version)
-            self._link_changes(image, committed)
-            for path in extra:
-                os.link(path, image / path.name)
-            manifest = self._write_manifest(image, version, parent_id, self._lineage[1:])
-            fault_point("seal.before_rename")
-            publish(image, target)
-            fault_point("seal.after_rename")
-            for path in extra:
-                path.unlink()
+            sealed = self._seal_image(image, parent_id, committed)
         self._head = version
-        return SealedVersion(target, manifest)
+        return sealed
+
+    def publish_changes(self, batch: int, uid: str) -> ChangeSet:
+        """Give what was written since `head` the name of a version, its child; no image is made.
+
+        Blocks for less than a millisecond, whatever was written. Every store is captured. The
+        output of the batch goes along if there is a file at `output_path`. After an error the work
+        directory must be discarded.
+
+        Args:
+            batch: The batch after which the stores are as they are.
+            uid: Drawn for this attempt; never used before.
+
+        Raises:
+            ConfigError: The disk is full or not writable.
+            StateBackupError: There is a version of that name, or changes were lost.
+        """
+        version = VersionId(batch, uid)
+        made = ChangeSet(self.path.parent / f"{version}{CHANGES_SUFFIX}", version)
+        with explained_errors(self.path):
+            self._cut_changes(version)
+            directory = self.path / _CHANGE_SET
+            directory.mkdir(mode=0o700)
+            for store in self.stores:
+                os.link(self.path / changes_path(store, version), directory / delta_name(store))
+            if self.output_path.exists():
+                self.output_path.rename(directory / OUTPUT_FILE)
+            fault_point("changes.before_rename")
+            publish(directory, made.directory)
+            fault_point("changes.after_rename")
+        self._head = version
+        return made
+
+    def apply(self, changes: ChangeSet) -> None:
+        """Bring the open stores from `head` to its child, the version of a change set.
+
+        After an error the work directory must be discarded.
+
+        Raises:
+            VersionDamagedError: The change set is not whole, or not of a child of `head`.
+            ConfigError: The disk is full or not writable.
+        """
+        version = changes.version
+        for store in self.stores:
+            opened = self._open[store]
+            assert isinstance(opened, CapturingStore)  # noqa: S101 - all are captured here
+            with changes.open(store) as delta, explained_errors(self.path):
+                if delta.header.parent != str(self.head or ""):
+                    msg = f"delta is no child of the version: path={changes.directory} head={self.head}"
+                    raise VersionDamagedError(msg)
+                for block in delta.blocks():
+                    opened.apply(block)
+                os.link(changes.delta_path(store), self.path / changes_path(store, version))
+        self._head, self._lineage = version, (version, *self._lineage)[: LINEAGE_LIMIT + 1]
+
+    def seal_head(self, committed: VersionId | None) -> SealedVersion:
+        """Write the image of `head`, a version that has a change set only: the sync snapshot.
+
+        As `seal`, but nothing was written since; may be repeated after an error.
+
+        Args:
+            committed: As for `seal`.
+
+        Raises:
+            ConfigError: The disk is full or not writable.
+            StateBackupError: There is an image of that version already.
+        """
+        with explained_errors(self.path):
+            image = self._new_image()
+            self._write_images(image)
+            return self._seal_image(image, next(iter(self._lineage[1:]), None), committed)
 
     def close_as_image(
         self, version: VersionId, parent: VersionId | None, lineage: Sequence[VersionId]
@@ -346,8 +401,18 @@ class WorkDirectory:
                 break
             os.link(base.directory / path, self.path / path)
 
-    def _extra_files(self) -> Iterable[Path]:
-        return (path for path in self.path.iterdir() if path.is_file() and path.name != LOCK_FILE)
+    def _seal_image(
+        self, image: Path, parent: VersionId | None, committed: VersionId | None
+    ) -> SealedVersion:
+        """Name an image after the newest version of the lineage: it is a sealed version then."""
+        version = self._lineage[0]
+        target = self.path.parent / str(version)
+        self._link_changes(image, committed)
+        manifest = self._write_manifest(image, version, parent, self._lineage[1:])
+        fault_point("seal.before_rename")
+        publish(image, target)
+        fault_point("seal.after_rename")
+        return SealedVersion(target, manifest)
 
     def _new_image(self) -> Path:
         image = self.path / _IMAGE

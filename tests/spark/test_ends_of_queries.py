@@ -75,10 +75,10 @@ def test_a_query_that_failed_while_idle_is_started_again_and_commits(
     assert [batch for batch, _ in stream.delivered] == [0]
 
 
-def sleep(partition: int) -> Iterator[pa.RecordBatch]:
+def sleep(tasks: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
     """What a task does that nobody will ever run."""
     threading.Event().wait(3600)
-    yield pa.RecordBatch.from_pydict({"answer": [str(partition)]})
+    yield pa.RecordBatch.from_pydict({"answer": [str(tasks)]})
 
 
 def test_a_stop_does_not_wait_for_executors_that_never_come(

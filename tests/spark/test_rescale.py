@@ -100,7 +100,7 @@ def test_a_stored_key_has_the_hash_by_which_spark_routes_it(spark: SparkSession)
         part = StructType([schema[name] for name in names])
         codec, hasher = KeyCodec(part), KeyHasher(part)
         columns = [f"`{name}`" for name in names]
-        rows = frame.select(F.hash(*_routed(frame, names)).alias("hash"), *columns).collect()
+        rows = frame.select(F.hash(*_routed(frame.schema, names)).alias("hash"), *columns).collect()
         for expected, *key in rows:
             data = codec.encode(key)
             assert hasher.hash_front(data + b"behind") == (expected % (1 << 32), len(data)), key

@@ -22,14 +22,14 @@ from statekeep.spark.driver.history import VersionHistory
 from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
 from statekeep.spark.driver.processing import BatchProcessor, BatchResult, LocalState
 from statekeep.spark.driver.recovery import Recovery
-from statekeep.spark.driver.reign import Reign
+from statekeep.spark.driver.reign import Recording, Reign
 from statekeep.spark.driver.replay_checks import REPLAY_MARGIN
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import BatchClock, OperatorSpec
 from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
 from statekeep.spark.worker.errands import MISSING_OUTPUT
-from statekeep.spark.worker.job_spec import HandOverPlan, OutputPlan
+from statekeep.spark.worker.job_spec import HandOverPlan
 
 logger = logging.getLogger(__name__)
 
@@ -238,15 +238,20 @@ class BatchLoop:
             committed=self._committed_versions(),
         )
 
-    def _put_on_record(self, batch: int, offsets: str, result: BatchResult) -> BatchToken:
-        """Say in the log which versions a batch made; of several records the last one counts."""
+    def _record_beside(
+        self, batch: int, offsets: str, result: BatchResult
+    ) -> tuple[BatchToken, Recording]:
+        """Begin to say in the log which versions a batch made; of several records the last counts.
+
+        The sink waits for it: what was delivered has its boundaries on record, whatever the
+        location loses; and a driver that was replaced delivers nothing.
+        """
         self._history.put(batch, result.tasks)
         record = self._record(batch, offsets, result.tasks)
+        token = BatchToken(self._identity.job_uid, record.query_id, self._reign.epoch, batch)
         fault_point("batch_record.before")
         self._fence.begin()
-        self._reign.append(record)
-        fault_point("batch_record.after")
-        return BatchToken(self._identity.job_uid, record.query_id, self._reign.epoch, batch)
+        return token, self._reign.append_beside(record)
 
     def _kept_commits(self) -> list[int]:
         """Return the batches of the newest commits, whose versions stay where they are."""
@@ -261,12 +266,11 @@ class BatchLoop:
     def _deliver(self, rows: DataFrame, batch: int, offsets: str, result: BatchResult) -> None:
         """Give the sink the output of the chosen versions; heal those that get lost meanwhile."""
         for _ in range(_MAX_ROUNDS):
-            # Before the sink: what was delivered has its boundaries on record, whatever the
-            # location loses; and a driver that was replaced delivers nothing.
-            token = self._put_on_record(batch, offsets, result)
-            outputs = {p: result.tasks[p].version for p in result.with_output}
-            plan = OutputPlan(batch, outputs, self._operator.output_schema)
-            output = self._jobs.output(plan)
+            token, recording = self._record_beside(batch, offsets, result)
+            try:
+                output = self._output_of(result)
+            finally:
+                recording.wait()
             fault_point("sink.before")
             self._fence.check()
             try:
@@ -284,16 +288,21 @@ class BatchLoop:
             msg, task_name=task_name(min(result.missing, default=0)), store_names=[STATE_STORE]
         )
 
+    def _output_of(self, result: BatchResult) -> DataFrame:
+        """Return what the tasks have put out, in the order of tasks."""
+        inline = [part for task in sorted(result.inline) for part in result.inline[task]]
+        in_files = {task: result.tasks[task].version for task in result.in_files}
+        return self._jobs.output(inline, in_files, self._operator.output_schema)
+
     def _heal_output(self, rows: DataFrame, batch: int, offsets: str, result: BatchResult) -> None:
         """Process the batch again in the tasks whose output is gone, and only there."""
-        outputs = {p: [result.tasks[p].version] for p in result.with_output}
-        here = self._jobs.locate(outputs, is_thorough=False)
-        lost = frozenset(outputs.keys() - here.keys())
+        versions = {task: result.tasks[task].version for task in result.in_files}
+        lost = frozenset(versions) - self._jobs.with_output(versions)
         self._events.add("healed-output", batch=batch, tasks=len(lost))
         if not lost:
             return
         self._heal(lost, batch - 1)
-        result.with_output -= lost
+        result.in_files -= lost
         result.merge(self._process_all(rows, batch, offsets, None, only=lost))
 
     def _heal(self, partitions: frozenset[int], head: int) -> None:

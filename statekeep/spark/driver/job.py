@@ -23,7 +23,14 @@ from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import CommitFailedError, RetriableError, StateBackupError, TaskFencedError
-from statekeep.spark.anchor import ROUTER, Anchor, expected_executors, wait_for_executors
+from statekeep.spark.anchor import (
+    ROUTER,
+    Anchor,
+    expected_executors,
+    slot_count,
+    spread,
+    wait_for_executors,
+)
 from statekeep.spark.driver.batch_loop import BatchLoop, Sink
 from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.events import EventList
@@ -33,7 +40,7 @@ from statekeep.spark.driver.identity import new_identity, settled_identity
 from statekeep.spark.driver.idle_commits import IdleCommits
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.progress import operator_progress
-from statekeep.spark.driver.reign import Reign
+from statekeep.spark.driver.reign import DEFAULT_TASKS, Reign
 from statekeep.spark.driver.replay_checks import check_retention, check_sources, source_limits
 from statekeep.spark.driver.shadow import sweep_shadows
 from statekeep.spark.driver.stall_guard import StallGuard
@@ -52,6 +59,7 @@ from statekeep.spark.worker.job_spec import JobSpec
 
 logger = logging.getLogger(__name__)
 
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _POLL_S: Final = 0.25
 _MARGIN_S: Final = 5.0
 """Beyond ``task.shutdown.ms``: for a batch that was cancelled to return, for containers to end."""
@@ -138,17 +146,16 @@ class StatefulJob:
         """
         check_retention(self._spark, self._config.task.replay_max_batches)
         check_sources(self._frame, is_replay_needed=not self._config.task.is_commit_every_batch)
-        partitions = self._config.task.count or int(
-            self._spark.conf.get("spark.sql.shuffle.partitions") or 200
-        )
-        commit = self._reign.open(partitions)
+        wanted = self._wanted_tasks()
+        commit = self._reign.open(wanted)
+        partitions = wanted or (DEFAULT_TASKS if commit is None else commit.identity.partitions)
         key_schema = self._operator.key_schema.simpleString()
         expected = new_identity(self._config, partitions, ROUTER, key_schema)
         identity = settled_identity(commit, expected)
         self._reign.check_location()
         tag = f"statekeep-{identity.job_uid}"
         wait_for_executors(self._spark, expected_executors(self._spark))
-        self._anchor = Anchor(self._spark, partitions, tag)
+        self._anchor = Anchor(self._spark, spread(partitions, slot_count(self._spark)), tag)
         self._anchor.place(whereabouts)
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
         # All that may fail or take long comes before: until now an older driver goes on.
@@ -188,12 +195,20 @@ class StatefulJob:
             self._batches.resume(resumption)
         self._is_open = True
 
+    def _wanted_tasks(self) -> int | None:
+        """Return how many tasks the user wants, by our setting or by Spark's; None: nobody said."""
+        if self._config.task.count is not None:
+            return self._config.task.count
+        conf = self._spark._jsparkSession.sessionState().conf()  # noqa: SLF001 - tells what is set
+        if conf.contains(_SHUFFLE_PARTITIONS):
+            return int(str(self._spark.conf.get(_SHUFFLE_PARTITIONS)))
+        return None
+
     def _job_spec(self) -> JobSpec:
         return JobSpec(
             config=self._config,
             job_uid=self._identity.job_uid,
             log_backend=self._reign.log_backend,
-            captured_stores=self._reign.captured_stores,
             app_id=self._spark.sparkContext.applicationId,
             operator=self._operator,
             python_path=tuple(sys.path),
@@ -381,7 +396,7 @@ class StatefulJob:
 
     async def _stop_containers(self, timeout_s: float) -> None:
         """Let the containers end once their uploads are done, if there still are executors."""
-        stopping = asyncio.ensure_future(self._reign.blocking(self._jobs.stop_containers))
+        stopping = asyncio.ensure_future(self._reign.blocking(self._jobs.end_session))
         await asyncio.wait([stopping], timeout=timeout_s)
         while not stopping.done():
             self._jobs.anchor.give_up()

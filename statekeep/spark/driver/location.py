@@ -8,8 +8,13 @@
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
 import json
+import os
 import re
+import struct
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from pyspark.sql import SparkSession
@@ -17,6 +22,9 @@ from pyspark.sql import SparkSession
 from statekeep.errors import CheckpointLocationError
 
 _BATCH_FILE = re.compile(r"\d+")
+_CRC_HEADER = struct.Struct(">4si")
+_IS_CHECKSUM = re.compile(r"\..*\.crc")
+"""A file of Hadoop's local file system, which its own listings leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class CheckpointLocation:
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's FileSystem is the JVM's
         self._conf: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
         self._fs: Any = self._path("").getFileSystem(self._conf)
+        own = self._fs.makeQualified(self._path("")).toUri()
+        self._local = Path(own.getPath()) if own.getScheme() == "file" else None
 
     def sibling(self, suffix: str) -> Self:
         """Return the location ``<uri><suffix>``."""
@@ -110,6 +120,11 @@ class CheckpointLocation:
 
     def read(self, name: str) -> str | None:
         """Return the text of a file, None if there is none."""
+        if self._local is not None:  # calls into the JVM cost more than the file
+            with suppress(FileNotFoundError, NotADirectoryError):
+                data = _read_checked(self._local / name)
+                if data is not None:
+                    return data.decode()
         path = self._path(name)
         if not self._fs.exists(path):
             return None
@@ -135,6 +150,12 @@ class CheckpointLocation:
 
     def names(self, directory: str) -> list[str]:
         """Return the names in a directory, none if it is not there."""
+        if self._local is not None:
+            try:
+                names = os.listdir(self._local / directory)  # noqa: PTH208 - names are needed
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            return [name for name in names if not _IS_CHECKSUM.fullmatch(name)]
         path = self._path(directory)
         if not self._fs.exists(path):
             return []
@@ -166,6 +187,24 @@ class CheckpointLocation:
 
     def _path(self, name: str) -> Any:  # noqa: ANN401 - a Java object
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{name}" if name else self.uri)
+
+
+def _read_checked(path: Path) -> bytes | None:
+    """Return a file of Hadoop's local file system; None unless it fits its checksum file.
+
+    Source: Hadoop 3.4 `ChecksumFileSystem`: a mark, the bytes per checksum, a CRC-32 of each chunk.
+    """
+    data = path.read_bytes()
+    sums = path.with_name(f".{path.name}.crc").read_bytes()
+    if sums[:4] != b"crc\0" or len(sums) < _CRC_HEADER.size:
+        return None
+    _, chunk = _CRC_HEADER.unpack_from(sums)
+    if chunk <= 0:
+        return None
+    expected = b"".join(
+        zlib.crc32(data[at : at + chunk]).to_bytes(4, "big") for at in range(0, len(data), chunk)
+    )
+    return data if sums[_CRC_HEADER.size :] == expected else None
 
 
 def _is_json(text: str) -> bool:

@@ -1,14 +1,14 @@
 """Process one batch on the anchored tasks and turn their receipts into what is recorded."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.records import TaskBatch
 from statekeep.errors import StateBackupError
-from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.driver.task_jobs import Answer, TaskJobs
 from statekeep.spark.operator.runner import BatchClock
 from statekeep.spark.tasks import task_name
 from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, Receipt
@@ -29,20 +29,29 @@ class LocalState:
 
     def __add__(self, other: "LocalState") -> "LocalState":
         """Return the counts of both, and the newest sizes."""
-        return LocalState(
-            self.hits + other.hits, self.misses + other.misses, {**self.sizes, **other.sizes}
-        )
+        sizes = dict(self.sizes)
+        for task, newer in other.sizes.items():
+            older = sizes.get(task)
+            sizes[task] = newer if older is None else newer.or_as(older)
+        return LocalState(self.hits + other.hits, self.misses + other.misses, sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSizes:
-    """What one task has on its host after it sealed a version."""
+    """What one task has on its host after a batch."""
 
     state_bytes: int
-    """Of the newest version."""
+    """Of its stores, files and memory."""
     versions: int
+    """0 where they were not counted."""
     all_bytes: int
     """Of all versions; what they share is counted once."""
+
+    def or_as(self, older: "LocalSizes") -> "LocalSizes":
+        """Return these sizes, with the versions counted before where they were not this time."""
+        if self.versions:
+            return self
+        return replace(self, versions=older.versions, all_bytes=older.all_bytes)
 
 
 @dataclass(slots=True)
@@ -53,8 +62,10 @@ class BatchResult:
     """Of the tasks that are done."""
     missing: set[int] = field(default_factory=set[int])
     """Tasks that do not have their base version on their host."""
-    with_output: set[int] = field(default_factory=set[int])
-    """Tasks whose version, sealed in this batch, holds output."""
+    inline: dict[int, Sequence[bytes]] = field(default_factory=dict[int, Sequence[bytes]])
+    """Output that came along with the receipts: Arrow record batches."""
+    in_files: set[int] = field(default_factory=set[int])
+    """Tasks whose change set, made in this batch, holds output."""
     changed_keys: int = 0
     pauses_ns: list[int] = field(default_factory=list[int])
     hand_over_errors: dict[int, str] = field(default_factory=dict[int, str])
@@ -66,7 +77,11 @@ class BatchResult:
         """Add what came of another run of the same batch, for some of its tasks."""
         self.tasks |= other.tasks
         self.missing = (self.missing - other.tasks.keys()) | other.missing
-        self.with_output |= other.with_output
+        for task in other.tasks:
+            self.inline.pop(task, None)
+            self.in_files.discard(task)
+        self.inline |= other.inline
+        self.in_files |= other.in_files
         self.changed_keys += other.changed_keys
         self.pauses_ns += other.pauses_ns
         self.hand_over_errors |= other.hand_over_errors
@@ -101,6 +116,7 @@ class BatchProcessor:
         """
         plan = BatchPlan(
             batch=batch,
+            epoch=0,
             bases=bases,
             clock=clock,
             only=only,
@@ -110,14 +126,14 @@ class BatchProcessor:
             settled_batch=settled_batch,
             committed=committed or {},
         )
-        receipts = self._jobs.process(rows, plan)
+        answers = self._jobs.process(rows, plan)
         expected = set(bases) if only is None else set(only)
-        if receipts.keys() != expected:
-            absent = ",".join(task_name(p) for p in sorted(expected - receipts.keys()))
+        if answers.keys() != expected:
+            absent = ",".join(task_name(p) for p in sorted(expected - answers.keys()))
             msg = f"tasks did not answer: batch={batch} tasks={absent}"
             raise StateBackupError(msg)
-        result = _result(receipts, bases, is_sorted=is_sorted)
-        overrun = frozenset(p for p, receipt in receipts.items() if receipt.is_overflow)
+        result = _result(answers, bases, is_sorted=is_sorted)
+        overrun = frozenset(p for p, answer in answers.items() if answer.receipt.is_overflow)
         if overrun:
             logger.info("rows sorted by Spark: batch=%d tasks=%d", batch, len(overrun))
             again = self.process_once(rows, batch, bases, clock, overrun, is_sorted=True)
@@ -126,10 +142,11 @@ class BatchProcessor:
 
 
 def _result(
-    receipts: Mapping[int, Receipt], bases: Mapping[int, str], *, is_sorted: bool
+    answers: Mapping[int, Answer], bases: Mapping[int, str], *, is_sorted: bool
 ) -> BatchResult:
     result = BatchResult()
-    for partition, receipt in receipts.items():
+    for partition, answer in answers.items():
+        receipt = answer.receipt
         result.local += _local_state(receipt, has_base=bool(bases[partition]))
         if receipt.hand_over_error:
             result.hand_over_errors[partition] = receipt.hand_over_error
@@ -139,16 +156,18 @@ def _result(
             result.tasks[partition] = _task_batch(receipt, is_sorted=is_sorted)
             result.key_ranges[partition] = receipt.key_range
             result.changed_keys += receipt.changed_keys
-            if receipt.has_output:
-                result.with_output.add(partition)
-            if receipt.pause_ns:
-                result.pauses_ns.append(receipt.pause_ns)
+            if receipt.is_output_in_file:
+                result.in_files.add(partition)
+            elif answer.output:
+                result.inline[partition] = answer.output
+        if receipt.pause_ns:
+            result.pauses_ns.append(receipt.pause_ns)
     return result
 
 
 def _local_state(receipt: Receipt, *, has_base: bool) -> LocalState:
     sizes: dict[int, LocalSizes] = {}
-    if receipt.state_bytes:
+    if receipt.state_bytes or receipt.local_versions:
         sizes[receipt.partition] = LocalSizes(
             receipt.state_bytes, receipt.local_versions, receipt.local_bytes
         )

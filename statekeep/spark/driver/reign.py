@@ -17,7 +17,7 @@ from statekeep.backends.sealing import (
     open_job_log,
     outdated_markers,
 )
-from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.event_recorder import EventRecorder
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_scope import job_scope
@@ -38,7 +38,7 @@ from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
 from statekeep.errors import BackendClosedError, CheckpointLocationError, TaskFencedError
 from statekeep.fault_points import fault_point
-from statekeep.spark.driver.backend_setup import check_reach, prepare_backends
+from statekeep.spark.driver.backend_setup import Factories, check_reach, prepare_backends
 from statekeep.spark.driver.clean_up import CleanUp
 from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.commit_thread import CommitThread
@@ -58,8 +58,28 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.25
+DEFAULT_TASKS: Final = 32
+"""Of a job for which nobody says how many: 16, 32 and 64 cost the same, and state can move in parts
+of a thirty-second. Spark's own default, 200, costs a batch half as much again."""
 _LOOKS: Final = 8
 """At a checkpoint location beside a log that grows: a few batches are between two of them."""
+
+
+class Recording:
+    """A batch record that is being appended."""
+
+    def __init__(self, future: "Future[int]") -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        """Wait until the record is durable.
+
+        Raises:
+            TaskFencedError: Another driver has taken over.
+            RetriableError: The place of the job log may answer later.
+        """
+        self._future.result()
+        fault_point("batch_record.after")
 
 
 class Reign:
@@ -121,24 +141,18 @@ class Reign:
         return self._log_backend
 
     @property
-    def captured_stores(self) -> tuple[StoreName, ...]:
-        """The stores whose changes a backend needs."""
-        names = self._config.store(STATE_STORE).backup_factories
-        needed = any(self._factories[BackendName(n)].properties.needs_changes for n in names)
-        return (STATE_STORE,) if needed else ()
-
-    @property
     def _log(self) -> LogWriter:
         if self._writer is None:
             msg = "the job log is not open"
             raise RuntimeError(msg)
         return self._writer
 
-    def open(self, partitions: int) -> CommitRecord | None:
+    def open(self, partitions: int | None) -> CommitRecord | None:
         """Set up the backends, read the log; return the current commit, None for a new job.
 
         Args:
-            partitions: How many tasks the job has.
+            partitions: How many tasks the job has; None: as many as its log says, and of a new job
+                `DEFAULT_TASKS`.
 
         Raises:
             ConfigError: A backend is unknown or refuses us, or none can hold the job log.
@@ -241,6 +255,10 @@ class Reign:
         """Append a record; durable when this returns (R3)."""
         self._thread.run(self._log.append(record))
 
+    def append_beside(self, record: BatchRecord) -> "Recording":
+        """Begin to append a record while the caller goes on; durable once `Recording.wait` returns."""
+        return Recording(self._thread.submit(self._log.append(record)))
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one of the committer's coroutines and wait for its result."""
         return self._thread.run(work)
@@ -300,7 +318,7 @@ class Reign:
             self._writer = None
             self._thread.close()
 
-    async def _open(self, registry: BackendRegistry, partitions: int) -> None:
+    async def _open(self, registry: BackendRegistry, partitions: int | None) -> None:
         name = self._log_backend = await find_log_backend(
             registry,
             self._factories,
@@ -311,18 +329,29 @@ class Reign:
         )
         self._factories[name] = registry.factory(name)
         scope = job_scope(self._config.job.name)
-        await prepare_backends(
-            self._factories,
-            self._config,
-            partitions=partitions,
-            log_backend=name,
-            executor=self._executor,
-            clock=self._clock,
-        )
+        if partitions is None:
+            # A changelog has as many partitions as the job has tasks, which only the log can say.
+            await self._prepare({name: self._factories[name]}, 1)
+        else:
+            await self._prepare(self._factories, partitions)
         place = (self._factories, name, scope, self._executor, self._clock)
         self._checkpoints = open_checkpoint_store(*place)
         self._writer = LogWriter(open_job_log(*place))
         await self._writer.open()
+        if partitions is None:
+            commit = self._writer.view.last_commit
+            tasks = DEFAULT_TASKS if commit is None else commit.identity.partitions
+            await self._prepare(self._factories, tasks)
+
+    async def _prepare(self, factories: Factories, partitions: int) -> None:
+        await prepare_backends(
+            factories,
+            self._config,
+            partitions=partitions,
+            log_backend=self.log_backend,
+            executor=self._executor,
+            clock=self._clock,
+        )
 
     async def _fence(self, expected: JobIdentity) -> JobIdentity:
         assert self._checkpoints is not None  # noqa: S101 - opened before

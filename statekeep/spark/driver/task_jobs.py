@@ -7,27 +7,45 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from statekeep.errors import RestoreFailedError
 from statekeep.spark.anchor import Anchor
 from statekeep.spark.driver.job_bar import Background, job_bar
+from statekeep.spark.operator.outputs import output_arrow_schema
 from statekeep.spark.tasks import task_name
 from statekeep.spark.worker import errands
-from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, JobSpec, OutputPlan, Receipt
-from statekeep.spark.worker.process import process_partition
+from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, JobSpec, Receipt
+from statekeep.spark.worker.process import process_slot
 
 logger = logging.getLogger(__name__)
+
+_INLINE_BYTES: Final = 4 << 20
+"""Most bytes of output of a batch that travel with the receipts, by way of the driver."""
 
 Candidates = Sequence[tuple[str, bytes | None]]
 """(VersionId, CheckpointV2 in JSON) of commits, newest first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a task sends back for a batch."""
+
+    receipt: Receipt
+    output: Sequence[bytes]
+    """Its output as Arrow record batches, where it came along."""
+
+
 class TaskJobs:
-    """Runs one Spark job per call over the N anchored partitions. Blocking, on the driver."""
+    """Runs one Spark job per call over the slots of all tasks. Blocking, on the driver."""
 
     def __init__(
         self, spark: SparkSession, anchor: Anchor, spec: JobSpec, background: Background
@@ -39,24 +57,25 @@ class TaskJobs:
         """Of this driver, once it has taken over: goes with each request to a container."""
         self._spec = spec
 
-    def process(self, rows: DataFrame, plan: BatchPlan) -> dict[int, Receipt]:
-        """Process one batch; every partition asked for answers with a receipt."""
-        spec = self._spec
-        answers = self.anchor.process(
+    def process(self, rows: DataFrame, plan: BatchPlan) -> dict[int, Answer]:
+        """Process one batch; every task asked for answers with a receipt."""
+        spec, slots = self._spec, self.anchor.slots
+        plan = replace(plan, epoch=self.epoch, inline_bytes=_INLINE_BYTES // len(slots))
+        found = self.anchor.process(
             rows,
-            lambda batches: process_partition(batches, spec, plan),
+            lambda batches: process_slot(batches, spec, plan, slots),
+            schema=spec.operator.row_schema,
             key_columns=spec.operator.key_columns,
-            row_columns=spec.operator.row_schema.names,
             only=plan.only,
             is_sorted=plan.is_sorted,
         )
-        receipts = [Receipt.parse(answer) for answer in answers]
-        return {receipt.partition: receipt for receipt in receipts}
+        answers = [Answer(Receipt.parse(json.loads(text)), output) for text, output in found]
+        return {answer.receipt.partition: answer for answer in answers}
 
     def locate(
         self, candidates: Mapping[int, Sequence[str]], *, is_thorough: bool
     ) -> dict[int, str]:
-        """Ask each partition for the first of its candidate versions that is on its host.
+        """Ask where each task runs for the first of its candidate versions that is on that host.
 
         Args:
             candidates: ``{partition: [VersionId]}``, best first.
@@ -67,9 +86,17 @@ class TaskJobs:
         """
         spec = self._spec
         answers = self.anchor.run_everywhere(
-            lambda partition: errands.locate(partition, spec, candidates, is_thorough=is_thorough)
+            lambda tasks: errands.locate(tasks, spec, candidates, is_thorough=is_thorough)
         )
         return {int(a["partition"]): str(a["version"]) for a in answers if a["version"] is not None}
+
+    def with_output(self, versions: Mapping[int, str]) -> frozenset[int]:
+        """Return the tasks whose output of these versions lies where they run."""
+        spec = self._spec
+        answers = self.anchor.run_everywhere(
+            lambda tasks: errands.has_output(tasks, spec, versions)
+        )
+        return frozenset(int(a["partition"]) for a in answers if a["is_here"])
 
     def restore(
         self,
@@ -85,9 +112,7 @@ class TaskJobs:
         bad, epoch = tuple(bad_markers), self.epoch
         with job_bar(self._spark, self._background, f"restoring {len(candidates)} tasks"):
             answers = self.anchor.run(
-                lambda partition: errands.restore(
-                    partition, spec, candidates, bad_markers=bad, epoch=epoch
-                )
+                lambda tasks: errands.restore(tasks, spec, candidates, bad_markers=bad, epoch=epoch)
             )
         restored = {int(a["partition"]): errands.Restored(**a) for a in answers}
         for partition, outcome in restored.items():
@@ -102,9 +127,7 @@ class TaskJobs:
     def hand_over(self, plan: HandOverPlan) -> dict[int, str]:
         """Let the tasks hand their versions to their containers; return ``{partition: error}``."""
         spec = self._spec
-        answers = self.anchor.run_everywhere(
-            lambda partition: errands.hand_over(partition, spec, plan)
-        )
+        answers = self.anchor.run_everywhere(lambda tasks: errands.hand_over(tasks, spec, plan))
         return {int(a["partition"]): str(a["error"]) for a in answers if a["error"]}
 
     def abandoned(self, plan: HandOverPlan) -> frozenset[int]:
@@ -113,19 +136,37 @@ class TaskJobs:
         One that has its entry already may be among them; one whose host cannot be asked is not.
         """
         spec = self._spec
-        answers = self.anchor.run_everywhere(
-            lambda partition: errands.is_abandoned(partition, spec, plan)
-        )
+        answers = self.anchor.run_everywhere(lambda tasks: errands.is_abandoned(tasks, spec, plan))
         return frozenset(int(a["partition"]) for a in answers if a["is_abandoned"])
 
-    def output(self, plan: OutputPlan) -> DataFrame:
-        """Return the output rows of a batch: no row of another attempt can be in it."""
-        spec = self._spec
-        return self.anchor.frame(
-            lambda partition: errands.read_output(partition, spec, plan), plan.schema
-        )
+    def output(
+        self, inline: Sequence[bytes], in_files: Mapping[int, str], schema: StructType
+    ) -> DataFrame:
+        """Return the output rows of a batch: no row of another attempt can be in it.
 
-    def stop_containers(self) -> None:
-        """Tell the containers of this job to end once they are done, and see them go."""
-        spec, epoch = self._spec, self.epoch
-        self.anchor.run(lambda partition: errands.stop_container(partition, spec, epoch=epoch))
+        Args:
+            inline: What came along with the receipts.
+            in_files: ``{partition: VersionId}`` of the tasks whose change set has output.
+            schema: The declared one.
+        """
+        spec = self._spec
+        frame: DataFrame | None = None
+        if in_files:
+            frame = self.anchor.frame(
+                lambda tasks: errands.read_output(tasks, spec, in_files), schema
+            )
+        if inline or frame is None:
+            arrow_schema = output_arrow_schema(schema)
+            batches = [pa.ipc.read_record_batch(pa.py_buffer(b), arrow_schema) for b in inline]
+            table = pa.Table.from_batches(batches, arrow_schema)
+            local = self._local_frame(table, schema)
+            frame = local if frame is None else frame.union(local)
+        return frame
+
+    def end_session(self) -> None:
+        """Close open stores, tell the containers to end once they are done, and see them go."""
+        spec, tasks, epoch = self._spec, self.anchor.tasks, self.epoch
+        self.anchor.run(lambda _: errands.end_session(spec, tasks, epoch=epoch))
+
+    def _local_frame(self, table: pa.Table, schema: StructType) -> DataFrame:
+        return self._spark.createDataFrame(table, schema)

@@ -29,7 +29,8 @@ from pyspark.sql.types import (
 
 from statekeep.errors import CheckpointCorruptError
 
-_SEED: Final = 42
+SPARK_SEED: Final = 42
+"""Of the hash of the first column."""
 _MASK: Final = 0xFFFFFFFF
 _BYTE_SIGN: Final = 1 << 7
 _SIGN: Final = 1 << 63
@@ -64,7 +65,7 @@ class KeyHasher:
         Raises:
             CheckpointCorruptError: They begin with no key of this schema.
         """
-        value, at = _SEED, 0
+        value, at = SPARK_SEED, 0
         try:
             for fold in self._folds:
                 value, at = fold(data, at, value)

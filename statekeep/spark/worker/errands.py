@@ -10,9 +10,10 @@
 import json
 import logging
 import socket
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -38,15 +39,9 @@ from statekeep.spark.container.place import ContainerPlace, ContainerSpec, conta
 from statekeep.spark.container.protocol import NOTHING, Candidate, HandOver, Restore
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.executor_identity import executor_identity
-from statekeep.spark.worker.job_spec import (
-    OUTPUT_FILE,
-    VERSION_NOT_HERE,
-    HandOverPlan,
-    JobSpec,
-    OutputPlan,
-)
-from statekeep.stores.task_directory import TaskDirectory
-from statekeep.stores.version import SealedVersion
+from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan, JobSpec
+from statekeep.spark.worker.open_tasks import open_tasks, session_prefix
+from statekeep.stores.change_set import ChangeSet
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +81,11 @@ def answer(fields: Mapping[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({ANSWER_COLUMN: [json.dumps(fields)]})
 
 
-def whereabouts(partition: int) -> Iterator[pa.RecordBatch]:
-    """Answer with the executor and host of this partition."""
+def whereabouts(tasks: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Answer with the executor and host of the tasks of this slot."""
     yield answer(
         {
-            "partition": partition,
+            "tasks": list(tasks),
             "executor": executor_identity().executor_id,
             "host": socket.gethostname(),
             "jvm_pid": executor_identity().jvm_pid,
@@ -99,32 +94,56 @@ def whereabouts(partition: int) -> Iterator[pa.RecordBatch]:
 
 
 def locate(
-    partition: int, spec: JobSpec, candidates: Mapping[int, Sequence[str]], *, is_thorough: bool
+    tasks: Sequence[int],
+    spec: JobSpec,
+    candidates: Mapping[int, Sequence[str]],
+    *,
+    is_thorough: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Answer with the first candidate that is here, sound, or None."""
-    found: str | None = None
-    directory = spec.directory(partition)
-    for name in candidates.get(partition, ()):
-        version = None if not name else find_version(directory, name)
-        if not name or (
-            version is not None and (not is_thorough or _is_sound(directory, version, spec))
-        ):
-            found = name
-            break
-    yield answer({"partition": partition, "version": found})
+    """Answer for each task with the first candidate that is here, sound, or None."""
+    for task in tasks:
+        found = next(
+            (
+                name
+                for name in candidates.get(task, ())
+                if not name or _is_here(spec, task, name, is_thorough=is_thorough)
+            ),
+            None,
+        )
+        yield answer({"partition": task, "version": found})
+
+
+def has_output(
+    tasks: Sequence[int], spec: JobSpec, versions: Mapping[int, str]
+) -> Iterator[pa.RecordBatch]:
+    """Answer with the tasks of the slot whose output lies on this host."""
+    for task in tasks:
+        changes = _change_set(spec, task, versions.get(task))
+        is_here = changes is not None and changes.output_path.exists()
+        yield answer({"partition": task, "is_here": is_here})
 
 
 def restore(
-    partition: int,
+    tasks: Sequence[int],
     spec: JobSpec,
     candidates: Mapping[int, Sequence[tuple[str, bytes | None]]],
     *,
     bad_markers: Sequence[tuple[str, str, str, str]],
     epoch: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Let the container bring one of the candidates here; answer what came of it."""
-    if partition not in candidates:
-        return
+    """Let the container bring one of the candidates of each task here; answer what came of it."""
+    for task in tasks:
+        if task in candidates:
+            yield answer(asdict(_restored(task, spec, candidates, bad_markers, epoch)))
+
+
+def _restored(
+    partition: int,
+    spec: JobSpec,
+    candidates: Mapping[int, Sequence[tuple[str, bytes | None]]],
+    bad_markers: Sequence[tuple[str, str, str, str]],
+    epoch: int,
+) -> Restored:
     request = Restore(
         epoch=epoch,
         partition=partition,
@@ -139,9 +158,8 @@ def restore(
     try:
         done = ask(place, container, request)
     except (ContainerError, RetriableError) as exc:
-        yield answer(asdict(Restored(partition, error=_described(exc))))
-        return
-    restored = Restored(
+        return Restored(partition, error=_described(exc))
+    return Restored(
         partition=partition,
         version=done.version,
         candidate=done.candidate,
@@ -150,21 +168,33 @@ def restore(
         elapsed_ms=done.elapsed_ms,
         failures=[msgspec.structs.asdict(failure) for failure in done.failures],
     )
-    yield answer(asdict(restored))
 
 
-def hand_over(partition: int, spec: JobSpec, plan: HandOverPlan) -> Iterator[pa.RecordBatch]:
-    """Hand this task's version to the container; answer with the error, if any."""
-    yield answer({"partition": partition, "error": hand_over_version(spec, plan, partition)})
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What came of submitting a task's version for a commit."""
+
+    error: str = ""
+    """Why it failed, or ""."""
+    pause_ns: int = 0
+    """What the image took that was written for it; 0 where one was there."""
 
 
-def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
-    """Hand a version to the container of this executor; return why it failed, or ""."""
+def hand_over(tasks: Sequence[int], spec: JobSpec, plan: HandOverPlan) -> Iterator[pa.RecordBatch]:
+    """Submit the versions of a slot's tasks; answer with the error of each, if any."""
+    for task in tasks:
+        yield answer({"partition": task, "error": submit_version(spec, plan, task).error})
+
+
+def submit_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> Submitted:
+    """Write the image of a version where there is none, and hand it to this executor's container."""
     version = plan.versions.get(partition)
     if version is None:
-        return ""
-    if find_version(spec.directory(partition), version) is None:
-        return f"{VERSION_NOT_HERE}: version={version}"
+        return Submitted()
+    fault_point("hand_over.before")
+    sealed = _sealed(spec, plan, partition, VersionId.parse(version))
+    if sealed is None:
+        return Submitted(f"{VERSION_NOT_HERE}: version={version}")
     base = plan.bases.get(partition)
     request = HandOver(
         epoch=plan.epoch,
@@ -176,85 +206,123 @@ def hand_over_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> str:
         base_version="" if base is None else base[0],
     )
     place, container = _container(spec)
-    fault_point("hand_over.before")
     try:
         ask(place, container, request)
     except (ContainerError, RetriableError) as exc:
-        return _described(exc)
+        return replace(sealed, error=_described(exc))
     fault_point("hand_over.after")
-    return ""
+    return sealed
 
 
-def is_abandoned(partition: int, spec: JobSpec, plan: HandOverPlan) -> Iterator[pa.RecordBatch]:
-    """Answer whether nobody is left to back up this task's version, as far as one can tell here.
+def is_version_lost(error: str) -> bool:
+    """Whether a submit failed because the version is not on this host."""
+    return error.startswith(VERSION_NOT_HERE)
 
-    A version is handed over on the host where it was sealed. Where it is, and no container that
-    lives has the hand-over, there was none or its container has died with it.
+
+def _sealed(
+    spec: JobSpec, plan: HandOverPlan, partition: int, version: VersionId
+) -> Submitted | None:
+    """Make sure that a version has an image; None if the version is not on this host."""
+    try:
+        if spec.directory(partition).find_image(version) is not None:
+            return Submitted()
+    except UnknownFormatError:  # the restore says so
+        logger.exception("local version cannot be used: version=%s", version)
+        return None
+    stores = open_tasks.get(spec, plan.epoch, partition, plan.batch)
+    if not stores.go_to(version):
+        return None
+    base = plan.bases.get(partition)
+    began_ns = time.monotonic_ns()
+    fault_point("seal.before")
+    stores.seal(None if base is None else VersionId.parse(base[0]))
+    fault_point("seal.after")
+    return Submitted("", time.monotonic_ns() - began_ns)
+
+
+def is_abandoned(
+    tasks: Sequence[int], spec: JobSpec, plan: HandOverPlan
+) -> Iterator[pa.RecordBatch]:
+    """Answer whether nobody is left to back up each task's version, as far as one can tell here.
+
+    A version is submitted on the host where it was made. Where it is, and no container that
+    lives has it, there was none or its container has died with it.
     """
-    version = plan.versions.get(partition)
-    is_here = version is not None and find_version(spec.directory(partition), version) is not None
     place, _ = _container(spec)
     places = place.directory.parent
-    is_held = has_living_holder(places, plan.epoch, plan.attempt, partition)
-    yield answer({"partition": partition, "is_abandoned": is_here and not is_held})
+    for task in tasks:
+        version = plan.versions.get(task)
+        is_here = version is not None and _is_here(spec, task, version, is_thorough=False)
+        is_held = has_living_holder(places, plan.epoch, plan.attempt, task)
+        yield answer({"partition": task, "is_abandoned": is_here and not is_held})
 
 
-def read_output(partition: int, spec: JobSpec, plan: OutputPlan) -> Iterator[pa.RecordBatch]:
-    """Yield the output rows of this task in the batch.
+def read_output(
+    tasks: Sequence[int], spec: JobSpec, versions: Mapping[int, str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the output rows of a slot's tasks in the batch.
 
     Raises:
-        MissingOutputError: The version is not on this host; the batch call heals it.
+        MissingOutputError: A change set is not on this host; the batch call heals it.
     """
-    name = plan.versions.get(partition)
-    if name is None:
-        return
-    fault_point("output.before_read")
-    version = find_version(spec.directory(partition), name)
-    if version is None:
-        msg = f"{MISSING_OUTPUT} partition={partition} version={name}"
-        raise MissingOutputError(msg)
-    with (
-        pa.memory_map(str(version.directory / OUTPUT_FILE)) as file,
-        pa.ipc.open_file(file) as reader,
-    ):
-        for index in range(reader.num_record_batches):
-            yield reader.get_batch(index)
+    for task in tasks:
+        if task not in versions:
+            continue
+        fault_point("output.before_read")
+        changes = _change_set(spec, task, versions[task])
+        if changes is None or not changes.output_path.exists():
+            msg = f"{MISSING_OUTPUT} partition={task} version={versions[task]}"
+            raise MissingOutputError(msg)
+        with (
+            pa.memory_map(str(changes.output_path)) as file,
+            pa.ipc.open_file(file) as reader,
+        ):
+            for index in range(reader.num_record_batches):
+                yield reader.get_batch(index)
 
 
-def stop_container(partition: int, spec: JobSpec, *, epoch: int) -> Iterator[pa.RecordBatch]:
-    """Tell the container of this executor to end, if there is one, and wait until it has."""
+def end_session(spec: JobSpec, tasks: int, *, epoch: int) -> Iterator[pa.RecordBatch]:
+    """End what a driver session has on this executor: its open stores and its container.
+
+    Waits until the container has ended. Stores that are open in a worker that this call does not
+    reach lose their files, and are closed when that worker is used again or ends.
+    """
+    open_tasks.close_job(spec, epoch)
     place, _ = _container(spec)
     try:
         tell_to_stop(place, epoch)
     except (RetriableError, ContainerError) as exc:
         logger.info("the container goes on for now: error=%s", exc)
-    yield answer({"partition": partition})
+    for task in range(tasks):
+        directory = spec.directory(task)
+        directory.remove_work(session_prefix(epoch))
+        directory.sweep()  # what killed workers of earlier sessions have left
+    yield answer({})
 
 
-def find_version(directory: TaskDirectory, name: str) -> SealedVersion | None:
-    """Return a local version by name; None if it is absent or of no use here."""
+def _is_here(spec: JobSpec, task: int, name: str, *, is_thorough: bool) -> bool:
+    """Tell whether a version can be made of what is on this host."""
+    directory = spec.directory(task)
     try:
-        return directory.find(VersionId.parse(name))
-    except (VersionDamagedError, UnknownFormatError):  # the restore tells the two apart
+        path = directory.find_path(VersionId.parse(name), None, (STATE_STORE,))
+        if path is not None and is_thorough:
+            engines: Mapping[StoreName, StoreFactoryName] = {
+                STATE_STORE: spec.config.store(STATE_STORE).factory
+            }
+            directory.require_sound_path(path, engines, uuid.uuid4().hex)
+    except (VersionDamagedError, ConfigError):
         logger.exception("local version cannot be used: version=%s", name)
-        return None
+        return False
+    return path is not None
+
+
+def _change_set(spec: JobSpec, task: int, version: str | None) -> ChangeSet | None:
+    return None if version is None else spec.directory(task).change_set(VersionId.parse(version))
 
 
 def _described(exc: StateBackupError) -> str:
     notes: list[str] = getattr(exc, "__notes__", [])
     return "; ".join([f"{type(exc).__name__}: {exc}", *notes])
-
-
-def _is_sound(directory: TaskDirectory, version: SealedVersion, spec: JobSpec) -> bool:
-    engines: Mapping[StoreName, StoreFactoryName] = {
-        STATE_STORE: spec.config.store(STATE_STORE).factory
-    }
-    try:
-        directory.require_sound(version, engines, uuid.uuid4().hex)
-    except (VersionDamagedError, ConfigError):
-        logger.exception("local version cannot be used: directory=%s", version.directory)
-        return False
-    return True
 
 
 def _container(spec: JobSpec) -> tuple[ContainerPlace, ContainerSpec]:

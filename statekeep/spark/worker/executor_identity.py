@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 
@@ -15,6 +16,7 @@ class ExecutorIdentity:
     """Process id of the executor's JVM; 1 if no JVM is among the ancestors."""
 
 
+@cache
 def executor_identity() -> ExecutorIdentity:
     """Find the executor among the ancestors of this process (worker, daemon, JVM)."""
     pid = os.getppid()

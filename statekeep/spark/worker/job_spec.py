@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark.sql.types import StructType
-
 from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.config.model import Config
 from statekeep.spark.operator.runner import BatchClock, OperatorSpec
@@ -16,8 +13,6 @@ from statekeep.stores.task_directory import TaskDirectory
 
 VERSION_NOT_HERE: Final = "the version is not here"
 """Begins a task's answer to a hand-over whose version is not on its host: no backend failed."""
-OUTPUT_FILE = "output.arrow"
-"""The batch's output rows, in a version sealed in that batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +26,6 @@ class JobSpec:
     """The backend that holds the job log and the tasks' checkpoints."""
     app_id: str
     operator: OperatorSpec
-    captured_stores: tuple[StoreName, ...]
-    """Stores whose changes are kept, because one of their backends needs changes."""
     python_path: tuple[str, ...]
     """``sys.path`` for containers: a user's own backend must be importable there."""
 
@@ -74,9 +67,12 @@ class BatchPlan:
     """What the tasks do in one process job."""
 
     batch: int
+    epoch: int
     bases: Mapping[int, str]
     """``{partition: VersionId}`` to process on; "" is empty state."""
     clock: BatchClock
+    inline_bytes: int = 0
+    """Most bytes of output that a Spark task sends along with its receipts."""
     only: frozenset[int] | None = None
     """The partitions that process; None is all of them."""
     is_sorted: bool = False
@@ -103,17 +99,19 @@ class Receipt:
     rows_out: int = 0
     changed_keys: int = 0
     has_output: bool = False
+    is_output_in_file: bool = False
+    """Whether the output lies in the change set; else it came with the receipt."""
     input_digest: str = ""
     output_digest: str = ""
     changes_digest: str = ""
     key_range: str = ""
     """The first and the last grouping key of the rows, for people."""
     pause_ns: int = 0
-    """Sync pause: from the end of processing to the sealed version."""
+    """Sync pause: what the image took that was written before the batch; 0 where none was."""
     state_bytes: int = 0
-    """Of the store's files in the version after the batch; 0 where nothing was sealed."""
+    """Of the stores after the batch; 0 where the batch changed nothing."""
     local_versions: int = 0
-    """Versions of the task on its host; 0 where nothing was sealed."""
+    """Versions of the task on its host; 0 where they were not counted."""
     local_bytes: int = 0
     """Of those versions; what they share is counted once."""
     executor: str = ""
@@ -123,12 +121,3 @@ class Receipt:
     def parse(cls, answer: Mapping[str, Any]) -> "Receipt":
         """Read a task's JSON answer."""
         return cls(**answer)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPlan:
-    """Which versions hold the output of a batch, and its schema."""
-
-    batch: int
-    versions: Mapping[int, str]
-    schema: StructType

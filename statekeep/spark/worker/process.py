@@ -1,4 +1,4 @@
-"""One anchored task of a process job: base version in, rows through the processor, version out."""
+"""A slot's part of a batch: its tasks run one after the other on stores that stay open."""
 
 # The JVM's objects and pyarrow have no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -7,199 +7,292 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
-import time
-import uuid
-from collections.abc import Iterator
-from dataclasses import asdict, replace
-from itertools import chain
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import BinaryIO, Final
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark import cloudpickle
 
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.fault_points import fault_point
-from statekeep.spark.anchor import DIGEST_COLUMN
+from statekeep.spark.anchor import ANSWER_COLUMN, DIGEST_COLUMN, OUTPUT_COLUMN, TASK_COLUMN
 from statekeep.spark.operator.grouping import GroupingOverflow
-from statekeep.spark.operator.runner import OperatorOutcome, run_operator
+from statekeep.spark.operator.outputs import output_arrow_schema
+from statekeep.spark.operator.runner import OperatorOutcome, OperatorSpec, run_operator
 from statekeep.spark.tasks import STATE_STORE
-from statekeep.spark.worker.errands import (
-    answer,
-    find_version,
-    hand_over_version,
-    own_partition,
-)
+from statekeep.spark.worker.errands import is_version_lost, own_partition, submit_version
 from statekeep.spark.worker.executor_identity import executor_identity
-from statekeep.spark.worker.job_spec import OUTPUT_FILE, BatchPlan, JobSpec, Receipt
-from statekeep.stores.rocksdb import RocksDbOptions
-from statekeep.stores.task_directory import TaskDirectory
-from statekeep.stores.version import SealedVersion
+from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt
+from statekeep.spark.worker.open_tasks import freeze_garbage_collector, open_tasks
+from statekeep.stores.local_files import private_opener
+from statekeep.stores.open_task import OpenTask
+
+_MAX_HELD_BYTES: Final = (1 << 31) - 1
+"""Most Arrow data that is joined to one batch: its offsets are 32 bits wide."""
+_TIDY_BATCHES: Final = 8
+"""Change sets that a task makes before it looks for what is not needed any more."""
 
 
-def process_partition(
-    batches: Iterator[pa.RecordBatch], spec: JobSpec, plan: BatchPlan
+def process_slot(
+    batches: Iterator[pa.RecordBatch],
+    spec: JobSpec,
+    plan: BatchPlan,
+    slots: Sequence[Sequence[int]],
 ) -> Iterator[pa.RecordBatch]:
-    """Process the rows of this partition and answer with one receipt.
+    """Process the rows of a slot's tasks and answer with a receipt, and maybe output, of each.
 
-    Runs in a Spark task. Any number of attempts of one batch may run: each makes a version of its
+    Runs in a Spark task. Any number of attempts of one batch may run: each makes versions of its
     own, and none is overwritten. A task without its base answers *missing* instead of raising.
+
+    Args:
+        batches: The rows of all tasks of the slot; sorted by task and key where the plan says so.
+        spec: The job.
+        plan: What to do.
+        slots: The tasks of each slot.
     """
-    partition = own_partition()
-    hand_over_error = ""
-    if plan.hand_over is not None:
-        hand_over_error = hand_over_version(spec, plan.hand_over, partition)
-    if plan.only is not None and partition not in plan.only:
-        _drain(batches)
-        return
-    receipt = _process(batches, spec, plan, partition)
-    fields = asdict(receipt) | {
-        "hand_over_error": hand_over_error,
-        "executor": executor_identity().executor_id,
-    }
+    run = _SlotRun(spec, plan, slots[own_partition()])
+    run.submit()
+    rows = (batch for batch in batches if batch.num_rows)
+    if plan.is_sorted:
+        for task, task_rows in _split_sorted(rows):
+            run.process(task, task_rows)
+    else:
+        try:
+            held = _hold(rows, min(spec.operator.grouping_max_bytes, _MAX_HELD_BYTES))
+        except GroupingOverflow:
+            for _ in batches:  # Spark waits for the worker to take it
+                continue
+            run.overflow()
+        else:
+            for task, part in _split(held):
+                run.process(task, iter([part]))
     fault_point("receipt.before")
-    yield answer(fields)
+    yield run.answers()
+    open_tasks.close_idle(spec, plan.epoch, plan.batch)
+    freeze_garbage_collector()
 
 
-def _process(
-    batches: Iterator[pa.RecordBatch], spec: JobSpec, plan: BatchPlan, partition: int
-) -> Receipt:
-    directory = spec.directory(partition)
-    base_name = plan.bases[partition]
-    base = find_version(directory, base_name) if base_name else None
-    if base_name and base is None:
-        _drain(batches)
-        return Receipt(partition, base_name, is_missing=True)
-    rows = next((batch for batch in batches if batch.num_rows), None)
-    if rows is None:
-        return Receipt(partition, base_name)
-    attempt = _Attempt(
-        directory=directory,
-        spec=spec,
-        plan=plan,
-        base=base,
-        base_name=base_name,
-        partition=partition,
-    )
-    try:
-        receipt = attempt.run(chain([rows], batches))
-    except GroupingOverflow:
-        _drain(batches)
-        return Receipt(partition, base_name, is_overflow=True)
-    _tidy(directory, plan, partition)
-    if not receipt.state_bytes:
-        return receipt
-    usage = directory.usage()
-    return replace(receipt, local_versions=usage.versions, local_bytes=usage.size_bytes)
+@dataclass(slots=True)
+class _SlotRun:
+    """One batch in one slot."""
 
+    spec: JobSpec
+    plan: BatchPlan
+    tasks: Sequence[int]
+    receipts: dict[int, Receipt] = field(default_factory=dict[int, Receipt])
+    outputs: dict[int, list[bytes]] = field(default_factory=dict[int, list[bytes]])
+    inline_bytes: int = 0
+    """Of the output that goes along with the receipts."""
+    sealed: set[int] = field(default_factory=set[int])
+    _processor: bytes = b""
 
-class _Attempt:
-    """One attempt to process one batch in one task, in a work directory of its own."""
-
-    def __init__(
-        self,
-        *,
-        directory: TaskDirectory,
-        spec: JobSpec,
-        plan: BatchPlan,
-        base: SealedVersion | None,
-        base_name: str,
-        partition: int,
-    ) -> None:
-        self._partition = partition
-        self._directory = directory
-        self._spec = spec
-        self._plan = plan
-        self._base = base
-        self._base_name = base_name
-
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Receipt:
-        """Process, seal, and return the receipt."""
-        uid = uuid.uuid4().hex
-        settings = self._spec.config.store(STATE_STORE)
-        with self._directory.begin(
-            uid, self._base, [STATE_STORE], captured=self._spec.captured_stores
-        ) as work:
-            store = work.open_store(STATE_STORE, settings.factory, RocksDbOptions.of(settings))
-            fault_point("process.before")
-            with _OutputFile(work.file(OUTPUT_FILE), self._spec) as output:
-                outcome = run_operator(
-                    self._spec.operator,
-                    store,
-                    batches,
-                    is_sorted=self._plan.is_sorted,
-                    clock=self._plan.clock,
-                    write_output=output.write,
-                    digest_column=DIGEST_COLUMN,
+    def submit(self) -> None:
+        """Submit the versions of the commit that rides along, before anything changes."""
+        wanted = [t for t in self.tasks if self.plan.only is None or t in self.plan.only]
+        self.receipts = {task: Receipt(task, self.plan.bases[task]) for task in wanted}
+        if self.plan.hand_over is None:
+            return
+        for task in self.tasks:
+            done = submit_version(self.spec, self.plan.hand_over, task)
+            if done.pause_ns:
+                self.sealed.add(task)
+            if task in self.receipts:
+                self.receipts[task] = replace(
+                    self.receipts[task],
+                    hand_over_error=done.error,
+                    is_missing=is_version_lost(done.error),
+                    pause_ns=done.pause_ns,
                 )
-                fault_point("process.after")
-            fault_point("output.after")
-            began_ns = time.monotonic_ns()
-            if outcome.changed_keys == 0 and outcome.rows_out == 0:
-                return self._receipt(self._base_name, outcome, 0)
-            fault_point("seal.before")
-            version = work.seal(self._plan.batch, uid, self._base, committed=self._committed())
-            pause_ns = time.monotonic_ns() - began_ns
-            fault_point("seal.after")
-        size = sum(file.size for file in version.store_files(STATE_STORE))
-        return replace(self._receipt(str(version.id), outcome, pause_ns), state_bytes=size)
 
-    def _committed(self) -> VersionId | None:
-        name = self._plan.committed.get(self._partition)
-        return VersionId.parse(name) if name else None
+    def overflow(self) -> None:
+        """Answer for every task that Spark has to sort its rows first."""
+        for task, receipt in self.receipts.items():
+            self.receipts[task] = replace(receipt, is_overflow=True)
 
-    def _receipt(self, version: str, outcome: OperatorOutcome, pause_ns: int) -> Receipt:
-        return Receipt(
-            partition=self._partition,
-            version=version,
-            rows_in=outcome.rows_in,
-            rows_out=outcome.rows_out,
-            changed_keys=outcome.changed_keys,
-            has_output=outcome.rows_out > 0,
-            input_digest=outcome.input_digest,
-            output_digest=outcome.output_digest,
-            changes_digest=outcome.changes_digest,
-            key_range=outcome.key_range,
-            pause_ns=pause_ns,
+    def process(self, task: int, rows: Iterator[pa.RecordBatch]) -> None:
+        """Process the rows of one task."""
+        receipt = self.receipts[task]
+        base = VersionId.parse(receipt.version) if receipt.version else None
+        stores = open_tasks.get(self.spec, self.plan.epoch, task, self.plan.batch)
+        if receipt.is_missing or not stores.go_to(base):
+            self.receipts[task] = replace(receipt, is_missing=True)
+            for _ in rows:
+                continue
+            return
+        fault_point("process.before")
+        try:
+            with stores.batch():
+                self.receipts[task] = self._process(task, stores, rows, receipt)
+        except GroupingOverflow:
+            self.receipts[task] = replace(receipt, is_overflow=True)
+
+    def answers(self) -> pa.RecordBatch:
+        """Return a row per task: its receipt in JSON, and its output as Arrow record batches."""
+        executor = executor_identity().executor_id
+        receipts = [json.dumps(asdict(r) | {"executor": executor}) for r in self.receipts.values()]
+        outputs = [self.outputs.get(task, []) for task in self.receipts]
+        columns = [pa.array(receipts, pa.string()), pa.array(outputs, pa.list_(pa.binary()))]
+        return pa.RecordBatch.from_arrays(columns, names=[ANSWER_COLUMN, OUTPUT_COLUMN])
+
+    def _process(
+        self, task: int, stores: OpenTask, rows: Iterator[pa.RecordBatch], receipt: Receipt
+    ) -> Receipt:
+        output = _Output(stores, self.spec.operator, self.plan.inline_bytes - self.inline_bytes)
+        try:
+            outcome = run_operator(
+                self._operator(),
+                stores.store(STATE_STORE),
+                rows,
+                is_sorted=self.plan.is_sorted,
+                clock=self.plan.clock,
+                write_output=output.write,
+                digest_column=DIGEST_COLUMN,
+            )
+        finally:
+            output.close()
+        fault_point("process.after")
+        done = _with_outcome(receipt, outcome)
+        if outcome.changed_keys == 0 and outcome.rows_out == 0:
+            return done
+        changes = stores.publish_changes(self.plan.batch)
+        if output.is_in_file:
+            done = replace(done, is_output_in_file=True)
+        else:
+            self.outputs[task] = [bytes(batch.serialize()) for batch in output.held]
+            self.inline_bytes += output.held_bytes
+        done = replace(
+            done,
+            version=str(changes.version),
+            state_bytes=stores.store(STATE_STORE).size_bytes(),
         )
+        return self._tidied(task, stores, done)
+
+    def _operator(self) -> OperatorSpec:
+        """Return the operator with a processor of its own for each task, as on Spark."""
+        if len(self.receipts) == 1:
+            return self.spec.operator
+        if not self._processor:
+            self._processor = cloudpickle.dumps(self.spec.operator.processor)  # type: ignore[no-untyped-call]
+        return replace(self.spec.operator, processor=cloudpickle.loads(self._processor))
+
+    def _tidied(self, task: int, stores: OpenTask, receipt: Receipt) -> Receipt:
+        """Remove local versions that nobody needs any more, and dead work directories (R13)."""
+        untidy = stores.untidy_batches
+        if untidy is not None and untidy < _TIDY_BATCHES and task not in self.sealed:
+            stores.untidy_batches = untidy + 1
+            return receipt
+        stores.untidy_batches = 0
+        keep = {VersionId.parse(name) for name in self.plan.keep.get(task, ())}
+        stores.directory.retain(keep, self.plan.settled_batch, (STATE_STORE,))
+        stores.directory.sweep()
+        usage = stores.directory.usage()
+        return replace(receipt, local_versions=usage.versions, local_bytes=usage.size_bytes)
 
 
-class _OutputFile:
-    """The output of a batch as an Arrow file, made with its first rows."""
+class _Output:
+    """The output of one task: held up to a bound, then a file of the change set."""
 
-    def __init__(self, path: Path, spec: JobSpec) -> None:
-        self._path = path
-        self._schema = to_arrow_schema(spec.operator.output_schema)
+    def __init__(self, stores: OpenTask, operator: OperatorSpec, max_held_bytes: int) -> None:
+        self._path = stores.output_path
+        self._schema = output_arrow_schema(operator.output_schema)
+        self._max_held_bytes = max_held_bytes
+        self._file: BinaryIO | None = None
         self._writer: pa.RecordBatchFileWriter | None = None
+        self.held: list[pa.RecordBatch] = []
+        self.held_bytes = 0
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def is_in_file(self) -> bool:
+        return self._writer is not None
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Append rows, which have the declared schema."""
         if self._writer is None:
-            self._writer = pa.ipc.new_file(str(self._path), self._schema)
-        self._writer.write_batch(rows)
+            self.held.append(rows)
+            self.held_bytes += rows.nbytes
+            if self.held_bytes <= self._max_held_bytes:
+                return
+            self._file = open(self._path, "xb", opener=private_opener)  # noqa: SIM115 - see close
+            self._writer = pa.ipc.new_file(self._file, self._schema)
+            held, self.held = self.held, []
+            for batch in held:
+                self._writer.write_batch(batch)
+        else:
+            self._writer.write_batch(rows)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
 
-def _tidy(directory: TaskDirectory, plan: BatchPlan, partition: int) -> None:
-    """Collect local versions that nobody needs any more, and dead work directories (R13)."""
-    keep = {VersionId.parse(name) for name in plan.keep.get(partition, ())}
-    directory.retain(keep, plan.settled_batch)
-    directory.sweep()
+def _with_outcome(receipt: Receipt, outcome: OperatorOutcome) -> Receipt:
+    return replace(
+        receipt,
+        rows_in=outcome.rows_in,
+        rows_out=outcome.rows_out,
+        changed_keys=outcome.changed_keys,
+        has_output=outcome.rows_out > 0,
+        input_digest=outcome.input_digest,
+        output_digest=outcome.output_digest,
+        changes_digest=outcome.changes_digest,
+        key_range=outcome.key_range,
+    )
 
 
-def _drain(batches: Iterator[pa.RecordBatch]) -> None:
-    """Read the rest of the input: Spark waits for the worker to take it."""
-    for _ in batches:
-        continue
+def _hold(batches: Iterator[pa.RecordBatch], max_bytes: int) -> list[pa.RecordBatch]:
+    """Return all rows of a slot.
+
+    Raises:
+        GroupingOverflow: They take more than ``max_bytes`` of Arrow data.
+    """
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        held_bytes += batch.nbytes
+        if held_bytes > max_bytes:
+            raise GroupingOverflow(max_bytes)
+        held.append(batch)
+    return held
+
+
+def _split(held: list[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of each task, in their order."""
+    if not held:
+        return
+    rows = held[0] if len(held) == 1 else pa.concat_batches(held)
+    held.clear()
+    tasks = rows.column(TASK_COLUMN).to_numpy()
+    if (tasks[1:] < tasks[:-1]).any():
+        order = np.argsort(tasks, kind="stable")
+        rows, tasks = rows.take(pa.array(order)), tasks[order]
+    starts = [0, *(np.flatnonzero(tasks[1:] != tasks[:-1]) + 1).tolist(), len(tasks)]
+    for start, end in pairwise(starts):
+        yield int(tasks[start]), rows.slice(start, end - start)
+
+
+def _split_sorted(
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """Yield each task with its rows, which come sorted by task; take one to its end before the next."""
+    parts = (part for batch in batches for part in _split([batch]))
+    ahead = next(parts, None)
+    while ahead is not None:
+        task = ahead[0]
+
+        def rows_of(number: int = task) -> Iterator[pa.RecordBatch]:
+            nonlocal ahead
+            while ahead is not None and ahead[0] == number:
+                batch = ahead[1]
+                ahead = next(parts, None)
+                yield batch
+
+        rows = rows_of()
+        yield task, rows
+        for _ in rows:  # what the processor did not want
+            continue

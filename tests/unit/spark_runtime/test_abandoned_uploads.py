@@ -35,13 +35,12 @@ def spec(tmp_path: Path) -> JobSpec:
         log_backend="blob",
         app_id="new",
         operator=cast("OperatorSpec", None),
-        captured_stores=(),
         python_path=(),
     )
 
 
 def answer(spec: JobSpec, partition: int = 0) -> bool:
-    (batch,) = is_abandoned(partition, spec, PLAN)
+    (batch,) = is_abandoned((partition,), spec, PLAN)
     return bool(json.loads(batch.column(0)[0].as_py())["is_abandoned"])
 
 

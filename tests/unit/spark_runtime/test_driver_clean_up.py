@@ -57,7 +57,6 @@ class Rig:
             log_backend="blob",
             app_id="app",
             operator=cast("OperatorSpec", None),
-            captured_stores=(),
             python_path=(),
         )
         self.factories = BackendRegistry(config).factories()

@@ -99,7 +99,7 @@ def job_with(config: Config, clock: Clock) -> StatefulJob:
         open_batch=None, open_plan=None, committed_batch=-1, raise_if_fenced=lambda: None
     )
     jobs: Any = SimpleNamespace(
-        anchor=SimpleNamespace(give_up=lambda: None), stop_containers=lambda: None
+        anchor=SimpleNamespace(give_up=lambda: None), end_session=lambda: None
     )
     idle: Any = SimpleNamespace(look=nothing, commit_last=nothing, hand_over=nothing)
     job._reign._committer, job._jobs, job._idle = committer, jobs, idle

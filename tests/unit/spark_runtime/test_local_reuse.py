@@ -36,13 +36,12 @@ def spec_in(directory: Path, job_uid: str = "77aa77aa") -> JobSpec:
         log_backend="blob",
         app_id="app",
         operator=cast("OperatorSpec", None),
-        captured_stores=(),
         python_path=(),
     )
 
 
 def located(spec: JobSpec, names: Sequence[str], *, is_thorough: bool = True) -> str | None:
-    (answer,) = locate(0, spec, {0: names}, is_thorough=is_thorough)
+    (answer,) = locate((0,), spec, {0: names}, is_thorough=is_thorough)
     found: str | None = json.loads(answer.to_pydict()[ANSWER_COLUMN][0])["version"]
     return found
 

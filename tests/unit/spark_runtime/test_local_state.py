@@ -8,13 +8,14 @@ from statekeep.spark.driver import processing
 from statekeep.spark.driver.batch_loop import BatchStatistics
 from statekeep.spark.driver.processing import BatchResult, LocalSizes, LocalState
 from statekeep.spark.driver.progress import operator_progress
+from statekeep.spark.driver.task_jobs import Answer
 from statekeep.spark.worker.job_spec import Receipt
 
 BASE = "0_000000000a"
 
 
 def result_of(*receipts: Receipt, bases: Mapping[int, str] | None = None) -> BatchResult:
-    by_partition = {receipt.partition: receipt for receipt in receipts}
+    by_partition = {receipt.partition: Answer(receipt, ()) for receipt in receipts}
     return processing._result(
         by_partition, bases or dict.fromkeys(by_partition, BASE), is_sorted=False
     )

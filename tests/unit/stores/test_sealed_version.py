@@ -29,12 +29,11 @@ class TestDamage:
             work.open_store(STORE, "rocksdb").write(
                 {b"%05d" % number: b"v" * 100 for number in range(2_000)}
             )
-            work.file("output.arrow").write_bytes(b"rows" * 100)
             return work.seal(0, "000000000a", None)
 
     @pytest.mark.parametrize(
         "pattern",
-        ["*.sst", "CURRENT", "MANIFEST-*", "OPTIONS-*", "*.json", "0*.delta", "output.arrow"],
+        ["*.sst", "CURRENT", "MANIFEST-*", "OPTIONS-*", "*.json", "0*.delta"],
     )
     def test_a_flipped_bit_in_any_kind_of_file_is_found_by_verify(
         self, sealed: SealedVersion, pattern: str
@@ -46,7 +45,7 @@ class TestDamage:
         with pytest.raises(VersionDamagedError, match=f"is damaged: path={path}"):
             sealed.verify()
 
-    @pytest.mark.parametrize("pattern", ["*.sst", "CURRENT", "0*.delta", "output.arrow"])
+    @pytest.mark.parametrize("pattern", ["*.sst", "CURRENT", "0*.delta"])
     def test_a_shortened_file_is_found_without_reading_it(
         self, task: TaskDirectory, sealed: SealedVersion, pattern: str
     ) -> None:

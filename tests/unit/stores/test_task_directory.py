@@ -126,24 +126,6 @@ def test_shared_files_are_not_read_again(
     child.verify()
 
 
-def test_files_that_belong_to_no_store_go_with_the_version_of_their_batch(
-    task: TaskDirectory,
-) -> None:
-    with task.begin("ab", None, [STORE]) as work:
-        work.file("output.arrow").write_bytes(b"rows")
-        first = work.seal(0, "000000000a", None)
-        second = work.seal(1, "000000000b", first)
-    assert (first.directory / "output.arrow").read_bytes() == b"rows"
-    assert not (second.directory / "output.arrow").exists()
-    first.verify()
-
-
-@pytest.mark.parametrize("name", ["state", "../x", ".lock", "SEAL-MANIFEST", "", "a/b"])
-def test_a_reserved_name_is_not_taken_for_a_file(task: TaskDirectory, name: str) -> None:
-    with task.begin("ab", None, [STORE]) as work, pytest.raises(ValueError, match="not a name"):
-        work.file(name)
-
-
 def test_a_store_may_not_have_the_name_of_the_manifest(task: TaskDirectory) -> None:
     with pytest.raises(ConfigError, match="reserved name"):
         task.begin("ab", None, [StoreName("SEAL-MANIFEST")])
@@ -195,7 +177,6 @@ def test_a_seal_that_failed_may_be_tried_again_and_loses_no_change(
 
     with task.begin("ab", base, [STORE], captured=[STORE]) as work:
         store = work.open_store(STORE, "rocksdb")
-        work.file("output.arrow").write_bytes(b"rows")
         store.put(b"b", b"2")
         with monkeypatch.context() as patch:
             patch.setattr("statekeep.stores.work_directory.publish", no_room)
@@ -204,7 +185,6 @@ def test_a_seal_that_failed_may_be_tried_again_and_loses_no_change(
         store.put(b"c", b"3")
         sealed = work.seal(1, "000000000c", base)
     assert sealed.parent == base.id
-    assert (sealed.directory / "output.arrow").read_bytes() == b"rows"
     assert content_of(sealed, tmp_path) == {b"a": b"1", b"b": b"2", b"c": b"3"}
     paths = sealed.changes_since(STORE, base.id)
     assert paths is not None

@@ -34,7 +34,6 @@ task = TaskDirectory(Path(root), FakeTask())
 base = task.find(VersionId.parse("0_000000000a"))
 with task.begin("dd", base, [STORE], captured=[STORE]) as work:
     work.open_store(STORE, "rocksdb").write({b"b": b"2"})
-    work.file("output.arrow").write_bytes(b"rows")
     target = work_directory if owner == "module" else work_directory.WorkDirectory
     call = getattr(target, step)
 
@@ -146,7 +145,6 @@ def test_a_death_just_after_a_version_got_its_name_leaves_it_whole(
     assert task.sweep() == 1
     found.verify()
     assert content_of(found, tmp_path) == {b"a": b"1", b"b": b"2"}
-    assert (found.directory / "output.arrow").read_bytes() == b"rows"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""Small batches: the time from one delivery to the next, beside Spark's own operator.
+
+Each figure is the median of a micro-batch after the first few. Both engines run in one process
+after the other, on the same files, with the same processor. *As it comes* is Spark with its
+defaults; *tuned* sets, for both, Unix sockets to the Python workers and the plain checkpoint file
+manager, which only a local checkpoint location takes.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+import statekeep.spark as sk
+from benchmarks.processors import OUTPUT_SCHEMA, RunningTotal
+
+_SKIPPED: Final = 3
+"""Batches at the beginning, in which workers start."""
+_SPARK_STATE: Final = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+_TUNED: Final = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing."
+        "FileSystemBasedCheckpointFileManager"
+    ),
+}
+
+
+def measure(
+    engine: str, tasks: int, rows: int, keys: int, batches: int, *, is_tuned: bool
+) -> dict[str, Any]:
+    """Run one query in this process; return its figures in milliseconds."""
+    builder = sk.session_builder("local[2]")
+    settings = _SPARK_STATE | (_TUNED if is_tuned else {})
+    settings |= {
+        "spark.sql.shuffle.partitions": str(tasks),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    work = Path(tempfile.mkdtemp(prefix="latency-"))
+    try:
+        return _run(spark, engine, work, rows=rows, keys=keys, batches=batches)
+    finally:
+        spark.stop()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run(
+    spark: SparkSession, engine: str, work: Path, *, rows: int, keys: int, batches: int
+) -> dict[str, Any]:
+    _write_input(work / "in", rows=rows, keys=keys, batches=batches)
+    frame = (
+        spark.readStream.schema("id BIGINT, value BIGINT")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(work / "in"))
+    )
+    ends: list[float] = []
+
+    def deliver(output: DataFrame, _: int) -> None:
+        output.write.format("noop").mode("overwrite").save()
+        ends.append(time.perf_counter())
+
+    grouped: Any = frame.groupBy("id")
+    if engine == "statekeep":
+        settings = {
+            "job.logged.store.base.dir": str(work / "local"),
+            "blob.store.uri": (work / "backup").as_uri(),
+        }
+        grouped = sk.grouped(grouped, settings)
+    stateful = grouped.transformWithState(RunningTotal(), OUTPUT_SCHEMA, "Update", "None")
+    began = time.perf_counter()
+    query = (
+        stateful.writeStream.foreachBatch(deliver)
+        .option("checkpointLocation", str(work / "checkpoint"))
+        .outputMode("update")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    ended = time.perf_counter()
+    gaps = [later - earlier for earlier, later in pairwise(ends)][_SKIPPED:]
+    return {
+        "batch_ms": round(statistics.median(gaps) * 1e3),
+        "last_ms": round(statistics.median(gaps[-10:]) * 1e3),
+        "first_ms": round((ends[0] - began) * 1e3),
+        "stop_ms": round((ended - ends[-1]) * 1e3),
+    }
+
+
+def _write_input(directory: Path, *, rows: int, keys: int, batches: int) -> None:
+    directory.mkdir()
+    random = np.random.default_rng(1)
+    for number in range(batches):
+        table = {
+            "id": random.integers(keys, size=rows),
+            "value": random.integers(1000, size=rows),
+        }
+        pq.write_table(pa.table(table), directory / f"{number:04}.parquet")
+
+
+def compare(cases: Sequence[tuple[int, bool]], rows: int, keys: int, batches: int) -> None:
+    """Measure every case with both engines, each in a process of its own, and print the ratios."""
+    print(f"{rows} rows a batch, {keys} keys, {batches} batches; median of a batch in ms")
+    print(f"{'tasks':>6} {'Spark':>10} {'as it comes':>12} {'Statekeep':>10} {'times':>6}")
+    for tasks, is_tuned in cases:
+        found = {
+            engine: _in_process(engine, tasks, rows, keys, batches, is_tuned=is_tuned)
+            for engine in ("spark", "statekeep")
+        }
+        ours, theirs = found["statekeep"]["batch_ms"], found["spark"]["batch_ms"]
+        kind = "tuned" if is_tuned else "as it comes"
+        print(f"{tasks:>6} {theirs:>10} {kind:>12} {ours:>10} {theirs / ours:>6.2f} {found}")
+
+
+def _in_process(
+    engine: str, tasks: int, rows: int, keys: int, batches: int, *, is_tuned: bool
+) -> dict[str, Any]:
+    arguments = [engine, str(tasks), str(rows), str(keys), str(batches), str(int(is_tuned))]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.latency", "--one", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Run one case, or compare all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs=6)
+    parser.add_argument("--tasks", type=int, nargs="*", default=[2, 16, 64])
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--keys", type=int, default=1000)
+    parser.add_argument("--batches", type=int, default=25)
+    arguments = parser.parse_args()
+    if arguments.one:
+        engine, *numbers = arguments.one
+        tasks, rows, keys, batches, tuned = map(int, numbers)
+        found = measure(engine, tasks, rows, keys, batches, is_tuned=bool(tuned))
+        print(json.dumps(found))
+        return
+    cases = [(tasks, tuned) for tasks in arguments.tasks for tuned in (False, True)]
+    compare(cases, arguments.rows, arguments.keys, arguments.batches)
+
+
+if __name__ == "__main__":
+    main()

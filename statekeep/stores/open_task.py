@@ -1,0 +1,168 @@
+"""The stores of one task, kept open from batch to batch and brought from version to version."""
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.model import StoreSettings
+from statekeep.errors import VersionDamagedError
+from statekeep.fault_points import fault_point
+from statekeep.stores.base import KeyValueStore
+from statekeep.stores.change_set import ChangeSet
+from statekeep.stores.rocksdb import RocksDbOptions
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
+from statekeep.stores.work_directory import LOCK_FILE, WorkDirectory
+
+logger = logging.getLogger(__name__)
+
+_MAX_DAMAGED: Final = 64
+"""Damaged versions that one call sets aside before it gives up: each is another way to get there."""
+
+
+class OpenTask:
+    """Holds a task's stores open at one version, in a work directory of this process.
+
+    Used by one thread. Another process may hold the same task open at another version: each goes
+    its own way through the change sets and images that they share.
+    """
+
+    def __init__(
+        self, directory: TaskDirectory, settings: Mapping[StoreName, StoreSettings], prefix: str
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            directory: The task's.
+            settings: Of every store of the task.
+            prefix: Begins the uid of work directories, so that `TaskDirectory.remove_work` finds
+                them.
+        """
+        self.directory = directory
+        self._settings = dict(settings)
+        self._prefix = prefix
+        self._work: WorkDirectory | None = None
+        self._stores: dict[StoreName, KeyValueStore] = {}
+        self.untidy_batches: int | None = None
+        """Change sets made since somebody last looked for what is not needed any more; None: nobody
+        has yet."""
+
+    @property
+    def work(self) -> WorkDirectory:
+        """The work directory, after `go_to`."""
+        if self._work is None:
+            raise RuntimeError("the stores of the task are not open")
+        return self._work
+
+    def store(self, name: StoreName) -> KeyValueStore:
+        """Return an open store. What is written to it belongs to the batch at hand."""
+        return self._stores[name]
+
+    def go_to(self, version: VersionId | None) -> bool:
+        """Bring the stores to a version; False if it cannot be made of what is on this host.
+
+        What is found damaged is set aside, so that nobody comes across it again.
+
+        Args:
+            version: The version, None for empty state.
+
+        Raises:
+            ConfigError: The disk is full or not writable.
+            UnknownFormatError: A newer version of Statekeep wrote what is needed.
+        """
+        if self._is_at(version):
+            return True
+        for _ in range(_MAX_DAMAGED):
+            damaged: Path | None = None
+            try:
+                path = self.directory.find_path(version, self._held(), tuple(self._settings))
+                if path is None:
+                    break
+                if not path.starts_from_held:
+                    damaged = None if path.image is None else path.image.directory
+                    self._open(path.image)
+                for changes in path.changes:
+                    damaged = changes.directory
+                    self.work.apply(changes)
+                    fault_point("catch_up.after_step")
+            except VersionDamagedError as exc:
+                self.close()
+                if damaged is None:
+                    raise
+                logger.error(  # noqa: TRY400 - the text says it all
+                    "what a local version is made from is set aside: path=%s error=%s",
+                    damaged,
+                    exc,
+                )
+                self.directory.set_aside(damaged)
+            else:
+                return True
+        self.close()
+        return False
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Run a batch on the stores. After an error they are closed: nobody knows what they hold."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def publish_changes(self, batch: int) -> ChangeSet:
+        """Make of what was written a change set with a name of its own, and be at that version."""
+        return self.work.publish_changes(batch, uuid.uuid4().hex)
+
+    def seal(self, committed: VersionId | None) -> SealedVersion:
+        """Write the image of the version that the stores are at, unless it is there.
+
+        The stores stay open.
+
+        Args:
+            committed: The version of the newest commit: older changes are carried no further.
+        """
+        self.untidy_batches = None
+        head = self.work.head
+        there = None if head is None else self.directory.find_image(head)
+        return there or self.work.seal_head(committed)
+
+    @property
+    def output_path(self) -> Path:
+        """Where the output of the batch at hand is written, for `publish_changes` to take along."""
+        return self.work.output_path
+
+    def close(self) -> None:
+        """Close the stores and remove their files; change sets and images stay. Idempotent."""
+        work, self._work = self._work, None
+        self._stores.clear()
+        if work is not None:
+            work.discard()
+
+    def _held(self) -> VersionId | None:
+        """Return the version that the stores are open at, if they still have their files."""
+        if self._work is None:
+            return None
+        if not (self._work.path / LOCK_FILE).exists():
+            # The disk was lost, or the driver session has ended.
+            self.close()
+            return None
+        return self._work.head
+
+    def _is_at(self, version: VersionId | None) -> bool:
+        held = self._held()
+        return self._work is not None and held == version
+
+    def _open(self, image: SealedVersion | None) -> None:
+        self.close()
+        names = tuple(self._settings)
+        uid = f"{self._prefix}{uuid.uuid4().hex}"
+        self._work = self.directory.begin(uid, image, names, captured=names)
+        for name, settings in self._settings.items():
+            self._stores[name] = self._work.open_store(
+                name, settings.factory, RocksDbOptions.of(settings)
+            )

@@ -1,0 +1,274 @@
+"""A slot's part of a batch, without Spark: tasks one after the other, on stores that stay open."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import (
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+from typing_extensions import override
+
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.config.load import load_dict
+from statekeep.spark.anchor import DIGEST_COLUMN, TASK_COLUMN
+from statekeep.spark.operator.ddl import parse_schema
+from statekeep.spark.operator.outputs import output_arrow_schema
+from statekeep.spark.operator.runner import BatchClock, OperatorSpec
+from statekeep.spark.worker import errands, process
+from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt
+from statekeep.spark.worker.open_tasks import open_tasks
+
+OUTPUT = parse_schema("key string, n long")
+SLOTS = ((0, 2, 4), (1, 3))
+Rows = Sequence[tuple[int, str, int]]
+"""(task, key, value)"""
+
+
+class Sum(StatefulProcessor):
+    """Adds up per key, and counts in itself how many keys it has seen: one task's, no more."""
+
+    def __init__(self) -> None:
+        self.keys_seen = 0
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._sum = handle.getValueState("sum", "n long")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Any:
+        self.keys_seen += 1
+        total = (self._sum.get() or (0,))[0] + sum(row.v for row in rows)
+        if total == 0:
+            return
+        self._sum.update((total,))
+        yield Row(key=f"{key[0]} {self.keys_seen}", n=total)
+
+    @override
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Iterator[JobSpec]:
+    made = spec_in(tmp_path)
+    yield made
+    open_tasks.close_job(made, 1)
+
+
+def spec_in(directory: Path, grouping_max_bytes: int = 1 << 30) -> JobSpec:
+    key = parse_schema("key string")
+    return JobSpec(
+        config=load_dict({"job.name": "j", "job.logged.store.base.dir": str(directory / "local")}),
+        job_uid="77aa77aa",
+        log_backend="blob",
+        app_id="app",
+        operator=OperatorSpec(
+            processor=Sum(),
+            key_columns=("key",),
+            key_schema=key,
+            row_schema=parse_schema("key string, v long"),
+            output_schema=OUTPUT,
+            is_pandas=False,
+            grouping_max_bytes=grouping_max_bytes,
+        ),
+        python_path=(),
+    )
+
+
+def plan_of(batch: int, bases: dict[int, str], **changes: Any) -> BatchPlan:
+    plan = BatchPlan(
+        batch=batch,
+        epoch=1,
+        bases={task: bases.get(task, "") for task in range(5)},
+        clock=BatchClock(-1, -1),
+        inline_bytes=1 << 20,
+    )
+    return replace(plan, **changes)
+
+
+def batches_of(rows: Rows) -> Iterator[pa.RecordBatch]:
+    """Yield the rows as Spark sends them, a few at a time."""
+    for start in range(0, len(rows), 3):
+        tasks, keys, values = zip(*rows[start : start + 3], strict=True)
+        yield pa.RecordBatch.from_pydict(
+            {
+                "key": pa.array(keys, pa.string()),
+                "v": pa.array(values, pa.int64()),
+                DIGEST_COLUMN: pa.array(values, pa.int64()),
+                TASK_COLUMN: pa.array(tasks, pa.int32()),
+            }
+        )
+
+
+Answers = dict[int, tuple[Receipt, list[tuple[str, int]]]]
+"""{task: (receipt, output that came along)}"""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def process_slot(spec: JobSpec, plan: BatchPlan, rows: Rows, slot: int = 0) -> Answers:
+        monkeypatch.setattr(process, "own_partition", lambda: slot)
+        monkeypatch.setattr(process, "freeze_garbage_collector", lambda: None)
+        (answers,) = process.process_slot(batches_of(rows), spec, plan, SLOTS)
+        found: Answers = {}
+        schema = output_arrow_schema(OUTPUT)
+        for text, output in zip(*map(pa.Array.to_pylist, answers.columns), strict=True):
+            receipt = Receipt.parse(json.loads(text))
+            parts = [pa.ipc.read_record_batch(pa.py_buffer(part), schema) for part in output]
+            out = [tuple(row.values()) for part in parts for row in part.to_pylist()]
+            found[receipt.partition] = (receipt, out)
+        return found
+
+    return process_slot
+
+
+def versions_of(answers: Answers) -> dict[int, str]:
+    return {task: receipt.version for task, (receipt, _) in answers.items()}
+
+
+def test_each_task_of_the_slot_gets_its_rows_and_a_processor_of_its_own(
+    spec: JobSpec, run: Any
+) -> None:
+    rows = [(4, "e", 1), (0, "a", 2), (4, "f", 3), (0, "a", 4), (0, "b", 5)]
+    answers = run(spec, plan_of(0, {}), rows)
+    assert answers[0][1] == [("a 1", 6), ("b 2", 5)]
+    assert answers[4][1] == [("e 1", 1), ("f 2", 3)]
+    assert [answers[task][0].rows_in for task in (0, 2, 4)] == [3, 0, 2]
+    assert answers[2][0].version == ""
+
+
+def test_state_goes_on_from_batch_to_batch(spec: JobSpec, run: Any) -> None:
+    first = run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1)])
+    second = run(spec, plan_of(1, versions_of(first)), [(0, "a", 10)])
+    assert second[0][1] == [("a 1", 11)]
+    assert second[2][0].version == first[2][0].version
+    third = run(spec, plan_of(2, versions_of(second)), [(0, "a", 100), (2, "c", 100)])
+    assert (third[0][1], third[2][1]) == ([("a 1", 111)], [("c 1", 101)])
+
+
+def test_an_attempt_that_is_run_again_starts_from_the_base_not_from_the_attempt(
+    spec: JobSpec, run: Any
+) -> None:
+    first = run(spec, plan_of(0, {}), [(0, "a", 1)])
+    plan = plan_of(1, versions_of(first))
+    attempts = [run(spec, plan, [(0, "a", 10)]) for _ in range(2)]
+    assert [attempt[0][1] for attempt in attempts] == [[("a 1", 11)]] * 2
+    assert attempts[0][0][0].version != attempts[1][0][0].version
+
+
+def test_a_task_that_changes_nothing_keeps_its_version(spec: JobSpec, run: Any) -> None:
+    first = run(spec, plan_of(0, {}), [(0, "a", 1)])
+    second = run(spec, plan_of(1, versions_of(first)), [(0, "b", 0)])
+    assert second[0][0].version == first[0][0].version
+    assert second[0][0].rows_in == 1
+
+
+def test_a_task_without_its_base_says_so_and_the_others_go_on(spec: JobSpec, run: Any) -> None:
+    answers = run(spec, plan_of(3, {0: "2_00000000aa"}), [(0, "a", 1), (2, "c", 1)])
+    assert answers[0][0].is_missing
+    assert answers[0][0].version == "2_00000000aa"
+    assert answers[2][1] == [("c 1", 1)]
+
+
+def test_only_the_tasks_that_are_asked_answer(spec: JobSpec, run: Any) -> None:
+    answers = run(spec, plan_of(0, {}, only=frozenset({2})), [(2, "c", 1)])
+    assert list(answers) == [2]
+
+
+def test_output_beyond_the_bound_lies_in_the_change_set(spec: JobSpec, run: Any) -> None:
+    answers = run(spec, plan_of(0, {}, inline_bytes=20), [(0, "a", 1), (2, "c", 1)])
+    assert (answers[0][0].is_output_in_file, answers[2][0].is_output_in_file) == (False, True)
+    versions = {2: answers[2][0].version}
+    (part,) = errands.read_output((0, 2), spec, versions)
+    assert part.to_pylist() == [{"key": "c 1", "n": 1}]
+    with pytest.raises(errands.MissingOutputError):
+        list(errands.read_output((0,), spec, {0: answers[0][0].version}))
+
+
+def test_rows_beyond_the_bound_are_to_be_sorted_first(tmp_path: Path, run: Any) -> None:
+    spec = spec_in(tmp_path, grouping_max_bytes=50)
+    rows = [(0, "a", 1), (2, "c", 1), (0, "b", 1), (2, "c", 1)]
+    answers = run(spec, plan_of(0, {}), rows)
+    assert all(receipt.is_overflow for receipt, _ in answers.values())
+    again = run(spec, plan_of(0, {}, is_sorted=True), sorted(rows))
+    assert again[0][1] == [("a 1", 1), ("b 2", 1)]
+    assert again[2][1] == [("c 1", 2)]
+
+
+def test_an_error_of_the_processor_leaves_the_state_before(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(spec, plan_of(0, {}), [(0, "a", 1)])
+    plan = plan_of(1, versions_of(first))
+    with monkeypatch.context() as patch:
+        patch.setattr(Sum, "close", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(spec, plan, [(0, "a", 1000)])
+    assert run(spec, plan, [(0, "a", 10)])[0][1] == [("a 1", 11)]
+
+
+def test_a_lost_disk_is_missing_state_though_the_stores_are_open(spec: JobSpec, run: Any) -> None:
+    first = run(spec, plan_of(0, {}), [(0, "a", 1)])
+    shutil.rmtree(spec.directory(0).root)
+    assert run(spec, plan_of(1, versions_of(first)), [(0, "a", 10)])[0][0].is_missing
+
+
+def test_the_end_of_a_session_leaves_no_open_stores(spec: JobSpec, run: Any) -> None:
+    first = run(spec, plan_of(0, {}), [(0, "a", 1)])
+    root = spec.directory(0).root
+    assert list(root.glob("work-1-*"))
+    open_tasks.close_job(spec, 1)
+    assert not list(root.glob("work-*"))
+    assert spec.directory(0).change_set(VersionId.parse(first[0][0].version)) is not None
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    batches=st.lists(
+        st.lists(
+            st.tuples(st.sampled_from(SLOTS[0]), st.sampled_from("abc"), st.integers(1, 9)),
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    is_sorted=st.booleans(),
+    inline_bytes=st.sampled_from([0, 100, 1 << 20]),
+)
+def test_any_batches_add_up(
+    tmp_path_factory: pytest.TempPathFactory,
+    run: Any,
+    batches: list[list[tuple[int, str, int]]],
+    *,
+    is_sorted: bool,
+    inline_bytes: int,
+) -> None:
+    """Against a plain dict, whatever the mix of tasks, keys, output bounds and orders."""
+    spec = spec_in(tmp_path_factory.mktemp("slot"))
+    expected: dict[tuple[int, str], int] = {}
+    versions: dict[int, str] = {}
+    for number, rows in enumerate(batches):
+        plan = plan_of(number, versions, is_sorted=is_sorted, inline_bytes=inline_bytes)
+        answers = run(spec, plan, sorted(rows) if is_sorted else rows)
+        for task, key, value in rows:
+            expected[task, key] = expected.get((task, key), 0) + value
+        versions = versions_of(answers)
+        in_files = {t: r.version for t, (r, _) in answers.items() if r.is_output_in_file}
+        got = {(task, key.split()[0]): n for task, (_, out) in answers.items() for key, n in out}
+        for task in in_files:
+            for part in errands.read_output((task,), spec, in_files):
+                got |= {(task, row["key"].split()[0]): row["n"] for row in part.to_pylist()}
+        assert got == {(t, k): expected[t, k] for t, k, _ in rows}
+    open_tasks.close_job(spec, 1)
