@@ -18,7 +18,6 @@ function.
 import json
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,7 @@ class Anchor:
     """The cached anchor of one job; used on the driver, by one thread at a time per Spark job."""
 
     def __init__(self, spark: SparkSession, slots: Sequence[tuple[int, ...]], tag: str) -> None:
-        """Choose the bucket values and cache the anchor.
+        """Choose the bucket values. The anchor is cached by the first job that runs on it.
 
         Args:
             spark: The session.
@@ -88,17 +87,6 @@ class Anchor:
         with fixed_partitioning(spark):
             self._frame = self._cache()
             self._hinted = self._frame.hint("shuffle_hash")
-
-    def place(self, locate: SlotFunction) -> None:
-        """Cache the anchor by running ``locate`` on it.
-
-        Args:
-            locate: Answers ``{"tasks": [number], "executor": id}`` for its slot.
-        """
-        load = Counter[str]()
-        for found in self.run(locate):
-            load[str(found["executor"])] += len(found["tasks"])
-        logger.info("tasks placed: slots=%d executors=%s", len(self.slots), dict(load))
 
     def run(self, function: SlotFunction) -> list[dict[str, Any]]:
         """Run ``function`` once per slot, without data, and return its JSON answers."""

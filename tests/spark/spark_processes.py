@@ -2,8 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.worker.errands import answer
+from statekeep.spark.worker.executor_identity import executor_identity
 
 
 def container_processes(local_dir: Path) -> dict[int, str]:
@@ -28,3 +35,14 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
             return True
         pause.wait(0.05)
     return condition()
+
+
+def executors_of(job: StatefulJob) -> dict[int, dict[str, Any]]:
+    """Return the executor and the process of its JVM of each task of a running job."""
+
+    def whereabouts(tasks: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        own = executor_identity()
+        yield answer({"tasks": list(tasks), "executor": own.executor_id, "jvm_pid": own.jvm_pid})
+
+    found = job._jobs.anchor.run(whereabouts)
+    return {task: place for place in found for task in place["tasks"]}

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from conftest import PARTITIONS, Stream, events_of
 from pyspark.sql import DataFrame
-from spark_processes import container_processes, wait_until
+from spark_processes import container_processes, executors_of, wait_until
 
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.spark.container.place import ContainerPlace
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.stop_patience import StopPatience
-from statekeep.spark.worker.errands import whereabouts
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -291,7 +290,6 @@ def test_a_driver_that_is_told_to_end_commits_first(stream: Stream) -> None:
 
 
 def _executors(job: StatefulJob) -> dict[int, str]:
-    answers = job._jobs.anchor.run(whereabouts)
-    found = {task: answer["executor"] for answer in answers for task in answer["tasks"]}
+    found = {task: place["executor"] for task, place in executors_of(job).items()}
     assert len(found) == PARTITIONS
     return found

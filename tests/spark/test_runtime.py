@@ -13,6 +13,7 @@ from processors import OUTPUT, Count, CountFrames, Unsteady
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from rich.console import Console
+from spark_processes import executors_of
 
 import statekeep.spark as sk
 from statekeep.checkpoint.records import TaskBatch
@@ -23,7 +24,6 @@ from statekeep.errors import (
 )
 from statekeep.spark.driver import job_bar, reign, task_jobs
 from statekeep.spark.driver.job import StatefulJob
-from statekeep.spark.worker.errands import whereabouts
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -171,8 +171,7 @@ def test_an_executor_killed_between_receipts_and_sink_is_healed(
 def _executors(stream: Stream) -> dict[int, int]:
     """Return the JVM of each partition of the running job."""
     (job,) = _open_jobs
-    answers = job._jobs.anchor.run(whereabouts)
-    return {task: answer["jvm_pid"] for answer in answers for task in answer["tasks"]}
+    return {task: place["jvm_pid"] for task, place in executors_of(job).items()}
 
 
 _open_jobs: list[StatefulJob] = []

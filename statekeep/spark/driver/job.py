@@ -54,7 +54,6 @@ from statekeep.spark.driver.watched_query import (
 )
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE
-from statekeep.spark.worker.errands import whereabouts
 from statekeep.spark.worker.job_spec import JobSpec
 
 logger = logging.getLogger(__name__)
@@ -156,7 +155,6 @@ class StatefulJob:
         tag = f"statekeep-{identity.job_uid}"
         wait_for_executors(self._spark, expected_executors(self._spark))
         self._anchor = Anchor(self._spark, spread(partitions, slot_count(self._spark)), tag)
-        self._anchor.place(whereabouts)
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
         # All that may fail or take long comes before: until now an older driver goes on.
         check_wanted()

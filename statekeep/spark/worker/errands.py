@@ -9,7 +9,6 @@
 
 import json
 import logging
-import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,18 +78,6 @@ def own_partition() -> int:
 def answer(fields: Mapping[str, Any]) -> pa.RecordBatch:
     """Return the one row that a task sends to the driver."""
     return pa.RecordBatch.from_pydict({ANSWER_COLUMN: [json.dumps(fields)]})
-
-
-def whereabouts(tasks: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Answer with the executor and host of the tasks of this slot."""
-    yield answer(
-        {
-            "tasks": list(tasks),
-            "executor": executor_identity().executor_id,
-            "host": socket.gethostname(),
-            "jvm_pid": executor_identity().jvm_pid,
-        }
-    )
 
 
 def locate(
