@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -22,7 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.errors import CommitFailedError, RetriableError, StateBackupError, TaskFencedError
+from statekeep.errors import (
+    BackendClosedError,
+    CommitFailedError,
+    RetriableError,
+    StateBackupError,
+    TaskFencedError,
+)
 from statekeep.spark.anchor import (
     ROUTER,
     Anchor,
@@ -123,6 +130,8 @@ class StatefulJob:
         self._is_open = False
         self._commit_made = threading.Condition()
         self._ended = threading.Event()
+        self._is_hurried = asyncio.Event()
+        """The query has ended, and somebody waits for the job."""
         self._query_error: Exception | None = None
         self._closing = threading.Lock()
         self._is_closed = False
@@ -287,6 +296,8 @@ class StatefulJob:
 
     def wait_ended(self) -> None:
         """Wait for the end of the job after that of its query: at most the last commit."""
+        with suppress(BackendClosedError):  # it has ended already
+            self._reign.spawn(self._hurry())
         self._ended.wait()
         self.close()
 
@@ -370,7 +381,7 @@ class StatefulJob:
         committer, hand_over = self._reign.committer, self._idle.hand_over
         repeats = HandOverRepeats(committer, hand_over, self._clock, patience_ms)
         while await self._reign.blocking(query.is_running):
-            await self._clock.sleep(_POLL_S)
+            await self._pause()
             if not self._turn.locked():
                 await fence_watch.look()
             try:
@@ -378,6 +389,19 @@ class StatefulJob:
                 await repeats.look()
             except RetriableError as exc:
                 logger.warning("the job log could not be written: error=%s", exc)
+
+    async def _hurry(self) -> None:
+        self._is_hurried.set()
+
+    async def _pause(self) -> None:
+        """Wait until it is time to look at the query again, or somebody waits for its end."""
+        nap = asyncio.ensure_future(self._clock.sleep(_POLL_S))
+        hurried = asyncio.ensure_future(self._is_hurried.wait())
+        try:
+            await asyncio.wait([nap, hurried], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            nap.cancel()
+            hurried.cancel()
 
     async def _end(self, patience: StopPatience, *, is_committing: bool) -> None:
         """Commit what was delivered, within ``task.shutdown.ms``; then let the containers end."""
