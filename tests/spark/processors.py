@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pandas as pd
@@ -54,6 +56,45 @@ class CountFrames(Count):
             s += int(frame["v"].sum())
         self._state.update((n, s))
         yield pd.DataFrame({"key": [key[0]], "n": [n], "s": [s]})
+
+
+MANY_TYPES = (
+    "key string, ts timestamp, ntz timestamp_ntz, day date, price decimal(20, 4), raw binary,"
+    " real double, flag boolean, small smallint, span interval day to second,"
+    " numbers array<int>, by_name map<string, double>, both struct<a: int, b: array<string>>,"
+    " moments array<timestamp>, nothing string"
+)
+SIMPLE_TYPES = MANY_TYPES.replace(" span interval day to second,", "").replace(
+    " moments array<timestamp>,", ""
+)
+"""Those that may travel with the receipts."""
+
+
+class ManyTypes(Count):
+    """Two rows of many types a key; in one every other value is null."""
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        n = sum(1 for _ in rows)
+        ts = datetime(2026, 3, 29, 1, 30, n % 60, 123456, UTC)
+        row = {
+            "ts": ts,
+            "ntz": ts.replace(tzinfo=None),
+            "day": ts.date(),
+            "price": Decimal(n) / 8,
+            "raw": bytes([0, n % 256]),
+            "real": n / 3,
+            "flag": n % 2 == 0,
+            "small": -n,
+            "span": timedelta(days=n, microseconds=1),
+            "numbers": [1, None, n],
+            "by_name": {"n": n / 7, "none": None},
+            "both": Row(a=n, b=["x", None]),
+            "moments": [ts, None],
+        }
+        kept = {name: row[name] for at, name in enumerate(row) if (at + len(key[0])) % 2}
+        yield Row(key=key[0], **{name: kept.get(name) for name in row}, nothing=None)
+        yield Row(key=key[0], **row, nothing=None)
 
 
 class Unsteady(Count):

@@ -4,12 +4,13 @@ import io
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import PARTITIONS, Stream, events_of
-from processors import OUTPUT, Count, CountFrames, Unsteady
+from processors import MANY_TYPES, OUTPUT, SIMPLE_TYPES, Count, CountFrames, ManyTypes, Unsteady
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from rich.console import Console
@@ -194,6 +195,33 @@ def _tasks_of_open_batch() -> list[TaskBatch]:
     """Return what the tasks did in the newest recorded batch, as the log has it."""
     records = list(_open_jobs[0]._reign.view.batches.values())
     return [task for record in records[-1:] for task in record.tasks.values()]
+
+
+@pytest.mark.parametrize("columns", [MANY_TYPES, SIMPLE_TYPES], ids=["by files", "both ways"])
+def test_output_is_the_same_by_way_of_files_and_with_the_receipts(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setattr(sys.modules["conftest"], "OUTPUT", columns)
+    delivered: list[tuple[Any, list[Any]]] = []
+
+    def sink(frame: Any, batch: int) -> None:
+        delivered.append((frame.schema, sorted(map(str, frame.collect()))))
+
+    stream.spark.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
+    try:
+        for name, inline_bytes in (("files", 0), ("receipts", 1 << 20)):
+            monkeypatch.setattr(task_jobs, "_INLINE_BYTES", inline_bytes)
+            run = Stream(stream.spark, tmp_path / name)
+            run.sink = sink  # type: ignore[method-assign]
+            run.add_batches(1)
+            run.start(ManyTypes()).awaitTermination()
+    finally:
+        stream.spark.conf.unset("spark.sql.session.timeZone")
+    by_file, by_receipt = delivered
+    assert len(by_file[1]) == 80
+    is_inline = all(task_jobs._is_simple(field.dataType) for field in by_file[0].fields)
+    assert is_inline is (columns == SIMPLE_TYPES)
+    assert by_receipt == by_file
 
 
 def test_rows_beyond_the_bound_are_sorted_by_spark(stream: Stream) -> None:

@@ -15,7 +15,19 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from statekeep.errors import RestoreFailedError
 from statekeep.spark.anchor import Anchor
@@ -31,8 +43,27 @@ logger = logging.getLogger(__name__)
 _INLINE_BYTES: Final = 4 << 20
 """Most bytes of output of a batch that travel with the receipts, by way of the driver."""
 
+_PLAIN: Final = (NumericType, StringType, BinaryType, BooleanType, DateType)
 Candidates = Sequence[tuple[str, bytes | None]]
 """(VersionId, CheckpointV2 in JSON) of commits, newest first."""
+
+
+def _is_simple(data_type: DataType) -> bool:
+    """Tell whether `createDataFrame` takes Arrow data of a type as a Python stage would give it.
+
+    It takes nested arrays apart that have timestamps in them, and rebuilds types of the user's.
+    """
+    if isinstance(data_type, ArrayType):
+        return _is_simple_within(data_type.elementType)
+    if isinstance(data_type, MapType):
+        return all(map(_is_simple_within, (data_type.keyType, data_type.valueType)))
+    if isinstance(data_type, StructType):
+        return all(_is_simple_within(field.dataType) for field in data_type.fields)
+    return isinstance(data_type, (*_PLAIN, TimestampType, TimestampNTZType))
+
+
+def _is_simple_within(data_type: DataType) -> bool:
+    return _is_simple(data_type) and not isinstance(data_type, TimestampType | TimestampNTZType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +87,14 @@ class TaskJobs:
         self.epoch = 0
         """Of this driver, once it has taken over: goes with each request to a container."""
         self._spec = spec
+        self._is_inline = all(_is_simple(f.dataType) for f in spec.operator.output_schema.fields)
+        """Whether output may travel with the receipts."""
 
     def process(self, rows: DataFrame, plan: BatchPlan) -> dict[int, Answer]:
         """Process one batch; every task asked for answers with a receipt."""
         spec, slots = self._spec, self.anchor.slots
-        plan = replace(plan, epoch=self.epoch, inline_bytes=_INLINE_BYTES // len(slots))
+        inline_bytes = _INLINE_BYTES // len(slots) if self._is_inline else 0
+        plan = replace(plan, epoch=self.epoch, inline_bytes=inline_bytes)
         found = self.anchor.process(
             rows,
             lambda batches: process_slot(batches, spec, plan, slots),
