@@ -134,9 +134,6 @@ class Anchor:
         routed = data.select(*self._columns)
         if only is not None:
             routed = routed.where(column(TASK_COLUMN).isin(sorted(only)))
-        if len(self.slots) == 1:
-            # By a single partition Spark cannot partition the other side: it would take both apart.
-            routed = routed.repartition(1)
         rows = routed.join(self._hinted, BUCKET_COLUMN)
         if is_sorted:
             rows = rows.sortWithinPartitions(TASK_COLUMN, *map(column, key_columns))
@@ -315,8 +312,12 @@ def slot_count(spark: SparkSession) -> int:
 
 
 def spread(tasks: int, slots: int) -> list[tuple[int, ...]]:
-    """Return the tasks of each slot, as evenly as they go; no slot is empty."""
-    count = min(tasks, slots)
+    """Return the tasks of each slot, as evenly as they go; a second slot may be empty.
+
+    There are always two: Spark does not partition one side of a join as the other one is if that
+    has a single partition, but both anew.
+    """
+    count = max(2, min(tasks, slots))
     return [tuple(range(slot, tasks, count)) for slot in range(count)]
 
 

@@ -19,6 +19,7 @@ from statekeep.backends.blob.index import (
     decode_index,
     encode_index,
 )
+from statekeep.checkpoint.decoding import is_file_name
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 EMPTY_DIR = DirIndex(
@@ -211,7 +212,7 @@ def test_nonsense_is_refused(make: Any) -> None:
 
 
 NAMES = st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1).filter(
-    lambda name: name.strip() and name not in {".", ".."}
+    is_file_name
 )
 
 

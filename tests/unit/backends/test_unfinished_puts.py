@@ -5,6 +5,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 from fake_hdfs_kit import FakeHdfs
+from hdfs_task_kit import Commit, upload_of
 from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 
 from statekeep.backends.base import CommitContext, GarbageScope
@@ -65,6 +66,12 @@ async def test_a_clean_up_removes_what_killed_uploads_of_closed_attempts_have_le
     await task.close()
 
 
+def snapshot_of(commit: Commit) -> str:
+    """Return where a snapshot beside the upload of a commit lies, or is to lie."""
+    prefix = commit.markers[STORE].rpartition("/")[0]
+    return f"/place/{prefix}/{upload_of(commit)}.snapshot"
+
+
 @pytest.mark.asyncio
 async def test_any_process_spares_a_snapshot_in_the_making_as_long_as_it_may_be_of_use(
     hdfs: FakeHdfs, tmp_path: Path
@@ -72,7 +79,7 @@ async def test_any_process_spares_a_snapshot_in_the_making_as_long_as_it_may_be_
     task = await started("hdfs", tmp_path, **{"min.deltas.for.snapshot": "2"})
     driver = await started("hdfs", tmp_path / "driver")
     commits = [await task.commit(task.seal({"k": b"%d" % number})) for number in range(2)]
-    making = temporary_path(f"/place/{commits[1].markers[STORE]}.snapshot", "ab12")
+    making = temporary_path(snapshot_of(commits[1]), "ab12")
     hdfs.files[making] = b"half"
     with patch.object(HdfsBackupManager, "_see_to_snapshot", AsyncMock()):
         commits.append(await task.commit(task.seal({"k": b"2"})))
@@ -84,9 +91,13 @@ async def test_any_process_spares_a_snapshot_in_the_making_as_long_as_it_may_be_
     assert isinstance(task.manager, HdfsBackupManager)
     await task.manager.finish_snapshots()
     await driver.clean_up(task.log_snapshot())
-    assert f"/place/{later.markers[STORE]}.snapshot" in hdfs.files
+    assert snapshot_of(later) in hdfs.files
     assert making in hdfs.files  # a retained commit still reads the delta of its upload
+    await task.commit(task.seal({"k": b"4"}))  # it is the first that names the snapshot
+    await driver.clean_up(task.log_snapshot())
+    assert making in hdfs.files
     task.release(commits[2])
+    task.release(later)
     await driver.clean_up(task.log_snapshot())
     assert making not in hdfs.files
     await task.close()
