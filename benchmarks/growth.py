@@ -148,7 +148,7 @@ class AgeingJob:
             log_backend="blob",
             app_id="app",
             operator=cast("OperatorSpec", None),
-            captured_stores=(),
+            processor=b"",
             python_path=(),
         )
         self._factories = {

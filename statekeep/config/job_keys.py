@@ -261,7 +261,7 @@ GROUPING_MAX_BYTES = Key(
     "task.grouping.max.bytes",
     byte_count(0),
     128 * _MIB,
-    "Arrow bytes of one task's rows of a batch that are grouped in the task; above it Spark "
+    "Arrow bytes of one slot's rows of a batch that are grouped in the worker; above it Spark "
     "sorts them, and spills.",
     "Grouping in the task saves a sort; the bound keeps a worker's memory flat.",
 )

@@ -304,10 +304,16 @@ def expected_executors(spark: SparkSession) -> int:
     return int(str(conf.get("spark.executor.instances", "1")))
 
 
-def slot_count(spark: SparkSession) -> int:
-    """Return how many tasks of Spark run at a time, on the executors that have registered."""
+def slot_count(spark: SparkSession, tasks: int) -> int:
+    """Return how many tasks of Spark run at a time; ``tasks`` where nobody knows yet.
+
+    That is so with dynamic allocation: it gives executors for the tasks that wait.
+    """
     context = spark.sparkContext
-    cores_per_task = int(str(context.getConf().get("spark.task.cpus", "1")))
+    conf = context.getConf()
+    if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        return tasks
+    cores_per_task = int(str(conf.get("spark.task.cpus", "1")))
     return max(1, context.defaultParallelism // cores_per_task)
 
 

@@ -12,6 +12,7 @@ from statekeep.errors import ConfigError
 from statekeep.spark.redaction import REDACTION_KEY, REDACTION_REGEX
 
 _MIN_LOCALITY_WAIT_S = 600
+_OTHERS_WRITE = 0o022
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,10 @@ FAST_SETTINGS = {
     # First rows reach a Python worker after 4 ms, by TCP after 41.
     "spark.python.unix.domain.socket.enabled": "true",
 }
-"""What makes batches shorter and is not required; Spark before 4.1 does not know all of them."""
+"""What makes batches shorter and is not required; Spark before 4.1 does not know all of them.
+
+Set for local masters only: elsewhere the temporary directory may be too long for the name of a socket.
+"""
 
 
 def session_builder(master: str | None = None) -> SparkSession.Builder:
@@ -81,9 +85,17 @@ def session_builder(master: str | None = None) -> SparkSession.Builder:
         builder = builder.master(master)
     for setting in REQUIRED_SETTINGS:
         builder = builder.config(setting.key, setting.value)
-    for key, value in FAST_SETTINGS.items():
-        builder = builder.config(key, value)
+    if (master or "").startswith("local") and _is_umask_closed():
+        for key, value in FAST_SETTINGS.items():
+            builder = builder.config(key, value)
     return builder.config(REDACTION_KEY, REDACTION_REGEX)
+
+
+def _is_umask_closed() -> bool:
+    """Whether the sockets that the JVM makes can be written to by this user alone."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask & _OTHERS_WRITE == _OTHERS_WRITE
 
 
 def check_session(spark: SparkSession, *, is_forced: bool = False) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Final
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.model import StoreSettings
-from statekeep.errors import VersionDamagedError
+from statekeep.errors import StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.change_set import ChangeSet
@@ -90,9 +90,9 @@ class OpenTask:
                     damaged = changes.directory
                     self.work.apply(changes)
                     fault_point("catch_up.after_step")
-            except VersionDamagedError as exc:
-                self.close()
-                if damaged is None:
+            except BaseException as exc:
+                self.close()  # what the stores hold now is no version
+                if damaged is None or not isinstance(exc, VersionDamagedError):
                     raise
                 logger.error(  # noqa: TRY400 - the text says it all
                     "what a local version is made from is set aside: path=%s error=%s",
@@ -129,7 +129,16 @@ class OpenTask:
         self.untidy_batches = None
         head = self.work.head
         there = None if head is None else self.directory.find_image(head)
-        return there or self.work.seal_head(committed)
+        if there is not None:
+            return there
+        try:
+            return self.work.seal_head(committed)
+        except StateBackupError:
+            # Another worker may have been as far at the same moment.
+            there = None if head is None else self.directory.find_image(head)
+            if there is None:
+                raise
+            return there
 
     @property
     def output_path(self) -> Path:
@@ -143,15 +152,20 @@ class OpenTask:
         if work is not None:
             work.discard()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether open stores have lost their files: with the disk, or at the end of a session."""
+        return self._work is not None and not (self._work.path / LOCK_FILE).exists()
+
+    def forget_changes(self, committed: VersionId | None) -> None:
+        """Drop the deltas that no later image carries: those that lead to ``committed`` or before."""
+        self.work.forget_changes(committed)
+
     def _held(self) -> VersionId | None:
         """Return the version that the stores are open at, if they still have their files."""
-        if self._work is None:
-            return None
-        if not (self._work.path / LOCK_FILE).exists():
-            # The disk was lost, or the driver session has ended.
+        if self.is_lost:
             self.close()
-            return None
-        return self._work.head
+        return None if self._work is None else self._work.head
 
     def _is_at(self, version: VersionId | None) -> bool:
         held = self._held()

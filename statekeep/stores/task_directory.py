@@ -25,7 +25,7 @@ from statekeep.errors import (
     VersionDamagedError,
 )
 from statekeep.fault_points import fault_point
-from statekeep.stores.change_set import CHANGES_SUFFIX, ChangeSet
+from statekeep.stores.change_set import CHANGES_SUFFIX, OUTPUT_FILE, ChangeSet
 from statekeep.stores.local_files import explained_errors, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
 from statekeep.stores.private_directories import is_private, make_private, require_own
@@ -377,7 +377,7 @@ class TaskDirectory:
         """Remove the versions that nothing needs any more (R13).
 
         A version that stays keeps what it is made from: its image, or the change sets back to the
-        newest image among its ancestors, and that image. Change sets that are newer than the oldest
+        newest image among its ancestors, and that image. The output of settled batches goes. Change sets that are newer than the oldest
         image that stays are left too, for stores that are open at one of them.
 
         Args:
@@ -409,6 +409,9 @@ class TaskDirectory:
             fault_point("retain.before_remove")
             for path in removed:
                 remove_tree(path)
+            for version in kept_changes:
+                if version.batch <= newest_settled_batch:  # it is delivered
+                    (self.root / f"{version}{CHANGES_SUFFIX}" / OUTPUT_FILE).unlink(missing_ok=True)
 
     def sweep(self) -> int:
         """Remove work directories whose owner is dead, and what was moved aside.
@@ -457,7 +460,10 @@ class TaskDirectory:
         For the end of a driver session: its stores may be open in processes that nobody reaches.
         """
         for path in self.root.glob(f"{_WORK_PREFIX}{prefix}*"):
-            remove_tree(path)
+            try:
+                remove_tree(path)
+            except OSError as exc:  # a store that is open still writes there
+                logger.info("work directory is left to a sweep: path=%s error=%s", path, exc)
 
     def _sources(
         self,

@@ -306,13 +306,22 @@ class WorkDirectory:
         for store in self.stores:
             opened = self._open[store]
             assert isinstance(opened, CapturingStore)  # noqa: S101 - all are captured here
+            source, target = changes.delta_path(store), self.path / changes_path(store, version)
+            with explained_errors(self.path):
+                try:
+                    os.link(source, target)
+                except FileNotFoundError as exc:
+                    if source.exists():  # it is this directory that is gone
+                        raise
+                    raise VersionDamagedError(
+                        f"delta of a version is missing: path={source}"
+                    ) from exc
             with changes.open(store) as delta, explained_errors(self.path):
                 if delta.header.parent != str(self.head or ""):
                     msg = f"delta is no child of the version: path={changes.directory} head={self.head}"
                     raise VersionDamagedError(msg)
                 for block in delta.blocks():
                     opened.apply(block)
-                os.link(changes.delta_path(store), self.path / changes_path(store, version))
         self._head, self._lineage = version, (version, *self._lineage)[: LINEAGE_LIMIT + 1]
 
     def seal_head(self, committed: VersionId | None) -> SealedVersion:
@@ -448,21 +457,25 @@ class WorkDirectory:
                     DeltaWriter(file, header).finish()
         self._lineage = (version, *self._lineage)[: LINEAGE_LIMIT + 1]
 
-    def _link_changes(self, image: Path, committed: VersionId | None) -> None:
-        """Carry the deltas since ``committed`` into the image, and drop the older ones here."""
+    def forget_changes(self, committed: VersionId | None) -> None:
+        """Drop the captured deltas that lead to ``committed`` or beyond it into the past."""
         wanted = list(self._lineage[:LINEAGE_LIMIT])
         if committed in wanted:
             del wanted[wanted.index(committed) :]
         names = {f"{version}.delta" for version in wanted}
         for store in self._captured:
-            source = self.path / escape_name(store) / "changes"
+            for path in list((self.path / escape_name(store) / "changes").glob("*.delta")):
+                if path.name not in names:
+                    path.unlink()
+
+    def _link_changes(self, image: Path, committed: VersionId | None) -> None:
+        """Carry the deltas since ``committed`` into the image, and drop the older ones here."""
+        self.forget_changes(committed)
+        for store in self._captured:
             target = image / escape_name(store) / "changes"
             target.mkdir(parents=True)
-            for path in list(source.glob("*.delta")):
-                if path.name in names:
-                    os.link(path, target / path.name)
-                else:
-                    path.unlink()
+            for path in (self.path / escape_name(store) / "changes").glob("*.delta"):
+                os.link(path, target / path.name)
 
     def _write_manifest(
         self,

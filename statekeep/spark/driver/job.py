@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -163,7 +164,9 @@ class StatefulJob:
         self._reign.check_location()
         tag = f"statekeep-{identity.job_uid}"
         wait_for_executors(self._spark, expected_executors(self._spark))
-        self._anchor = Anchor(self._spark, spread(partitions, slot_count(self._spark)), tag)
+        self._anchor = Anchor(
+            self._spark, spread(partitions, slot_count(self._spark, partitions)), tag
+        )
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
         # All that may fail or take long comes before: until now an older driver goes on.
         check_wanted()
@@ -218,6 +221,7 @@ class StatefulJob:
             log_backend=self._reign.log_backend,
             app_id=self._spark.sparkContext.applicationId,
             operator=self._operator,
+            processor=cloudpickle.dumps(self._operator.processor),  # type: ignore[no-untyped-call]
             python_path=tuple(sys.path),
         )
 

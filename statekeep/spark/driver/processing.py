@@ -133,7 +133,11 @@ class BatchProcessor:
             msg = f"tasks did not answer: batch={batch} tasks={absent}"
             raise StateBackupError(msg)
         result = _result(answers, bases, is_sorted=is_sorted)
-        overrun = frozenset(p for p, answer in answers.items() if answer.receipt.is_overflow)
+        overrun = frozenset(
+            p
+            for p, answer in answers.items()
+            if answer.receipt.is_overflow and not answer.receipt.is_missing
+        )
         if overrun:
             logger.info("rows sorted by Spark: batch=%d tasks=%d", batch, len(overrun))
             again = self.process_once(rows, batch, bases, clock, overrun, is_sorted=True)

@@ -331,7 +331,7 @@ class Reign:
         scope = job_scope(self._config.job.name)
         if partitions is None:
             # A changelog has as many partitions as the job has tasks, which only the log can say.
-            await self._prepare({name: self._factories[name]}, 1)
+            await self._prepare({name: self._factories[name]}, 0)
         else:
             await self._prepare(self._factories, partitions)
         place = (self._factories, name, scope, self._executor, self._clock)

@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 _INLINE_BYTES: Final = 4 << 20
 """Most bytes of output of a batch that travel with the receipts, by way of the driver."""
 
+_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _PLAIN: Final = (NumericType, StringType, BinaryType, BooleanType, DateType)
 Candidates = Sequence[tuple[str, bytes | None]]
 """(VersionId, CheckpointV2 in JSON) of commits, newest first."""
@@ -87,7 +88,10 @@ class TaskJobs:
         self.epoch = 0
         """Of this driver, once it has taken over: goes with each request to a container."""
         self._spec = spec
-        self._is_inline = all(_is_simple(f.dataType) for f in spec.operator.output_schema.fields)
+        # "No limit" is what Spark takes 0 for, and createDataFrame does not.
+        self._is_inline = int(str(spark.conf.get(_BATCH_ROWS))) > 0 and all(
+            _is_simple(field.dataType) for field in spec.operator.output_schema.fields
+        )
         """Whether output may travel with the receipts."""
 
     def process(self, rows: DataFrame, plan: BatchPlan) -> dict[int, Answer]:
@@ -189,18 +193,18 @@ class TaskJobs:
             frame = self.anchor.frame(
                 lambda tasks: errands.read_output(tasks, spec, in_files), schema
             )
-        if inline or frame is None:
+        if not inline and frame is None:
+            return self._spark.createDataFrame([], schema)
+        if inline:
             arrow_schema = output_arrow_schema(schema)
             batches = [pa.ipc.read_record_batch(pa.py_buffer(b), arrow_schema) for b in inline]
             table = pa.Table.from_batches(batches, arrow_schema)
-            local = self._local_frame(table, schema)
+            local: DataFrame = self._spark.createDataFrame(table, schema)
             frame = local if frame is None else frame.union(local)
+        assert frame is not None  # noqa: S101 - one of the two
         return frame
 
     def end_session(self) -> None:
         """Close open stores, tell the containers to end once they are done, and see them go."""
         spec, tasks, epoch = self._spec, self.anchor.tasks, self.epoch
         self.anchor.run(lambda _: errands.end_session(spec, tasks, epoch=epoch))
-
-    def _local_frame(self, table: pa.Table, schema: StructType) -> DataFrame:
-        return self._spark.createDataFrame(table, schema)

@@ -179,7 +179,11 @@ def submit_version(spec: JobSpec, plan: HandOverPlan, partition: int) -> Submitt
     if version is None:
         return Submitted()
     fault_point("hand_over.before")
-    sealed = _sealed(spec, plan, partition, VersionId.parse(version))
+    try:
+        sealed = _sealed(spec, plan, partition, VersionId.parse(version))
+    except StateBackupError as exc:  # the batch that it rides on can do nothing about it
+        logger.exception("no image can be written: task=%s version=%s", partition, version)
+        return Submitted(_described(exc))
     if sealed is None:
         return Submitted(f"{VERSION_NOT_HERE}: version={version}")
     base = plan.bases.get(partition)
@@ -274,12 +278,12 @@ def end_session(spec: JobSpec, tasks: int, *, epoch: int) -> Iterator[pa.RecordB
     Waits until the container has ended. Stores that are open in a worker that this call does not
     reach lose their files, and are closed when that worker is used again or ends.
     """
-    open_tasks.close_job(spec, epoch)
     place, _ = _container(spec)
     try:
         tell_to_stop(place, epoch)
     except (RetriableError, ContainerError) as exc:
         logger.info("the container goes on for now: error=%s", exc)
+    open_tasks.close_job(spec, epoch)
     for task in range(tasks):
         directory = spec.directory(task)
         directory.remove_work(session_prefix(epoch))

@@ -26,6 +26,8 @@ class JobSpec:
     """The backend that holds the job log and the tasks' checkpoints."""
     app_id: str
     operator: OperatorSpec
+    processor: bytes
+    """The user's, pickled as Spark does: each task gets one of its own."""
     python_path: tuple[str, ...]
     """``sys.path`` for containers: a user's own backend must be importable there."""
 

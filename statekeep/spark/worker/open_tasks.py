@@ -1,6 +1,7 @@
 """The tasks whose stores this Python worker has open between two batches."""
 
 import gc
+import os
 import resource
 from collections import OrderedDict
 from typing import Final
@@ -9,11 +10,9 @@ from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.job_spec import JobSpec
 from statekeep.stores.open_task import OpenTask
 
-_MAX_OPEN: Final = 512
-"""Tasks that one worker holds open, fewer where it may open few files."""
-_FILES_PER_TASK: Final = 16
-"""Descriptors that an open task takes at most between two compactions: it takes about 8."""
-_IDLE_BATCHES: Final = 32
+_MAX_OPEN: Final = 64
+"""Tasks that one worker holds open at least, as long as it has file descriptors for them."""
+_IDLE_BATCHES: Final = 16
 """A task that this worker has not run for so many batches runs in another one: its files here would
 keep old files of the state from being freed."""
 
@@ -30,8 +29,6 @@ class OpenTasks:
     def __init__(self) -> None:
         self._open: OrderedDict[_Key, OpenTask] = OrderedDict()
         self._last_batch: dict[_Key, int] = {}
-        soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._max_open = max(1, min(_MAX_OPEN, soft_limit // (2 * _FILES_PER_TASK)))
 
     def get(self, spec: JobSpec, epoch: int, task: int, batch: int) -> OpenTask:
         """Return a task's stores, which may not be open yet.
@@ -50,18 +47,27 @@ class OpenTasks:
             found = OpenTask(spec.directory(task), settings, session_prefix(epoch))
         self._open[key] = found
         self._last_batch[key] = batch
-        while len(self._open) > self._max_open:
-            self._close(next(iter(self._open)))
         return found
 
-    def close_idle(self, spec: JobSpec, epoch: int, batch: int) -> None:
-        """Close the tasks of a job that have not run here for long."""
+    def trim(self, spec: JobSpec, epoch: int, batch: int, most: int) -> None:
+        """Close what is held in vain, and what is too much, the least used first.
+
+        Args:
+            spec: The job at hand.
+            epoch: Its driver session.
+            batch: The batch that was run.
+            most: Tasks that may stay open, if more than `_MAX_OPEN`.
+        """
         for key in list(self._open):
-            if (
-                key[:2] == (spec.local_name, epoch)
-                and self._last_batch[key] < batch - _IDLE_BATCHES
-            ):
+            is_idle = key[:2] == (spec.local_name, epoch) and (
+                self._last_batch[key] < batch - _IDLE_BATCHES
+            )
+            if is_idle or self._open[key].is_lost:  # a session of any job may have ended
                 self._close(key)
+        while len(self._open) > max(_MAX_OPEN, most):
+            self._close(next(iter(self._open)))
+        while self._open and _too_many_files():
+            self._close(next(iter(self._open)))
 
     def close_job(self, spec: JobSpec, epoch: int) -> None:
         """Close all tasks of a job that a driver session has opened here."""
@@ -77,6 +83,14 @@ class OpenTasks:
     def _close(self, key: _Key) -> None:
         self._last_batch.pop(key)
         self._open.pop(key).close()
+
+
+def _too_many_files() -> bool:
+    """Tell whether more than half of the descriptors are in use that this process may have."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft_limit == resource.RLIM_INFINITY:
+        return False
+    return len(os.listdir("/proc/self/fd")) > soft_limit // 2  # noqa: PTH208 - only their number
 
 
 open_tasks: Final = OpenTasks()

@@ -72,7 +72,7 @@ def process_slot(
                 run.process(task, iter([part]))
     fault_point("receipt.before")
     yield run.answers()
-    open_tasks.close_idle(spec, plan.epoch, plan.batch)
+    open_tasks.trim(spec, plan.epoch, plan.batch, 2 * len(run.tasks))
     freeze_garbage_collector()
 
 
@@ -88,7 +88,6 @@ class _SlotRun:
     inline_bytes: int = 0
     """Of the output that goes along with the receipts."""
     sealed: set[int] = field(default_factory=set[int])
-    _processor: bytes = b""
 
     def submit(self) -> None:
         """Submit the versions of the commit that rides along, before anything changes."""
@@ -173,11 +172,7 @@ class _SlotRun:
 
     def _operator(self) -> OperatorSpec:
         """Return the operator with a processor of its own for each task, as on Spark."""
-        if len(self.receipts) == 1:
-            return self.spec.operator
-        if not self._processor:
-            self._processor = cloudpickle.dumps(self.spec.operator.processor)  # type: ignore[no-untyped-call]
-        return replace(self.spec.operator, processor=cloudpickle.loads(self._processor))
+        return replace(self.spec.operator, processor=cloudpickle.loads(self.spec.processor))
 
     def _tidied(self, task: int, stores: OpenTask, receipt: Receipt) -> Receipt:
         """Remove local versions that nobody needs any more, and dead work directories (R13)."""
@@ -186,6 +181,8 @@ class _SlotRun:
             stores.untidy_batches = untidy + 1
             return receipt
         stores.untidy_batches = 0
+        committed = self.plan.committed.get(task)
+        stores.forget_changes(VersionId.parse(committed) if committed else None)
         keep = {VersionId.parse(name) for name in self.plan.keep.get(task, ())}
         stores.directory.retain(keep, self.plan.settled_batch, (STATE_STORE,))
         stores.directory.sweep()
@@ -265,7 +262,7 @@ def _split(held: list[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of each task, in their order."""
     if not held:
         return
-    rows = held[0] if len(held) == 1 else pa.concat_batches(held)
+    rows = pa.Table.from_batches(held).combine_chunks().to_batches()[0]
     held.clear()
     tasks = rows.column(TASK_COLUMN).to_numpy()
     if (tasks[1:] < tasks[:-1]).any():

@@ -5,7 +5,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 from fake_hdfs_kit import FakeHdfs
-from hdfs_task_kit import Commit, upload_of
+from hdfs_task_kit import upload_of
 from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 
 from statekeep.backends.base import CommitContext, GarbageScope
@@ -16,7 +16,7 @@ from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import ConfigError, RetriableError
-from statekeep.testing.backend_harness import STORE, BackendHarness
+from statekeep.testing.backend_harness import STORE, BackendHarness, Commit
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.key_value_harness import KeyValueHarness

@@ -35,6 +35,7 @@ def spec(tmp_path: Path) -> JobSpec:
         log_backend="blob",
         app_id="new",
         operator=cast("OperatorSpec", None),
+        processor=b"",
         python_path=(),
     )
 

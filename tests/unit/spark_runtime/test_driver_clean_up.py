@@ -57,6 +57,7 @@ class Rig:
             log_backend="blob",
             app_id="app",
             operator=cast("OperatorSpec", None),
+            processor=b"",
             python_path=(),
         )
         self.factories = BackendRegistry(config).factories()

@@ -36,6 +36,7 @@ def spec_in(directory: Path, job_uid: str = "77aa77aa") -> JobSpec:
         log_backend="blob",
         app_id="app",
         operator=cast("OperatorSpec", None),
+        processor=b"",
         python_path=(),
     )
 

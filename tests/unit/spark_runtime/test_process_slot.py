@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessor,
@@ -81,6 +82,7 @@ def spec_in(directory: Path, grouping_max_bytes: int = 1 << 30) -> JobSpec:
             is_pandas=False,
             grouping_max_bytes=grouping_max_bytes,
         ),
+        processor=cloudpickle.dumps(Sum()),  # type: ignore[no-untyped-call]
         python_path=(),
     )
 
