@@ -58,6 +58,15 @@ class CountFrames(Count):
         yield pd.DataFrame({"key": [key[0]], "n": [n], "s": [s]})
 
 
+class Silent(Count):
+    """Counts, and puts nothing out."""
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        list(super().handleInputRows(key, rows, timerValues))
+        yield from ()
+
+
 MANY_TYPES = (
     "key string, ts timestamp, ntz timestamp_ntz, day date, price decimal(20, 4), raw binary,"
     " real double, flag boolean, small smallint, span interval day to second,"

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 from conftest import PARTITIONS, Stream, events_of
-from processors import MANY_TYPES, OUTPUT, SIMPLE_TYPES, Count, CountFrames, ManyTypes, Unsteady
+from processors import (
+    MANY_TYPES,
+    OUTPUT,
+    SIMPLE_TYPES,
+    Count,
+    CountFrames,
+    ManyTypes,
+    Silent,
+    Unsteady,
+)
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from rich.console import Console
@@ -212,6 +221,7 @@ def test_output_is_the_same_by_way_of_files_and_with_the_receipts(
         for name, inline_bytes in (("files", 0), ("receipts", 1 << 20)):
             monkeypatch.setattr(task_jobs, "_INLINE_BYTES", inline_bytes)
             run = Stream(stream.spark, tmp_path / name)
+            run.root.mkdir()
             run.sink = sink  # type: ignore[method-assign]
             run.add_batches(1)
             run.start(ManyTypes()).awaitTermination()
@@ -433,3 +443,14 @@ def test_a_sink_that_coalesces_gets_every_row_once(stream: Stream) -> None:
     stream.run()
     assert stream.received() == stream.expected(2)
     assert [len(rows) for _, rows in stream.delivered] == [40, 40]
+
+
+def test_a_batch_without_output_whose_columns_are_nested_goes_to_the_sink(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["conftest"], "OUTPUT", "key string, numbers array<int>")
+    delivered: list[tuple[int, list[Any]]] = []
+    stream.sink = lambda frame, batch: delivered.append((batch, frame.collect()))  # type: ignore[method-assign]
+    stream.add_batches(2)
+    stream.start(Silent()).awaitTermination()
+    assert delivered == [(0, []), (1, [])]
