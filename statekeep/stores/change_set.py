@@ -13,7 +13,7 @@ process, not of the host. Each delta carries checksums and an end marker, so one
 tore is found when it is read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ class ChangeSet:
             return VersionId.parse(delta.header.parent) if delta.header.parent else None
 
     @contextmanager
-    def open(self, store: StoreName) -> Iterator[DeltaReader]:
+    def open(self, store: StoreName) -> Generator[DeltaReader]:
         """Open the delta of a store; damage found here or inside the block is one error.
 
         Raises:

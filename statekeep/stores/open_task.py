@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -106,7 +106,7 @@ class OpenTask:
         return False
 
     @contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self) -> Generator[None]:
         """Run a batch on the stores. After an error they are closed: nobody knows what they hold."""
         try:
             yield

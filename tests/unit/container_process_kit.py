@@ -20,7 +20,7 @@ from statekeep.spark.container.protocol import (
     Proof,
     Welcome,
     decode_greeting,
-    frame,
+    encode_frame,
     read_frame_from,
 )
 
@@ -75,8 +75,8 @@ async def until(condition: Callable[[], bool]) -> None:
 def greet_task(connection: socket.socket, stream: BinaryIO, place: ContainerPlace) -> None:
     """Greet a task as the container of ``place`` does."""
     key = job_key(place)
-    connection.sendall(frame(Hello(nonce="n")))
+    connection.sendall(encode_frame(Hello(nonce="n")))
     given = decode_greeting(read_frame_from(stream))
     assert isinstance(given, Proof)
     assert is_proof(given.proof, key, TASK, "n", given.nonce)
-    connection.sendall(frame(Welcome(proof=proof(key, CONTAINER, "n", given.nonce))))
+    connection.sendall(encode_frame(Welcome(proof=proof(key, CONTAINER, "n", given.nonce))))

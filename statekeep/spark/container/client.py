@@ -39,7 +39,7 @@ from statekeep.spark.container.protocol import (
     Welcome,
     decode_answer,
     decode_greeting,
-    frame,
+    encode_frame,
     read_frame_from,
 )
 from statekeep.stores.local_files import private_opener
@@ -174,7 +174,7 @@ def _exchange(
         key = job_key(place)
         try:
             _greet(connection, stream, place, key)
-            connection.sendall(frame(request))
+            connection.sendall(encode_frame(request))
             while True:
                 answer = decode_answer(read_frame_from(stream))
                 if isinstance(answer, Done | Refused):
@@ -198,7 +198,7 @@ def _greet(connection: socket.socket, stream: BinaryIO, place: ContainerPlace, k
     if isinstance(hello, Hello):
         nonce = new_nonce()
         own = proof(key, TASK, hello.nonce, nonce)
-        connection.sendall(frame(Proof(nonce=nonce, proof=own)))
+        connection.sendall(encode_frame(Proof(nonce=nonce, proof=own)))
         welcome = decode_greeting(read_frame_from(stream, MAX_GREETING_BYTES))
         if isinstance(welcome, Refused):
             raise ContainerError(welcome.error, f"{welcome.message}: {_log_of(place)}")

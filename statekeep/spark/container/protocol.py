@@ -152,7 +152,7 @@ _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 _greetings: msgspec.json.Decoder[Greeting] = msgspec.json.Decoder(Greeting)
 
 
-def frame(message: Greeting | Request | Answer) -> bytes:
+def encode_frame(message: Greeting | Request | Answer) -> bytes:
     """Return a message as it goes over the socket."""
     content = encode(message)
     return len(content).to_bytes(_LENGTH_BYTES) + content

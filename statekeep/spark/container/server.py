@@ -39,7 +39,7 @@ from statekeep.spark.container.protocol import (
     Welcome,
     decode_greeting,
     decode_request,
-    frame,
+    encode_frame,
     read_frame,
 )
 from statekeep.spark.container.work import ContainerWork
@@ -208,7 +208,7 @@ class ContainerServer:
         except CheckpointCorruptError as exc:
             refused = Refused(error="ValueError", message=f"not a request: {exc}")
         logger.warning("connection refused: %s", refused.message)
-        writer.write(frame(refused))
+        writer.write(encode_frame(refused))
         await writer.drain()
         return None
 
@@ -216,7 +216,7 @@ class ContainerServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         hello = Hello(nonce=new_nonce())
-        writer.write(frame(hello))
+        writer.write(encode_frame(hello))
         given = decode_greeting(await read_frame(reader, MAX_GREETING_BYTES))
         if not isinstance(given, Proof):
             return False
@@ -225,12 +225,14 @@ class ContainerServer:
             self._key = await self._work.executor.run(job_key, self._place)
             if not is_proof(given.proof, self._key, TASK, hello.nonce, given.nonce):
                 return False
-        writer.write(frame(Welcome(proof=proof(self._key, CONTAINER, hello.nonce, given.nonce))))
+        writer.write(
+            encode_frame(Welcome(proof=proof(self._key, CONTAINER, hello.nonce, given.nonce)))
+        )
         await writer.drain()
         return True
 
     async def _send(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
-        writer.write(frame(answer))
+        writer.write(encode_frame(answer))
         await self._in_time(writer.drain())
 
     async def _in_time(self, coroutine: Coroutine[Any, Any, _T]) -> _T:

@@ -21,7 +21,7 @@ from statekeep.spark.container.protocol import (
     Refused,
     Request,
     decode_request,
-    frame,
+    encode_frame,
     read_frame_from,
 )
 
@@ -29,7 +29,7 @@ SILENCE = b"silence"
 """Keeps a task waiting."""
 DEATH = b""
 """Ends the connection without an answer."""
-HALF = frame(Done())[:9]
+HALF = encode_frame(Done())[:9]
 """All that a container wrote before it died."""
 
 
@@ -50,7 +50,9 @@ def container(place: ContainerPlace, answers: list[Answer | bytes]) -> Iterator[
                 if answer == SILENCE:
                     stream.read()
                 else:
-                    connection.sendall(answer if isinstance(answer, bytes) else frame(answer))
+                    connection.sendall(
+                        answer if isinstance(answer, bytes) else encode_frame(answer)
+                    )
 
     thread = threading.Thread(target=serve)
     thread.start()

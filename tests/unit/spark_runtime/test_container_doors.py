@@ -34,7 +34,7 @@ from statekeep.spark.container.protocol import (
     Welcome,
     decode_answer,
     decode_greeting,
-    frame,
+    encode_frame,
     read_frame,
 )
 from statekeep.spark.container.server import ContainerServer
@@ -111,7 +111,7 @@ class Peer:
         return decode_answer(await read_frame(self.reader))
 
     def say(self, message: Greeting | Request) -> None:
-        self.writer.write(frame(message))
+        self.writer.write(encode_frame(message))
 
     async def greet(self, key: bytes) -> Greeting:
         hello = await self.hear()
