@@ -18,6 +18,12 @@ def _throughput(*, is_short: bool) -> list[Figure]:
     return throughput.measure(batches=6, rounds=2)
 
 
+def _latency(*, is_short: bool) -> list[Figure]:
+    from benchmarks import latency  # noqa: PLC0415  # loads Spark
+
+    return latency.compare([2, 16], batches=10) if is_short else latency.compare([2, 16, 64])
+
+
 def _pause(*, is_short: bool) -> list[Figure]:
     from benchmarks import pause  # noqa: PLC0415  # only what is asked for is loaded
 
@@ -40,6 +46,7 @@ def _increments(*, is_short: bool) -> list[Figure]:
 
 MEASUREMENTS: dict[str, Callable[..., list[Figure]]] = {
     "throughput": _throughput,
+    "latency": _latency,
     "pause": _pause,
     "overhead": _overhead,
     "increments": _increments,

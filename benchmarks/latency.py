@@ -6,7 +6,6 @@ defaults; *tuned* sets, for both, Unix sockets to the Python workers and the pla
 manager, which only a local checkpoint location takes.
 """
 
-import argparse
 import json
 import shutil
 import statistics
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import statekeep.spark as sk
+from benchmarks.figures import Figure
 from benchmarks.processors import OUTPUT_SCHEMA, RunningTotal
 
 _SKIPPED: Final = 3
@@ -120,18 +120,27 @@ def _write_input(directory: Path, *, rows: int, keys: int, batches: int) -> None
         pq.write_table(pa.table(table), directory / f"{number:04}.parquet")
 
 
-def compare(cases: Sequence[tuple[int, bool]], rows: int, keys: int, batches: int) -> None:
-    """Measure every case with both engines, each in a process of its own, and print the ratios."""
-    print(f"{rows} rows a batch, {keys} keys, {batches} batches; median of a batch in ms")
-    print(f"{'tasks':>6} {'Spark':>10} {'as it comes':>12} {'Statekeep':>10} {'times':>6}")
-    for tasks, is_tuned in cases:
-        found = {
-            engine: _in_process(engine, tasks, rows, keys, batches, is_tuned=is_tuned)
-            for engine in ("spark", "statekeep")
-        }
-        ours, theirs = found["statekeep"]["batch_ms"], found["spark"]["batch_ms"]
-        kind = "tuned" if is_tuned else "as it comes"
-        print(f"{tasks:>6} {theirs:>10} {kind:>12} {ours:>10} {theirs / ours:>6.2f} {found}")
+def compare(
+    task_counts: Sequence[int], *, rows: int = 1_000, keys: int = 1_000, batches: int = 25
+) -> list[Figure]:
+    """Measure both engines at each number of tasks, each run in a process of its own."""
+    figures: list[Figure] = []
+    for tasks in task_counts:
+        for is_tuned in (False, True):
+            kind = "tuned" if is_tuned else "as it comes"
+            spark, ours = (
+                _in_process(engine, tasks, rows, keys, batches, is_tuned=is_tuned)
+                for engine in ("spark", "statekeep")
+            )
+            for what, name in (("batch_ms", "a batch"), ("first_ms", "start and first batch")):
+                case = f"{tasks} tasks, {rows:,} rows, {kind}: {name}"
+                figures += [
+                    Figure("latency", case, "Spark", spark[what], "ms"),
+                    Figure(
+                        "latency", case, "Statekeep", ours[what], "ms", spark[what] / ours[what]
+                    ),
+                ]
+    return figures
 
 
 def _in_process(
@@ -139,7 +148,7 @@ def _in_process(
 ) -> dict[str, Any]:
     arguments = [engine, str(tasks), str(rows), str(keys), str(batches), str(int(is_tuned))]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.latency", "--one", *arguments],
+        [sys.executable, "-m", "benchmarks.latency", *arguments],
         check=True,
         capture_output=True,
         text=True,
@@ -149,22 +158,11 @@ def _in_process(
 
 
 def main() -> None:
-    """Run one case, or compare all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", nargs=6)
-    parser.add_argument("--tasks", type=int, nargs="*", default=[2, 16, 64])
-    parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--keys", type=int, default=1000)
-    parser.add_argument("--batches", type=int, default=25)
-    arguments = parser.parse_args()
-    if arguments.one:
-        engine, *numbers = arguments.one
-        tasks, rows, keys, batches, tuned = map(int, numbers)
-        found = measure(engine, tasks, rows, keys, batches, is_tuned=bool(tuned))
-        print(json.dumps(found))
-        return
-    cases = [(tasks, tuned) for tasks in arguments.tasks for tuned in (False, True)]
-    compare(cases, arguments.rows, arguments.keys, arguments.batches)
+    """Run one case in this process, for `compare`."""
+    engine, *numbers = sys.argv[1:]
+    tasks, rows, keys, batches, tuned = map(int, numbers)
+    found = measure(engine, tasks, rows, keys, batches, is_tuned=bool(tuned))
+    sys.stdout.write(f"{json.dumps(found)}\n")
 
 
 if __name__ == "__main__":

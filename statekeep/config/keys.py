@@ -126,7 +126,7 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "backup.factories list",
         "job.container.count": "Spark decides how many executors there are",
         "job.container.thread.pool.size": "Spark decides how many tasks run at once",
-        "job.host-affinity.enabled": "tasks are anchored to the executor that has their state",
+        "job.host-affinity.enabled": "tasks stay on the executor that has their state",
         "job.non-logged.store.base.dir": "all stores live in job.logged.store.base.dir",
         "job.standbytasks.replication.factor": "there are no standby tasks",
         "stores.<store>.changelog.partitions": "a changelog has one partition per task",
