@@ -385,7 +385,9 @@ async def test_a_trim_removes_what_killed_writers_left_of_positions_below_the_fl
     assert [path for path in hdfs.files if ".tmp-" in path] == [left[3], left[4]]
     assert [position for position, _ in await log.read(2)] == [2, 3]
     await log.append(4, b"x")
-    await log.trim(5)
+    await BlobJobLog(await ready(), "job").trim(
+        5
+    )  # only the first trim of a process looks for them
 
 
 @pytest.mark.asyncio

@@ -170,7 +170,9 @@ async def test_more_tasks_than_threads_commit_and_restart_together(tmp_path: Pat
         for name in names:
             task = await container.start_task(name, ["s"])
             assert task.store("s").get(b"name") == name.encode()
-        assert len([t for t in threading.enumerate() if t.name.startswith("statekeep")]) <= 4
+        threads = [t.name for t in threading.enumerate() if t.name.startswith("statekeep")]
+        assert len([name for name in threads if name.startswith("statekeep_")]) <= 4
+        assert len(threads) <= 12  # of three pools
 
 
 @pytest.mark.asyncio
