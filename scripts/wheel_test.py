@@ -23,7 +23,7 @@ assert str(root).startswith(sys.prefix), root
 assert (root / "py.typed").is_file(), "py.typed is missing"
 names = [module.name for module in pkgutil.walk_packages(statekeep.__path__, "statekeep.")
          if not module.name.startswith(("statekeep.spark",))]
-optional = ("pyspark", "pyarrow", "pandas", "boto3", "azure", "requests", "aiohttp", "gcsfs", "confluent_kafka", "hdfs_native", "xxhash", "cryptography")
+optional = ("pyspark", "pyarrow", "pandas", "boto3", "azure", "requests", "aiohttp", "gcsfs", "confluent_kafka", "hdfs_native", "paramiko", "xxhash", "cryptography")
 imported = 0
 for name in names:
     try:
@@ -68,6 +68,7 @@ def main() -> int:
         pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "-q")
         run(*pip, f"{wheel}[testing]", *tools, cwd=directory)
         run(python, "-c", IMPORT_ALL, cwd=directory)
+        run(*pip, f"{wheel}[zstd,encryption]", cwd=directory)  # the page on formats has samples
         shutil.copy(ROOT / "pyproject.toml", directory)
         for folder in ("docs", "tests"):  # tests read golden files and the pages on formats
             shutil.copytree(ROOT / folder, directory / folder)
