@@ -109,7 +109,7 @@ def test_any_other_refusal_is_raised_at_once(tmp_path: Path) -> None:
 def test_a_container_that_says_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_READ_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(client, "_READ_TIMEOUT_S", 0.5)
     with (
         container(place_in(tmp_path), [SILENCE]) as requests,
         pytest.raises(RetriableError, match=r"says nothing.* host=.* log="),
