@@ -65,15 +65,7 @@ class Grouping:
         Raises:
             GroupingOverflow: They take more than ``max_bytes`` of Arrow data.
         """
-        held: list[pa.RecordBatch] = []
-        held_bytes = 0
-        for batch in batches:
-            held_bytes += batch.nbytes
-            if held_bytes > max_bytes:
-                raise GroupingOverflow(max_bytes)
-            held.append(batch)
-        rows = _joined(held)
-        held.clear()
+        rows = hold(batches, max_bytes)
         if rows is None:
             return
         columns = self._sort_columns(rows)
@@ -184,6 +176,22 @@ class _SortedStream:
                 raise ValueError("rows are not sorted by the grouping key")
             last = key
         self._last_key = last
+
+
+def hold(batches: Iterator[pa.RecordBatch], max_bytes: int) -> pa.RecordBatch | None:
+    """Return all rows as one batch; None if there are none.
+
+    Raises:
+        GroupingOverflow: They take more than ``max_bytes`` of Arrow data, or than one batch can hold.
+    """
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        held_bytes += batch.nbytes
+        if held_bytes > max_bytes:
+            raise GroupingOverflow(max_bytes)
+        held.append(batch)
+    return _joined(held)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:

@@ -20,7 +20,7 @@ from pyspark import cloudpickle
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import ANSWER_COLUMN, DIGEST_COLUMN, OUTPUT_COLUMN, TASK_COLUMN
-from statekeep.spark.operator.grouping import GroupingOverflow
+from statekeep.spark.operator.grouping import GroupingOverflow, hold
 from statekeep.spark.operator.outputs import output_arrow_schema
 from statekeep.spark.operator.runner import OperatorOutcome, OperatorSpec, run_operator
 from statekeep.spark.tasks import STATE_STORE
@@ -31,8 +31,6 @@ from statekeep.spark.worker.open_tasks import freeze_garbage_collector, open_tas
 from statekeep.stores.local_files import private_opener
 from statekeep.stores.open_task import OpenTask
 
-_MAX_HELD_BYTES: Final = (1 << 31) - 1
-"""Most Arrow data that is joined to one batch: its offsets are 32 bits wide."""
 _TIDY_BATCHES: Final = 8
 """Change sets that a task makes before it looks for what is not needed any more."""
 
@@ -62,13 +60,13 @@ def process_slot(
             run.process(task, task_rows)
     else:
         try:
-            held = _hold(rows, min(spec.operator.grouping_max_bytes, _MAX_HELD_BYTES))
+            held = hold(rows, spec.operator.grouping_max_bytes)
         except GroupingOverflow:
             for _ in batches:  # Spark waits for the worker to take it
                 continue
             run.overflow()
         else:
-            for task, part in _split(held):
+            for task, part in _split(held) if held is not None else ():
                 run.process(task, iter([part]))
     fault_point("receipt.before")
     yield run.answers()
@@ -242,28 +240,8 @@ def _with_outcome(receipt: Receipt, outcome: OperatorOutcome) -> Receipt:
     )
 
 
-def _hold(batches: Iterator[pa.RecordBatch], max_bytes: int) -> list[pa.RecordBatch]:
-    """Return all rows of a slot.
-
-    Raises:
-        GroupingOverflow: They take more than ``max_bytes`` of Arrow data.
-    """
-    held: list[pa.RecordBatch] = []
-    held_bytes = 0
-    for batch in batches:
-        held_bytes += batch.nbytes
-        if held_bytes > max_bytes:
-            raise GroupingOverflow(max_bytes)
-        held.append(batch)
-    return held
-
-
-def _split(held: list[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _split(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of each task, in their order."""
-    if not held:
-        return
-    rows = pa.Table.from_batches(held).combine_chunks().to_batches()[0]
-    held.clear()
     tasks = rows.column(TASK_COLUMN).to_numpy()
     if (tasks[1:] < tasks[:-1]).any():
         order = np.argsort(tasks, kind="stable")
@@ -277,7 +255,7 @@ def _split_sorted(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
     """Yield each task with its rows, which come sorted by task; take one to its end before the next."""
-    parts = (part for batch in batches for part in _split([batch]))
+    parts = (part for batch in batches for part in _split(batch))
     ahead = next(parts, None)
     while ahead is not None:
         task = ahead[0]
