@@ -105,6 +105,8 @@ class Stream:
     delivered: list[tuple[int, dict[str, tuple[int, int]]]] = field(default_factory=list)
     key: Any = "key"
     """What the stream is grouped by."""
+    output: str = OUTPUT
+    """The columns that the processor yields."""
     on_batch: Callable[[int], None] = lambda batch: None
     """Called by the sink before it takes a batch."""
 
@@ -164,7 +166,7 @@ class Stream:
         base = {"job.name": "counts", "job.logged.store.base.dir": str(self.local_dir)}
         merged = base | self.settings | dict(settings or {})
         grouped = sk.grouped(self.frame().groupBy(self.key), merged)
-        return grouped.transformWithState(processor or Count(), OUTPUT, "Append", "None")
+        return grouped.transformWithState(processor or Count(), self.output, "Append", "None")
 
     def start(
         self, processor: StatefulProcessor | None = None, settings: Mapping[str, Any] | None = None

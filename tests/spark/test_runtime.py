@@ -4,7 +4,6 @@ import io
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +209,6 @@ def _tasks_of_open_batch() -> list[TaskBatch]:
 def test_output_is_the_same_by_way_of_files_and_with_the_receipts(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
-    monkeypatch.setattr(sys.modules["conftest"], "OUTPUT", columns)
     delivered: list[tuple[Any, list[Any]]] = []
 
     def sink(frame: Any, batch: int) -> None:
@@ -220,7 +218,7 @@ def test_output_is_the_same_by_way_of_files_and_with_the_receipts(
     try:
         for name, inline_bytes in (("files", 0), ("receipts", 1 << 20)):
             monkeypatch.setattr(task_jobs, "_INLINE_BYTES", inline_bytes)
-            run = Stream(stream.spark, tmp_path / name)
+            run = Stream(stream.spark, tmp_path / name, output=columns)
             run.root.mkdir()
             run.sink = sink  # type: ignore[method-assign]
             run.add_batches(1)
@@ -446,9 +444,9 @@ def test_a_sink_that_coalesces_gets_every_row_once(stream: Stream) -> None:
 
 
 def test_a_batch_without_output_whose_columns_are_nested_goes_to_the_sink(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: Stream,
 ) -> None:
-    monkeypatch.setattr(sys.modules["conftest"], "OUTPUT", "key string, numbers array<int>")
+    stream.output = "key string, numbers array<int>"
     delivered: list[tuple[int, list[Any]]] = []
     stream.sink = lambda frame, batch: delivered.append((batch, frame.collect()))  # type: ignore[method-assign]
     stream.add_batches(2)
