@@ -103,9 +103,6 @@ class Retrier:
     The first failure of each call is a warning, and after that one failure every ten seconds: a
     start that waits for a store out of reach may wait for long, and says so. After the last try that
     error itself is raised, with notes that tell how often, how long, and by which setting.
-
-    Attributes:
-        retry_count: Repetitions made so far, of all calls: a metric.
     """
 
     def __init__(
@@ -119,7 +116,6 @@ class Retrier:
         self._clock = clock
         self._jitter = jitter
         self._warned_ns = 0
-        self.retry_count = 0
 
     async def run(
         self,
@@ -171,7 +167,6 @@ class Retrier:
             return has_no_retries_left() or left_ms() < _LEAST_LEFT_MS
 
         def before_sleep(state: RetryCallState) -> None:
-            self.retry_count += 1
             error = None if state.outcome is None else state.outcome.exception()
             logger.log(
                 logging.WARNING if self._is_worth_a_warning(tries) else logging.DEBUG,

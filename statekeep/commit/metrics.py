@@ -1,4 +1,4 @@
-"""What is counted and timed about the commits of one task (or of one job on Spark).
+"""What is counted and timed about the commits of one task in plain Python.
 
 Source: Samza 1.8 ``TaskInstanceMetrics``, for the names. Different on purpose: the two
 ``last-...`` gauges hold wall-clock nanoseconds, since a monotonic reading tells an operator
@@ -16,7 +16,6 @@ COUNTERS: Final = (
     "optional-upload-failures",
     "cleanup-failures",
     "flush-calls",
-    "process-calls",
 )
 """Counters, in the order of `CommitMetrics.snapshot`."""
 

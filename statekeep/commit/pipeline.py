@@ -63,7 +63,7 @@ class TaskCommitPipeline:
         *,
         executor: BlockingExecutor,
         clock: Clock,
-        metrics: CommitMetrics,
+        metrics: CommitMetrics | None = None,
         optional_timeout_s: float | None = None,
     ) -> None:
         """Build the backup manager of every backend that a store lists; no I/O.
@@ -74,7 +74,7 @@ class TaskCommitPipeline:
             factories: Every backend that a store lists, by name.
             executor: For blocking calls.
             clock: For durations.
-            metrics: Where they are counted.
+            metrics: Where they are counted; None: nobody asks.
             optional_timeout_s: How many seconds an upload to an optional backend may take; None:
                 as long as it wants.
         """
@@ -82,7 +82,7 @@ class TaskCommitPipeline:
         self._stores = stores
         self._executor = executor
         self._clock = clock
-        self._metrics = metrics
+        self._metrics = CommitMetrics() if metrics is None else metrics
         self._optional_timeout_s = optional_timeout_s
         self._contexts: dict[CheckpointId, CommitContext] = {}
         names = dict.fromkeys(name for store in stores.values() for name in store.backup_factories)

@@ -17,7 +17,6 @@ from statekeep.checkpoint.checkpoints import (
     SystemStreamPartition,
 )
 from statekeep.clock import Clock
-from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.model import StoreSettings
 from statekeep.stores.version import SealedVersion
@@ -61,7 +60,6 @@ class BackupPlace:
             self.factories,
             executor=self.executor,
             clock=self.clock,
-            metrics=CommitMetrics(),
         )
         try:
             await pipeline.init(None)

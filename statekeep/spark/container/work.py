@@ -23,7 +23,6 @@ from statekeep.checkpoint.serde import (
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
 from statekeep.errors import CommitFailedError
@@ -76,7 +75,6 @@ class ContainerWork:
             self._factories, log_backend, escape_name(spec.job_name), self.executor, clock
         )
         self._pipelines: dict[int, TaskCommitPipeline] = {}
-        self.metrics = CommitMetrics()
 
     async def upload(self, request: HandOver) -> None:
         """Back up a version and write the task's entry; a failure is an entry too."""
@@ -169,7 +167,6 @@ class ContainerWork:
                 self._factories,
                 executor=self.executor,
                 clock=self._clock,
-                metrics=self.metrics,
                 optional_timeout_s=self.config.task.commit_optional_timeout_ms / 1000,
             )
             pipeline.ask_optional_first()

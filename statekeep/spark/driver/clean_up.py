@@ -15,7 +15,6 @@ from statekeep.checkpoint.note import Note, no_note, reasons_of
 from statekeep.checkpoint.records import ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
 from statekeep.commit.clean_up_failures import CleanUpFailures, is_damage
-from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import (
     checkpoints_in_reach,
@@ -163,7 +162,6 @@ class CleanUp:
                 self._factories,
                 executor=self._executor,
                 clock=self._clock,
-                metrics=CommitMetrics(),
             )
             if sweep.newest is not None:
                 pipeline.leave_out(sweep.newest)
