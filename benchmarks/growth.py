@@ -49,7 +49,7 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     TaskName,
 )
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import (
     AttemptRecord,
     BatchRecord,
@@ -156,7 +156,7 @@ class AgeingJob:
                 BLOB, {"uri": "memory://growth"}, make_manager=self._make_manager
             )
         }
-        self._writer = LogWriter(BlobJobLog(self.blobs(), "j"))
+        self._writer = LogSession(BlobJobLog(self.blobs(), "j"))
         self._checkpoints = BlobCheckpointStore(self.blobs(), "j")
         self._attempts = 0
         self._batch = -1
@@ -189,8 +189,6 @@ class AgeingJob:
         version = f"{self._batch}_{self._uid('v')[:16]}"
         await self._writer.append(
             BatchRecord(
-                epoch=0,
-                nonce="",
                 query_id="q",
                 batch=self._batch,
                 offsets=f'v1\n{{"batchTimestampMs":{self._clock.time_ns() // 1_000_000}}}\n[{number}]',
@@ -208,10 +206,10 @@ class AgeingJob:
         await self._commit_record(attempt, markers, batch=self._batch)
         if self._scenario == "pin" and number == 1:
             position = self._writer.view.last_commit_position
-            await self._writer.append(PinRecord(epoch=0, nonce="", name="p", position=position))
+            await self._writer.append(PinRecord(name="p", position=position))
         if self._scenario == "damage" and number == 1:
             position = self._writer.view.last_commit_position
-            await self._writer.append(PinRecord(epoch=0, nonce="", name="p", position=position))
+            await self._writer.append(PinRecord(name="p", position=position))
             await MemoryBlobStoreManager(self._root, self._executor).delete(markers[0])
         began = time.perf_counter()
         await self._clean_up.run()
@@ -221,7 +219,7 @@ class AgeingJob:
         """Return how long a successor reads the log, and with how many requests."""
         before = self.counts.copy()
         began = time.perf_counter()
-        await LogWriter(BlobJobLog(self.blobs(), "j")).look()
+        await LogSession(BlobJobLog(self.blobs(), "j")).look()
         elapsed_s = time.perf_counter() - began
         made = self.counts - before
         self.counts.subtract(made)
@@ -239,8 +237,6 @@ class AgeingJob:
         names = [str(task_name(p)) for p in self._tasks]
         await self._writer.append(
             AttemptRecord(
-                epoch=0,
-                nonce="",
                 attempt=self._attempts,
                 batch=self._batch,
                 checkpoint_id=CheckpointId.at(self._clock.time_ns()).serialize(),
@@ -252,9 +248,7 @@ class AgeingJob:
 
     async def _void(self) -> None:
         attempt = await self._begin_attempt("0_0")
-        await self._writer.append(
-            VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=attempt, reason="growth")
-        )
+        await self._writer.append(VoidRecord(attempt_epoch=1, attempt=attempt, reason="growth"))
 
     async def _upload(self, partition: int, attempt: int) -> Marker:
         """Upload one file and its index, and tell so, as the container of a task does."""
@@ -273,8 +267,6 @@ class AgeingJob:
         checkpoint_id = CheckpointId.at(self._clock.time_ns())
         await self._writer.append(
             CommitRecord(
-                epoch=0,
-                nonce="",
                 attempt_epoch=1,
                 attempt=attempt,
                 batch=batch,

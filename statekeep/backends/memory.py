@@ -33,7 +33,7 @@ from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.clock import Clock
 from statekeep.errors import (
     BackendClosedError,

@@ -9,7 +9,7 @@ from statekeep.checkpoint.checkpoints import TaskName
 class PositionTakenError(Exception):
     """Raised by `JobLog.append` when another record stands at the position already.
 
-    Not a `StateBackupError`: it never leaves `LogWriter`, which reads the record and decides.
+    Not a `StateBackupError`: it never leaves `LogSession`, which reads the record and decides.
     """
 
 
@@ -36,7 +36,7 @@ class JobLog(ABC):
         """Create the record at ``position`` if there is none.
 
         Repeating a call whose answer was lost raises `PositionTakenError` on the caller's own
-        record: `LogWriter` knows it by its nonce.
+        record: `LogSession` knows it by its nonce.
 
         Raises:
             PositionTakenError: There is a record; nothing was changed.

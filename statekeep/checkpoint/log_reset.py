@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import (
     AttemptRecord,
     CommitRecord,

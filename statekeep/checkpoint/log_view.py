@@ -22,6 +22,7 @@ from statekeep.checkpoint.records import (
     VoidRecord,
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2
+from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError
 
 _COMMITS_TO_REPLAY_FROM: Final = 16
@@ -270,10 +271,9 @@ class LogView:
         Raises:
             CheckpointCorruptError: The checkpoint in the record cannot be read.
         """
-        raw = commit.checkpoints.get(task)
-        if raw is None:
+        checkpoint = checkpoint_of(commit, task)
+        if checkpoint is None:
             return None
-        checkpoint = decode_checkpoint_v2(bytes(raw), where=f"commit task={task}")
         markers = {
             backend: {
                 store: marker
@@ -400,6 +400,22 @@ class LogView:
     def _drop_open(self, key: tuple[int, int]) -> None:
         self.open_attempts.pop(key, None)
         self.attempt_positions.pop(key, None)
+
+
+def checkpoint_of(commit: CommitRecord, task: str) -> CheckpointV2 | None:
+    """Return a task's checkpoint in a commit, bad markers and all; None where it has none.
+
+    Raises:
+        CheckpointCorruptError: The checkpoint in the record cannot be read.
+    """
+    raw = commit.checkpoints.get(task)
+    return None if raw is None else decode_checkpoint_v2(bytes(raw), where=f"commit task={task}")
+
+
+def version_of(commit: CommitRecord, task: str) -> VersionId | None:
+    """Return a task's version in a commit; None for empty state."""
+    text = commit.versions.get(task)
+    return VersionId.parse(text) if text else None
 
 
 def _query_id(commit: CommitRecord) -> str | None:

@@ -3,13 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, cast
 
-from statekeep.checkpoint.records import AttemptRecord
 from statekeep.config.redact import redact
 
 _LONGEST_SUMMARY: Final = 500
-
-OWNER_GONE: Final = "its owner is gone"
-"""Why an attempt is void that a new owner found open."""
 
 
 class Note(Protocol):
@@ -22,17 +18,6 @@ class Note(Protocol):
 
 def no_note(kind: str, **details: Any) -> None:  # noqa: ANN401 - each kind has its own
     """Forget an event, where nobody asks for it."""
-
-
-def note_void(note: Note, attempt: AttemptRecord, reason: str) -> None:
-    """Tell that an attempt has become void, by whichever record."""
-    note(
-        "void",
-        attempt_epoch=attempt.epoch,
-        attempt=attempt.attempt,
-        batch=attempt.batch,
-        reason=reason,
-    )
 
 
 def summary_of(error: BaseException) -> str:

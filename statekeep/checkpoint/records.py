@@ -12,7 +12,7 @@ import msgspec
 
 from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.framing import claimed_kind, frame, unframe
-from statekeep.errors import UnknownFormatError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 
 class _Record(
@@ -23,9 +23,9 @@ class _Record(
     tag_field="type",
     omit_defaults=True,
 ):
-    epoch: int
-    """Epoch of the writer."""
-    nonce: str
+    epoch: int = 0
+    """Epoch of the writer. `LogSession` fills it in, and the nonce."""
+    nonce: str = ""
     """Drawn for each append: the writer knows its own record again after an unclear answer."""
 
 
@@ -243,7 +243,10 @@ def decode_record(data: bytes, *, where: str) -> Record:
     if framed.kind not in _KINDS:
         raise UnknownFormatError(f"log record of an unknown type: {where} type={framed.kind}")
     damage = f"log record cannot be read: {where} type={framed.kind}"
-    return decode_json(_decoder, framed.payload, damage)
+    record = decode_json(_decoder, framed.payload, damage)
+    if record.epoch < 1 or not record.nonce:
+        raise CheckpointCorruptError(f"{damage} (it has no epoch or no nonce)")
+    return record
 
 
 def is_damaged_batch(data: bytes) -> bool:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoint_manager import CheckpointManager
 from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.records import JobIdentity, ReleaseRecord
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.container.task_log import TaskLog
+from statekeep.container.task_log import commit_of_task, versions_of_task
 from statekeep.errors import CommitFailedError, ConfigError, RetriableError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +26,9 @@ class CheckpointCopies:
         self._manager = manager
         self._task = task
 
-    async def adopt(self, log: TaskLog, new_uid: Callable[[], str]) -> None:
+    async def adopt(
+        self, log: LogSession, identity: JobIdentity, new_uid: Callable[[], str]
+    ) -> None:
         """Make a commit of what the place holds, if the log has none but the empty one.
 
         So the task goes on where a job of Samza had got to. The empty commit is released: what was
@@ -41,15 +45,19 @@ class CheckpointCopies:
         empty = [position for position, commit in log.view.commits.items() if commit.batch < 0]
         if current.batch >= 0:
             if empty:
-                await log.release(empty)  # the owner before did not get to it
+                await log.append(
+                    ReleaseRecord(positions=empty)
+                )  # the owner before did not get to it
             return
         found = await self._manager.read_last(self._task.task_name)
         if found is None:
             return
         version = VersionId(current.batch + 1, new_uid())
-        attempt = await log.begin_attempt(version, found.checkpoint_id)
-        await log.commit(attempt, version, found)
-        await log.release(empty)
+        attempt = await log.begin_attempt(
+            version.batch, found.checkpoint_id, versions_of_task(self._task, version)
+        )
+        await log.append(commit_of_task(self._task, identity, (log.epoch, attempt), version, found))
+        await log.append(ReleaseRecord(positions=empty))
         logger.info(
             "task goes on from a checkpoint of another log: task=%s checkpoint_id=%s",
             self._task.task_name,
@@ -67,7 +75,7 @@ class CheckpointCopies:
             return False
         return await self._manager.read_last(self._task.task_name) is not None
 
-    async def write(self, checkpoint: CheckpointV2, log: TaskLog) -> None:
+    async def write(self, checkpoint: CheckpointV2, log: LogSession) -> None:
         """Copy a checkpoint whose commit record stands in the log.
 
         Not if somebody else has taken over since: the place takes whatever is written last.

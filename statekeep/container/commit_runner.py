@@ -8,8 +8,11 @@ from typing import Final
 from statekeep.backends.base import CommitContext, TaskIdentity
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.log_view import checkpoint_of, version_of
 from statekeep.checkpoint.note import Note, no_note
-from statekeep.checkpoint.records import CommitRecord
+from statekeep.checkpoint.records import CommitRecord, JobIdentity
+from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate, Decision
 from statekeep.commit.metrics import CommitMetrics
@@ -17,7 +20,7 @@ from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task_commit import TaskCommit
-from statekeep.container.task_log import TaskLog
+from statekeep.container.task_log import commit_of_task, versions_of_task
 from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
 from statekeep.stores.version import SealedVersion
@@ -42,7 +45,8 @@ class CommitRunner:
         self,
         task: TaskIdentity,
         *,
-        log: TaskLog,
+        log: LogSession,
+        identity: JobIdentity,
         copies: CheckpointCopies,
         pipeline: TaskCommitPipeline,
         gate: CommitGate,
@@ -55,6 +59,7 @@ class CommitRunner:
         self._task = task
         self._note = note
         self._log = log
+        self._identity = identity
         self._copies = copies
         self._pipeline = pipeline
         self._gate = gate
@@ -230,9 +235,11 @@ class CommitRunner:
             raise RuntimeError("a skipped commit has nothing to make durable")
         version_id = version.id
         fault_point("attempt.before")
-        attempt = await self._log.begin_attempt(version_id, checkpoint_id)
+        attempt = await self._log.begin_attempt(
+            version_id.batch, checkpoint_id, versions_of_task(self._task, version_id)
+        )
         fault_point("attempt.after")
-        base, base_version = self._log.base()
+        base, base_version = self._base()
         context = CommitContext(
             checkpoint_id=checkpoint_id,
             epoch=self._log.epoch,
@@ -253,9 +260,21 @@ class CommitRunner:
             elapsed_ms=(self._clock.monotonic_ns() - began_ns) // _NS_PER_MS,
         )
         fault_point("record.before")
-        await self._log.commit(attempt, version_id, checkpoint)
+        await self._log.append(
+            commit_of_task(
+                self._task, self._identity, (self._log.epoch, attempt), version_id, checkpoint
+            )
+        )
         fault_point("record.after")
         await self._copies.write(checkpoint, self._log)
+
+    def _base(self) -> tuple[CheckpointV2 | None, VersionId | None]:
+        """Return what a commit may build on: the current commit, without bad markers."""
+        current = self._log.view.last_commit
+        if current is None:
+            return None, None
+        name = self._task.task_name
+        return self._log.view.usable_checkpoint(current, name), version_of(current, name)
 
     def _count_bytes(self, size: int) -> None:
         self._bytes_uploaded += size
@@ -338,7 +357,7 @@ class CommitRunner:
 
     def _last_commit(self) -> tuple[CommitRecord, CheckpointV2]:
         current = self._log.view.last_commit
-        checkpoint = None if current is None else self._log.checkpoint_of(current)
+        checkpoint = None if current is None else checkpoint_of(current, self._task.task_name)
         if current is None or checkpoint is None:
             raise RuntimeError("the log has no commit after one succeeded")
         return current, checkpoint

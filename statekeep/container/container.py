@@ -16,7 +16,7 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import encryption_limits
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.clock import Clock, SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.model import Config, ContainerSettings

@@ -5,13 +5,20 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.note import Note, no_note, reasons_of
+from statekeep.checkpoint.records import ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
 from statekeep.commit.clean_up_failures import CleanUpFailures, is_damage
 from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.commit.retention import closed_attempts, commits_to_release, expired_pins
+from statekeep.commit.retention import (
+    checkpoints_in_reach,
+    closed_attempts,
+    commits_to_release,
+    expired_pins,
+)
 from statekeep.config.model import CheckpointSettings
-from statekeep.container.task_log import TaskLog
 from statekeep.errors import CheckpointCorruptError, StateBackupError, TaskFencedError
 from statekeep.fault_points import fault_point
 
@@ -30,9 +37,9 @@ class Housekeeper:
 
     def __init__(
         self,
-        task_name: str,
+        task_name: TaskName,
         *,
-        log: TaskLog,
+        log: LogSession,
         pipeline: TaskCommitPipeline,
         retention: CheckpointSettings,
         clock: Clock,
@@ -43,7 +50,7 @@ class Housekeeper:
         """Take what a round needs.
 
         Args:
-            task_name: For logs.
+            task_name: Whose log it is.
             log: Says what is retained and what is closed.
             pipeline: Deletes in the backends.
             retention: Which commits stay.
@@ -112,7 +119,8 @@ class Housekeeper:
         if not closed:
             return None
         try:
-            await self._pipeline.clean_up(self._log.in_reach(closed), closed)
+            retained = checkpoints_in_reach(self._log.view, self._task_name, closed)
+            await self._pipeline.clean_up(retained, closed)
         except (CheckpointCorruptError, ExceptionGroup) as exc:
             if not is_damage(exc):
                 raise
@@ -132,11 +140,11 @@ class Housekeeper:
         """Release what is no longer worth keeping; return how many commits that were."""
         now_ms = self._clock.time_ns() // 1_000_000
         for name in expired_pins(self._log.view, now_ms):
-            await self._log.unpin(name)
+            await self._log.append(UnpinRecord(name=name))
         positions = commits_to_release(self._log.view, self._retention, now_ms)
         if positions:
             fault_point("release.before")
-            await self._log.release(positions)
+            await self._log.append(ReleaseRecord(positions=positions))
             fault_point("release.after")
         return len(positions)
 
@@ -145,5 +153,5 @@ class Housekeeper:
         count = floor - self._trimmed_to
         if count >= _TRIM_AFTER or (count > 0 and self._log.is_trim_wanted):
             fault_point("trim.before")
-            await self._log.trim()
+            await self._log.trim(floor)
             self._trimmed_to = floor

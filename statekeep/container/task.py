@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping
 
 from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition, TaskName
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.log_view import version_of
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.container.checkpoint_copies import CheckpointCopies
@@ -11,7 +13,6 @@ from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task_commit import TaskCommit
 from statekeep.container.task_events import TaskEvents
-from statekeep.container.task_log import TaskLog
 from statekeep.container.task_stores import TaskStores
 from statekeep.errors import BackendClosedError, StateBackupError
 from statekeep.restore.manager import RestoreOutcome
@@ -35,7 +36,7 @@ class Task:
         *,
         stores: TaskStores,
         runner: CommitRunner,
-        log: TaskLog,
+        log: LogSession,
         copies: CheckpointCopies,
         pipeline: TaskCommitPipeline,
         housekeeper: Housekeeper,
@@ -171,7 +172,7 @@ class Task:
 
     async def _seal(self) -> SealedVersion:
         current = self._log.view.last_commit
-        return await self._stores.seal(None if current is None else self._log.version_of(current))
+        return await self._stores.seal(None if current is None else version_of(current, self.name))
 
     def _check_open(self) -> None:
         if self._is_closed:

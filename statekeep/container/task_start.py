@@ -10,9 +10,12 @@ from statekeep.backends.optional_powers import KeepsCheckpoints
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoint_manager import CheckpointForms
-from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_scope import task_scope
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.log_view import LogView, checkpoint_of, version_of
+from statekeep.checkpoint.records import BadMarkerRecord, JobIdentity
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate
@@ -30,7 +33,7 @@ from statekeep.container.new_log import (
 )
 from statekeep.container.task import Task
 from statekeep.container.task_events import TaskEvents
-from statekeep.container.task_log import TaskLog
+from statekeep.container.task_log import take_over_task
 from statekeep.container.task_stores import TaskStores
 from statekeep.errors import TaskFencedError
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
@@ -78,21 +81,24 @@ async def start_task(parts: TaskParts) -> Task:
         place = (parts.factories, parts.log_backend.name, scope, parts.executor, parts.clock)
         store = open_checkpoint_store(*place)
         events = TaskEvents(store, parts.config.job, parts.clock)
-        log = TaskLog(open_job_log(*place), parts.task, parts.stores, events.note)
+        log = LogSession(open_job_log(*place), note=events.note)
         undo.push_async_callback(log.close)
         undo.push_async_exit(_end_by_error(events))
         copies = _copies(parts)
         undo.push_async_callback(copies.close)
-        await log.take_over(
-            parts.owner,
-            CheckpointId.at(parts.clock.time_ns()),
-            lambda: _check_new(parts, scope, copies),
+        identity = await take_over_task(
+            log,
+            parts.task,
+            parts.stores.keys(),
+            owner=parts.owner,
+            checkpoint_id=CheckpointId.at(parts.clock.time_ns()),
+            check_new=lambda: _check_new(parts, scope, copies),
         )
         events.begin(log.epoch)
         _note_start(parts, log, events)
 
-        await copies.adopt(log, parts.new_uid)
-        parts = replace(parts, task=replace(parts.task, job_uid=log.job_uid))
+        await copies.adopt(log, identity, parts.new_uid)
+        parts = replace(parts, task=replace(parts.task, job_uid=identity.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
         # Before the restore, which may need the room that restores before it have left full.
         await parts.local_executor.run(directory.sweep)
@@ -110,7 +116,7 @@ async def start_task(parts: TaskParts) -> Task:
             parts.stores,
             restored.version,
             captured=_captured(parts),
-            first_batch=_next_batch(log),
+            first_batch=_next_batch(log.view),
             executor=parts.local_executor,
             new_uid=parts.new_uid,
         )
@@ -118,6 +124,7 @@ async def start_task(parts: TaskParts) -> Task:
     return _assemble(
         parts,
         log=log,
+        identity=identity,
         copies=copies,
         pipeline=pipeline,
         stores=stores,
@@ -174,7 +181,7 @@ def _end_by_error(events: TaskEvents) -> Callable[..., Awaitable[None]]:
     return end
 
 
-def _note_start(parts: TaskParts, log: TaskLog, events: TaskEvents) -> None:
+def _note_start(parts: TaskParts, log: LogSession, events: TaskEvents) -> None:
     committed = log.view.last_commit
     batch = -1 if committed is None else committed.batch
     events.note(
@@ -220,7 +227,7 @@ def _copies(parts: TaskParts) -> CheckpointCopies:
     return CheckpointCopies(manager, parts.task)
 
 
-async def _restore(parts: TaskParts, log: TaskLog, directory: TaskDirectory) -> RestoreOutcome:
+async def _restore(parts: TaskParts, log: LogSession, directory: TaskDirectory) -> RestoreOutcome:
     """Restore from the newest commit within reach, and record the markers that were found bad."""
     restorer = TaskRestorer(
         parts.task,
@@ -233,28 +240,37 @@ async def _restore(parts: TaskParts, log: TaskLog, directory: TaskDirectory) -> 
         bad_markers=frozenset(log.view.bad_markers),
         new_uid=parts.new_uid,
     )
-    outcome = await restorer.restore(_candidates(log, parts.task.operator))
+    outcome = await restorer.restore(_candidates(log.view, parts.task))
     for failure in outcome.failures:
         if failure.is_marker_bad:
-            await log.mark_bad(failure.backend, failure.store, failure.marker, failure.error)
+            await log.append(
+                BadMarkerRecord(
+                    backend=failure.backend,
+                    task=parts.task.task_name,
+                    store=failure.store,
+                    marker=failure.marker,
+                    reason=failure.error,
+                )
+            )
     return outcome
 
 
-def _candidates(log: TaskLog, operator: str) -> Sequence[RestoreCandidate]:
+def _candidates(view: LogView, task: TaskIdentity) -> Sequence[RestoreCandidate]:
     return [
         RestoreCandidate(
-            log.checkpoint_of(commit),
-            log.version_of(commit),
-            frozenset(map(StoreName, commit.identity.stores.get(operator, ()))),
+            checkpoint_of(commit, task.task_name),
+            version_of(commit, task.task_name),
+            frozenset(map(StoreName, commit.identity.stores.get(task.operator, ()))),
         )
-        for commit in reversed(log.view.commits.values())
+        for commit in reversed(view.commits.values())
     ]
 
 
 def _assemble(
     parts: TaskParts,
     *,
-    log: TaskLog,
+    log: LogSession,
+    identity: JobIdentity,
     copies: CheckpointCopies,
     pipeline: TaskCommitPipeline,
     stores: TaskStores,
@@ -266,7 +282,9 @@ def _assemble(
     checkpoint = parts.config.checkpoint
 
     async def drop_versions() -> None:
-        keep, settled_batch = _needed_versions(log, stores, checkpoint.local_retain_versions)
+        keep, settled_batch = _needed_versions(
+            log.view, parts.task.task_name, stores, checkpoint.local_retain_versions
+        )
         await parts.local_executor.run(directory.retain, keep, settled_batch)
 
     def on_fenced(error: TaskFencedError) -> None:
@@ -285,6 +303,7 @@ def _assemble(
     runner = CommitRunner(
         parts.task,
         log=log,
+        identity=identity,
         copies=copies,
         pipeline=pipeline,
         gate=CommitGate(parts.config.task),
@@ -312,14 +331,14 @@ def _assemble(
 
 
 def _needed_versions(
-    log: TaskLog, stores: TaskStores, retain_versions: int
+    view: LogView, task: TaskName, stores: TaskStores, retain_versions: int
 ) -> tuple[frozenset[VersionId], int]:
     """Return the local versions that stay, and the batch up to which all others go."""
-    commits = list(log.view.commits.values())
-    committed = [log.version_of(commit) for commit in commits[-retain_versions:]]
+    commits = list(view.commits.values())
+    committed = [version_of(commit, task) for commit in commits[-retain_versions:]]
     being_committed = (
         VersionId.parse(text)
-        for attempt in log.view.open_attempts.values()
+        for attempt in view.open_attempts.values()
         for text in attempt.versions.values()
         if text
     )
@@ -342,6 +361,5 @@ def _captured(parts: TaskParts) -> frozenset[StoreName]:
     )
 
 
-def _next_batch(log: TaskLog) -> int:
-    view = log.view
+def _next_batch(view: LogView) -> int:
     return 1 + max((commit.batch for commit in view.commits.values()), default=-1)

@@ -13,9 +13,9 @@ from statekeep.backends.sealing import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.checkpoint.event_log import KEPT_REIGNS, Event, read_events
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
-from statekeep.checkpoint.log_guest import LogGuest
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope, task_scope
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, Record
 from statekeep.checkpoint.serde import decode_checkpoint_v2
@@ -94,9 +94,9 @@ class InspectedJob:
         self.clock = place.clock
 
     @property
-    def guest(self) -> LogGuest:
+    def guest(self) -> LogSession:
         """What writes pins beside the job's own driver."""
-        return LogGuest(self.log)
+        return LogSession(self.log)
 
     async def progress(self) -> Sequence[Event]:
         """Return the progress events of the newest reigns, oldest first; what is damaged is left out.

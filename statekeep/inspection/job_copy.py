@@ -19,7 +19,7 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import Clock
 from statekeep.config.model import Config

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, MovedRecord, Record, decode_record
 from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
-from statekeep.inspection.job_owner import JobOwner
 
 Records = Sequence[tuple[int, bytes]]
 """Positions, and what stands there."""
@@ -55,13 +55,13 @@ async def move_log(source: JobLog, target: JobLog, backend: str, *, owner: str) 
     """
     await check_move(source, target, backend)
     if (await _read_view(source, backend)).moved_to is None:
-        taken = await JobOwner.take_over(source, owner)
+        taken = await LogSession.of_tool(source, owner)
         records = await source.read(0)
         _require_apart(records, await target.read(0))
         await target.trim(records[0][0])
         await _copy(records, target)
         _require_whole(records, await target.read(0))
-        await taken.leave(backend)
+        await taken.append(MovedRecord(backend=backend))
     # Pins may be written by anybody until the log has moved.
     records = await source.read(0)
     return await _copy(_before_the_move(records), target)

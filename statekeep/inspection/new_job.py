@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -18,8 +18,8 @@ from statekeep.checkpoint.checkpoints import (
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_session import LogSession, random_nonce
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.log_writer import random_nonce
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
 from statekeep.clock import Clock
@@ -27,7 +27,6 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.inspection.clean_up import Sweep, delete_leftovers
 from statekeep.inspection.job import LogPlace, name_of_job, open_log_place
-from statekeep.inspection.job_owner import JobOwner
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.state_copy import BackupPlace, prepare_backends
 from statekeep.stores.version import SealedVersion
@@ -42,7 +41,7 @@ class NewJob:
 
     def __init__(
         self,
-        log: JobOwner,
+        log: LogSession,
         commit: CommitRecord,
         place: BackupPlace,
         identity: JobIdentity,
@@ -92,11 +91,9 @@ class NewJob:
             query: Of the Spark query that goes on with the state; None in plain Python.
         """
         self._has_ended = True
-        return await self._log.commit(
+        return await self._log.append(
             msgspec.structs.replace(
                 self._commit,
-                epoch=0,
-                nonce="",
                 attempt_epoch=self._log.epoch,
                 attempt=self._place.attempt,
                 checkpoint_id=self._place.checkpoint_id.serialize(),
@@ -172,15 +169,16 @@ async def begin_job(
         try:
             yield job
         except BaseException as exc:
-            await log.give_up(attempt, "the job was not made")
+            with suppress(StateBackupError):  # then the next owner makes it void
+                await log.close_attempt("the job was not made")
             await _delete_waste(job, place, config, exc)
             raise
 
 
-async def _take_over(place: LogPlace, config: Config, owner: str) -> JobOwner:
+async def _take_over(place: LogPlace, config: Config, owner: str) -> LogSession:
     """Own the log of a job that is not there yet, and delete what a killed try has left behind."""
     await require_no_commit(config, place)
-    log = await JobOwner.take_over(place.log, owner)
+    log = await LogSession.of_tool(place.log, owner)
     # Somebody may have made or started the job meanwhile; from here on nobody can.
     _require_no_commit(config, place, log.view)
     for sweep in Sweep.of_remains(await read_remains(place.log), log.epoch):

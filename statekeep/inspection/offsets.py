@@ -7,8 +7,10 @@ from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.log_view import version_of
 from statekeep.clock import Clock
-from statekeep.container.task_log import TaskLog
+from statekeep.container.task_log import commit_of_task, take_over_task, versions_of_task
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob
 
@@ -45,20 +47,22 @@ async def overwrite_input_offsets(
         raise ConfigError(f"the task has no commit with input offsets yet: task={task_name}")
     _check_inputs(checkpoint, offsets)
     stores = job.stores(commit)[MAIN_OPERATOR]
-    identity = TaskIdentity(
+    task = TaskIdentity(
         commit.identity.job_name, MAIN_OPERATOR, task_name, job_uid=commit.identity.job_uid
     )
-    log = TaskLog(job.log, identity, stores)
+    log = LogSession(job.log)
     checkpoint_id = CheckpointId.at(clock.time_ns())
-    await log.take_over(owner, checkpoint_id)
-    current, version = log.base()
+    identity = await take_over_task(log, task, stores, owner=owner, checkpoint_id=checkpoint_id)
+    newest = log.view.last_commit or commit
+    current = log.view.usable_checkpoint(newest, task_name)
+    version = version_of(newest, task_name)
     if current is None or version is None:
         raise ConfigError(f"the task has no commit with input offsets yet: task={task_name}")
     changed = replace(
         current, checkpoint_id=checkpoint_id, input_offsets={**current.input_offsets, **offsets}
     )
-    attempt = await log.begin_attempt(version, checkpoint_id)
-    await log.commit(attempt, version, changed)
+    attempt = await log.begin_attempt(version.batch, checkpoint_id, versions_of_task(task, version))
+    await log.append(commit_of_task(task, identity, (log.epoch, attempt), version, changed))
     return changed
 
 

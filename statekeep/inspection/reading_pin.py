@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from statekeep.checkpoint.job_log import JobLog
-from statekeep.checkpoint.log_guest import LogGuest
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import LogSession, random_nonce
 from statekeep.clock import Clock
 from statekeep.errors import StateBackupError
 
@@ -53,7 +52,7 @@ async def reading_pin(log: JobLog, position: int, clock: Clock) -> AsyncGenerato
 async def _let_go(log: JobLog, name: str) -> None:
     """Take the pin away; what cannot be is a warning, as the pin then goes by itself."""
     try:
-        await LogGuest(log).unpin(name)
+        await LogSession(log).unpin(name)
     except StateBackupError as exc:
         logger.warning(
             "the pin of a commit that was read stays until it expires: name=%s error=%s", name, exc
@@ -77,4 +76,4 @@ async def _keep_renewing(log: JobLog, name: str, position: int, clock: Clock) ->
 
 async def _renew(log: JobLog, name: str, position: int, clock: Clock) -> None:
     expires_ms = clock.time_ns() // 1_000_000 + _LEASE_MS
-    await LogGuest(log).pin(name, position, expires_ms=expires_ms)
+    await LogSession(log).pin(name, position, expires_ms=expires_ms)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -14,12 +15,12 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, StateBackupError
 from statekeep.inspection.job import InspectedJob, Progress
-from statekeep.inspection.job_owner import JobOwner
 from statekeep.inspection.state_copy import (
     BackupPlace,
     listing_only,
@@ -77,7 +78,7 @@ async def recommit(
     require_commit_with_state(job)
     require_free(pin, job.view)
     await prepare_backends(backends, job.executor, job.clock)
-    log = await JobOwner.take_over(job.log, owner)
+    log = await LogSession.of_tool(job.log, owner)
     # Whoever was fenced just now may have committed after the job was opened, and others may pin.
     require_free(pin, log.view)
     commit = log.view.last_commit
@@ -126,7 +127,7 @@ class _Copying:
     def __init__(
         self,
         job: InspectedJob,
-        log: JobOwner,
+        log: LogSession,
         commit: CommitRecord,
         *,
         backends: Mapping[BackendName, StateBackendFactory],
@@ -153,9 +154,10 @@ class _Copying:
         try:
             made = await run_all(self._copy(task, place) for task in tasks)
             checkpoints = dict(zip(tasks, made, strict=True))
-            position = await self._log.commit(self._record(attempt, place, checkpoints))
+            position = await self._log.append(self._record(attempt, place, checkpoints))
         except BaseException:
-            await self._log.give_up(attempt, "the copy failed")
+            with suppress(StateBackupError):  # then the next owner makes it void
+                await self._log.close_attempt("the copy failed")
             raise
         return Recommit(position, len(tasks), self._bytes)
 
@@ -204,8 +206,6 @@ class _Copying:
         }
         return msgspec.structs.replace(
             self._commit,
-            epoch=0,
-            nonce="",
             attempt_epoch=self._log.epoch,
             attempt=attempt,
             checkpoint_id=place.checkpoint_id.serialize(),

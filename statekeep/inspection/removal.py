@@ -9,11 +9,12 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.records import ReleaseRecord
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, UnknownFormatError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
 from statekeep.inspection.job import InspectedJob, LogPlace
-from statekeep.inspection.job_owner import JobOwner
 from statekeep.inspection.reading_pin import HOLD_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ async def remove_commits(job: InspectedJob, which: Sequence[str], *, owner: str)
     positions = sorted({job.find_commit(name)[0] for name in which})
     for position in positions:
         _require_removable(job, position)
-    log = await JobOwner.take_over(job.log, owner)
-    await log.release(positions)
+    log = await LogSession.of_tool(job.log, owner)
+    await log.append(ReleaseRecord(positions=positions))
     identity = job.view.commits[positions[0]].identity
     await delete_leftovers(job.place, job.config, Sweep.of(log.view, identity))
     return positions

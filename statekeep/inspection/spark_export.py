@@ -10,7 +10,7 @@ from statekeep.backends.blob.managers.object_places import missing_package_told
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob, Progress

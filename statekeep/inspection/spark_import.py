@@ -10,7 +10,7 @@ from statekeep.backends.base import TaskIdentity
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.inspection.job import open_log_place
 from statekeep.inspection.job_copy import Making
@@ -102,8 +102,6 @@ def _begin(
 def _commit(state: SparkState, store: StoreName) -> CommitRecord:
     """Return what the new commits have in common with one that the state might be of."""
     return CommitRecord(
-        epoch=0,
-        nonce="",
         attempt_epoch=0,
         attempt=0,
         batch=state.version - 1,

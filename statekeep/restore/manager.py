@@ -7,7 +7,7 @@ from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.config.model import StoreSettings

@@ -9,7 +9,7 @@ from conftest import PARTITIONS, Stream
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.log_scope import job_scope
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import AttemptRecord
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
@@ -39,12 +39,10 @@ async def leave_an_attempt_open(stream: Stream) -> None:
     """Take the job over as a driver that dies between the attempt record and the uploads."""
     executor, clock = BoundedExecutor(2, "test"), SystemClock()
     factory = BackendRegistry(load_dict(settings_of(stream))).factory("blob")
-    log = LogWriter(factory.job_log(job_scope("counts"), executor, clock))
+    log = LogSession(factory.job_log(job_scope("counts"), executor, clock))
     await log.open()
     await log.take_over("a driver that dies")
-    await log.append(
-        AttemptRecord(epoch=0, nonce="", attempt=1, batch=0, checkpoint_id="7-1", versions={})
-    )
+    await log.append(AttemptRecord(attempt=1, batch=0, checkpoint_id="7-1", versions={}))
     await log.close()
     await executor.close()
 

@@ -13,7 +13,7 @@ from statekeep.checkpoint.checkpoints import (
     Marker,
     StoreName,
 )
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import (
     JobIdentity,
     QueryState,
@@ -41,7 +41,7 @@ class Rig:
 
     def __init__(
         self,
-        writer: LogWriter,
+        writer: LogSession,
         checkpoints: BlobCheckpointStore,
         required_backends: tuple[str, ...] = (),
         optional_backends: tuple[str, ...] = (),

@@ -14,8 +14,8 @@ from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManag
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.log_reader import LogReader
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import (
     AttemptRecord,
     BaseRecord,
@@ -121,9 +121,9 @@ def log_on(blobs: BlobStoreManager) -> BlobJobLog:
     return BlobJobLog(blobs, "job")
 
 
-async def driver_on(blobs: BlobStoreManager, owner: str = "driver") -> LogWriter:
+async def driver_on(blobs: BlobStoreManager, owner: str = "driver") -> LogSession:
     """Return a writer that has taken over the log."""
-    writer = LogWriter(log_on(blobs))
+    writer = LogSession(log_on(blobs))
     await writer.open()
     await writer.take_over(owner)
     return writer
@@ -137,13 +137,12 @@ async def view_of(blobs: BlobStoreManager) -> LogView:
 
 
 def stamped(record: Record, epoch: int) -> Record:
-    return msgspec.structs.replace(record, epoch=epoch)
+    """Return a record as it stands in a log."""
+    return msgspec.structs.replace(record, epoch=epoch, nonce="n")
 
 
 def attempt_record(attempt: int, batch: int = 0) -> AttemptRecord:
     return AttemptRecord(
-        epoch=0,
-        nonce="",
         attempt=attempt,
         batch=batch,
         checkpoint_id="1700000000123-456789",
@@ -155,8 +154,6 @@ def commit_record(
     attempt: int, batch: int = 0, *, attempt_epoch: int = 1, query_id: str = "q"
 ) -> CommitRecord:
     return CommitRecord(
-        epoch=0,
-        nonce="",
         attempt_epoch=attempt_epoch,
         attempt=attempt,
         batch=batch,
@@ -170,8 +167,6 @@ def commit_record(
 
 def batch_record(batch: int, *, query_id: str = "q", uid: str = UID) -> BatchRecord:
     return BatchRecord(
-        epoch=0,
-        nonce="",
         query_id=query_id,
         batch=batch,
         offsets=f"offsets of {batch}",
@@ -180,12 +175,8 @@ def batch_record(batch: int, *, query_id: str = "q", uid: str = UID) -> BatchRec
 
 
 def base_record(head: int, *, query_id: str = "q", commit_position: int = 0) -> BaseRecord:
-    return BaseRecord(
-        epoch=0, nonce="", query_id=query_id, commit_position=commit_position, head=head
-    )
+    return BaseRecord(query_id=query_id, commit_position=commit_position, head=head)
 
 
 def void_record(attempt: int, *, attempt_epoch: int = 1) -> VoidRecord:
-    return VoidRecord(
-        epoch=0, nonce="", attempt_epoch=attempt_epoch, attempt=attempt, reason="test"
-    )
+    return VoidRecord(attempt_epoch=attempt_epoch, attempt=attempt, reason="test")

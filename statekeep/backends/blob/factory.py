@@ -58,7 +58,7 @@ from statekeep.backends.wrappers import (
 )
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.clock import Clock
 from statekeep.errors import ConfigError
 

@@ -11,7 +11,7 @@ from statekeep.backends.blob.bounded import run_bounded
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,

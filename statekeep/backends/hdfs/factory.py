@@ -28,7 +28,7 @@ from statekeep.backends.hdfs.store_files import StoreFiles
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.clock import Clock
 from statekeep.stores.block_codec import codec_named
 

@@ -339,8 +339,6 @@ class BatchLoop:
     def _record(self, batch: int, offsets: str, tasks: Mapping[int, TaskBatch]) -> BatchRecord:
         previous = self._location.read(f"commits/{batch - 1}") if batch > 0 else None
         return BatchRecord(
-            epoch=0,
-            nonce="",
             query_id=self._location.query_id() or "",
             batch=batch,
             offsets=offsets,

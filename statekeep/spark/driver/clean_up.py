@@ -9,8 +9,8 @@ from typing import Final
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
 from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.note import Note, no_note, reasons_of
 from statekeep.checkpoint.records import ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
@@ -50,7 +50,7 @@ class CleanUp:
         spec: JobSpec,
         partitions: int,
         factories: Mapping[BackendName, StateBackendFactory],
-        writer: LogWriter,
+        writer: LogSession,
         checkpoints: CheckpointStore,
         executor: BlockingExecutor,
         clock: Clock,
@@ -93,12 +93,12 @@ class CleanUp:
         view = self._writer.view
         now_ms = self._clock.time_ns() // 1_000_000
         for name in expired_pins(view, now_ms):
-            await self._writer.append(UnpinRecord(epoch=0, nonce="", name=name))
+            await self._writer.append(UnpinRecord(name=name))
         positions = commits_to_release(view, self._spec.config.checkpoint, now_ms)
         if positions:
             # A fenced driver finds out here, before anything is deleted.
             fault_point("release_record.before")
-            await self._writer.append(ReleaseRecord(epoch=0, nonce="", positions=positions))
+            await self._writer.append(ReleaseRecord(positions=positions))
             fault_point("release_record.after")
         closed = closed_attempts(view)
         if not closed:

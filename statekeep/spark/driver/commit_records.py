@@ -14,8 +14,8 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     SystemStreamPartition,
 )
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.errors import ConfigError, RetriableError
@@ -74,7 +74,7 @@ class CommitRecords:
 
     def __init__(
         self,
-        writer: LogWriter,
+        writer: LogSession,
         identity: JobIdentity,
         query_state: Callable[[int], Awaitable[QueryState]],
         required_backends: Collection[str],
@@ -199,8 +199,6 @@ class CommitRecords:
             for p in versions
         }
         return CommitRecord(
-            epoch=0,
-            nonce="",
             attempt_epoch=key[0],
             attempt=key[1],
             batch=batch,
@@ -230,8 +228,6 @@ class CommitRecords:
 def attempt_record(plan: HandOverPlan, versions: Mapping[int, str]) -> AttemptRecord:
     """Return the record that precedes the hand-over of a plan; ``versions`` are all tasks'."""
     return AttemptRecord(
-        epoch=0,
-        nonce="",
         attempt=plan.attempt,
         batch=plan.batch,
         checkpoint_id=plan.checkpoint_id,

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no t
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.job_log import CheckpointStore
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import (
     AttemptRecord,
@@ -62,7 +62,7 @@ class Committer:
     def __init__(
         self,
         *,
-        writer: LogWriter,
+        writer: LogSession,
         checkpoints: CheckpointStore,
         gate: CommitGate,
         clock: Clock,
@@ -390,9 +390,7 @@ class Committer:
         async with self._ending:
             if self._open is not attempt:
                 return False
-            record = VoidRecord(
-                epoch=0, nonce="", attempt_epoch=plan.epoch, attempt=plan.attempt, reason=reason
-            )
+            record = VoidRecord(attempt_epoch=plan.epoch, attempt=plan.attempt, reason=reason)
             fault_point("void_record.before")
             await self._append(record)
             self._open = None

@@ -102,12 +102,8 @@ def first_commit(
         epoch: Of this reign: its attempts are numbered from 1, so that 0 is free.
     """
     if before is not None:
-        return msgspec.structs.replace(
-            before, epoch=0, nonce="", attempt_epoch=epoch, attempt=0, batch=-1, query=None
-        )
+        return msgspec.structs.replace(before, attempt_epoch=epoch, attempt=0, batch=-1, query=None)
     return CommitRecord(
-        epoch=0,
-        nonce="",
         attempt_epoch=0,
         attempt=0,
         batch=-1,

@@ -195,8 +195,6 @@ class Recovery:
             if failure["is_marker_bad"]:
                 self._on_bad_marker(
                     BadMarkerRecord(
-                        epoch=0,
-                        nonce="",
                         backend=failure["backend"],
                         task=name,
                         store=failure["store"],

@@ -21,12 +21,10 @@ from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.event_recorder import EventRecorder
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_scope import job_scope
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.log_writer import LogWriter
-from statekeep.checkpoint.note import OWNER_GONE, note_void
 from statekeep.checkpoint.records import (
     BadMarkerRecord,
-    BaseRecord,
     BatchRecord,
     CommitRecord,
     JobIdentity,
@@ -106,7 +104,7 @@ class Reign:
         )
         self._factories: dict[BackendName, StateBackendFactory] = {}
         self._log_backend: BackendName | None = None
-        self._writer: LogWriter | None = None
+        self._writer: LogSession | None = None
         self._checkpoints: CheckpointStore | None = None
         self._committer: Committer | None = None
         self._cleaning: set[asyncio.Task[None]] = set()
@@ -141,7 +139,7 @@ class Reign:
         return self._log_backend
 
     @property
-    def _log(self) -> LogWriter:
+    def _log(self) -> LogSession:
         if self._writer is None:
             msg = "the job log is not open"
             raise RuntimeError(msg)
@@ -336,7 +334,7 @@ class Reign:
             await self._prepare(self._factories, partitions)
         place = (self._factories, name, scope, self._executor, self._clock)
         self._checkpoints = open_checkpoint_store(*place)
-        self._writer = LogWriter(open_job_log(*place))
+        self._writer = LogSession(open_job_log(*place), note=self._events.add)
         await self._writer.open()
         if partitions is None:
             commit = self._writer.view.last_commit
@@ -390,20 +388,9 @@ class Reign:
         )
         commit = self._log.view.last_commit
         committed_batch = -1 if commit is None else commit.batch
-        left_open = list(self._log.view.open_attempts.values())
         fault_point("base_record.before")
-        await self._log.append(
-            BaseRecord(
-                epoch=0,
-                nonce="",
-                query_id=resumption.query_id,
-                commit_position=self._log.view.last_commit_position,
-                head=resumption.head,
-            )
-        )
+        await self._log.go_on_from(resumption.query_id, resumption.head)
         fault_point("base_record.after")
-        for attempt in left_open:
-            note_void(self._events.add, attempt, OWNER_GONE)
         if rolled is not None:
             committed(rolled)
         return replace(resumption, committed=committed_batch)

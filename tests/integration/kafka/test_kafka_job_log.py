@@ -16,7 +16,7 @@ from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.kafka.factory import KafkaBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import EpochRecord
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError, RetriableError, TaskFencedError
@@ -158,13 +158,13 @@ async def test_a_trimmed_log_begins_at_its_floor_and_goes_on(
 async def test_a_writer_knows_that_a_newer_epoch_has_begun(
     new_log: Callable[[], JobLog],
 ) -> None:
-    old, new = LogWriter(new_log()), LogWriter(new_log())
+    old, new = LogSession(new_log()), LogSession(new_log())
     await old.open()
     await old.take_over("old")
     await new.open()
     assert await new.take_over("new") == 2
     with pytest.raises(TaskFencedError):
-        await old.append(EpochRecord(epoch=0, nonce="", owner="old"))
+        await old.append(EpochRecord(owner="old"))
 
 
 @pytest.mark.asyncio

@@ -20,7 +20,7 @@ from statekeep.backends.seals import SealedCheckpointStore, SealedJobLog, Sealer
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.framing import unframe
 from statekeep.checkpoint.job_log import PositionTakenError
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import BadMarkerRecord, EpochRecord, encode_record
 from statekeep.checkpoint.serde import FailedTask, decode_attempt_entry, encode_attempt_entry
 from statekeep.errors import CheckpointCorruptError, KeyUnavailableError, RetriableError
@@ -160,14 +160,12 @@ async def test_an_append_whose_answer_was_lost_is_known_again(place: Place) -> N
 
 @pytest.mark.asyncio
 async def test_a_writer_goes_on_after_a_trim_and_after_others(place: Place) -> None:
-    first, second = LogWriter(place.log()), LogWriter(place.log())
+    first, second = LogSession(place.log()), LogSession(place.log())
     await first.open()
     await first.take_over("a")
     await second.open()
     await second.take_over("b")
-    marker = BadMarkerRecord(
-        epoch=0, nonce="", backend="b", task=TASK, store="s", marker="m", reason="r"
-    )
+    marker = BadMarkerRecord(backend="b", task=TASK, store="s", marker="m", reason="r")
     for _ in range(3):
         await second.append(marker)
     await place.bare.trim(3)

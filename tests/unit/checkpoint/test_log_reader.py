@@ -33,7 +33,7 @@ async def test_reader_that_was_left_behind_by_a_trim_starts_at_the_floor() -> No
     await reader.catch_up()
     for attempt in (1, 2, 3):
         await writer.append(commit_record(attempt))
-    await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[1, 2]))
+    await writer.append(ReleaseRecord(positions=[1, 2]))
     await writer.trim(3)
 
     await reader.catch_up()

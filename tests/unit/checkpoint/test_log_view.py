@@ -30,11 +30,11 @@ def epoch_record(epoch: int) -> EpochRecord:
 
 
 def release(*positions: int) -> ReleaseRecord:
-    return ReleaseRecord(epoch=0, nonce="", positions=list(positions))
+    return ReleaseRecord(positions=list(positions))
 
 
 def pin(name: str, position: int) -> PinRecord:
-    return PinRecord(epoch=0, nonce="", name=name, position=position)
+    return PinRecord(name=name, position=position)
 
 
 def folded(*records: Record) -> LogView:
@@ -138,7 +138,7 @@ def test_the_pins_are_named_that_keep_the_log_where_it_begins() -> None:
 
 
 def test_unpinned_commit_can_be_released() -> None:
-    unpin = UnpinRecord(epoch=0, nonce="", name="keep")
+    unpin = UnpinRecord(name="keep")
 
     view = folded(
         epoch_record(1), commit_record(1), commit_record(2), pin("keep", 1), unpin, release(1)
@@ -150,14 +150,11 @@ def test_unpinned_commit_can_be_released() -> None:
 
 def test_the_newest_record_of_a_pin_says_whether_it_expires() -> None:
     begun: list[Record] = [epoch_record(1), commit_record(1)]
-    expiring = [
-        PinRecord(epoch=0, nonce="", name="read", position=1, expires_ms=millis)
-        for millis in (10, 20)
-    ]
+    expiring = [PinRecord(name="read", position=1, expires_ms=millis) for millis in (10, 20)]
 
     assert folded(*begun, *expiring).pin_expiries == {"read": 20}
     assert folded(*begun, *expiring, pin("read", 1)).pin_expiries == {}
-    unpinned = folded(*begun, *expiring, UnpinRecord(epoch=0, nonce="", name="read"))
+    unpinned = folded(*begun, *expiring, UnpinRecord(name="read"))
     assert (unpinned.pins, unpinned.pin_expiries) == ({}, {})
 
 
@@ -246,9 +243,7 @@ def test_epoch_of_a_trimmed_log_is_that_of_its_records() -> None:
 
 
 def test_bad_marker_is_remembered() -> None:
-    bad = BadMarkerRecord(
-        epoch=0, nonce="", backend="blob", task="Partition 3", store="s", marker="m", reason="crc"
-    )
+    bad = BadMarkerRecord(backend="blob", task="Partition 3", store="s", marker="m", reason="crc")
 
     assert folded(epoch_record(1), bad).bad_markers == {("blob", "Partition 3", "s", "m")}
 
@@ -265,9 +260,7 @@ def test_checkpoint_of_a_commit_is_without_bad_markers() -> None:
     commit = msgspec.structs.replace(
         commit_record(1), checkpoints={"Partition 3": msgspec.Raw(encode_checkpoint_v2(checkpoint))}
     )
-    bad = BadMarkerRecord(
-        epoch=0, nonce="", backend="blob", task="Partition 3", store="s", marker="m", reason="crc"
-    )
+    bad = BadMarkerRecord(backend="blob", task="Partition 3", store="s", marker="m", reason="crc")
     view = folded(epoch_record(1), commit, bad)
 
     usable = view.usable_checkpoint(commit, "Partition 3")
@@ -314,9 +307,7 @@ def test_a_batch_above_the_head_of_a_base_may_have_been_delivered() -> None:
 
 
 def test_nothing_before_a_reset_counts_any_more() -> None:
-    bad = BadMarkerRecord(
-        epoch=0, nonce="", backend="blob", task="Partition 0", store="s", marker="m", reason="crc"
-    )
+    bad = BadMarkerRecord(backend="blob", task="Partition 0", store="s", marker="m", reason="crc")
     before: list[Record] = [
         epoch_record(1),
         commit_record(1, 0),

@@ -1,7 +1,14 @@
 import json
 
 import pytest
-from log_kit import attempt_record, base_record, batch_record, commit_record, void_record
+from log_kit import (
+    attempt_record,
+    base_record,
+    batch_record,
+    commit_record,
+    stamped,
+    void_record,
+)
 
 from statekeep.checkpoint.framing import frame
 from statekeep.checkpoint.records import (
@@ -19,11 +26,11 @@ from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 RECORDS: list[Record] = [
     EpochRecord(epoch=3, nonce="n", owner="host:1"),
-    base_record(-1),
-    batch_record(7),
-    attempt_record(2),
-    commit_record(2),
-    void_record(2),
+    stamped(base_record(-1), 3),
+    stamped(batch_record(7), 3),
+    stamped(attempt_record(2), 3),
+    stamped(commit_record(2), 3),
+    stamped(void_record(2), 3),
     ReleaseRecord(epoch=3, nonce="n", positions=[4, 5]),
     PinRecord(epoch=3, nonce="n", name="before the change", position=9),
     UnpinRecord(epoch=3, nonce="n", name="before the change"),
@@ -71,10 +78,20 @@ def test_unknown_fields_are_ignored() -> None:
         b'{"type":"decree","epoch":3,"nonce":"n"}',
         b'{"type":"epoch","epoch":"3","nonce":"n","owner":"host"}',
         b'{"type":"epoch","epoch":3,"nonce":"n"}',
+        b'{"type":"epoch","nonce":"n","owner":"host"}',
+        b'{"type":"epoch","epoch":3,"owner":"host"}',
         b"[]",
         b"\xff",
     ],
-    ids=["unknown type", "wrong type", "missing field", "no object", "no text"],
+    ids=[
+        "unknown type",
+        "wrong type",
+        "missing field",
+        "no epoch",
+        "no nonce",
+        "no object",
+        "no text",
+    ],
 )
 def test_record_of_another_form_is_corrupt(payload: bytes) -> None:
     with pytest.raises(CheckpointCorruptError, match="here"):

@@ -7,11 +7,9 @@ from typing_extensions import override
 
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.log_guest import LogGuest
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.errors import ConfigError, RetriableError
-from statekeep.inspection.job_owner import JobOwner
 
 pytestmark = pytest.mark.asyncio
 
@@ -20,7 +18,7 @@ async def test_a_start_that_has_read_the_log_already_forgets_what_a_reset_drops(
     blobs = new_blobs()
     driver = await driver_on(blobs)
     await driver.append(commit_record(1))
-    starting = LogWriter(log_on(blobs))
+    starting = LogSession(log_on(blobs))
     await starting.open()
 
     epoch, remains = await reset_log(log_on(blobs), "reset")
@@ -40,7 +38,7 @@ class PinnedMeanwhile(BlobJobLog):
     async def append(self, position: int, data: bytes) -> None:
         pinned, self.commit = self.commit, -1
         if pinned >= 0:
-            await LogGuest(BlobJobLog(self._blobs, "job")).pin("keep", pinned)
+            await LogSession(BlobJobLog(self._blobs, "job")).pin("keep", pinned)
         await super().append(position, data)
 
 
@@ -66,7 +64,7 @@ async def test_a_log_forgets_what_it_says_only_once_the_backups_are_deleted() ->
     blobs = new_blobs()
     driver = await driver_on(blobs)
     await driver.append(commit_record(1))
-    await LogGuest(log_on(blobs)).pin("keep", 1)
+    await LogSession(log_on(blobs)).pin("keep", 1)
 
     async def fail(_epoch: int, _remains: LogRemains) -> None:
         raise RetriableError("no answer")
@@ -88,10 +86,10 @@ async def test_a_log_forgets_what_it_says_only_once_the_backups_are_deleted() ->
 
 async def test_a_log_names_the_jobs_that_tools_began_to_make_in_it() -> None:
     blobs = new_blobs()
-    log = await JobOwner.take_over(log_on(blobs), "first")
+    log = await LogSession.of_tool(log_on(blobs), "first")
     identity = commit_record(1).identity
     await log.begin_attempt(7, CheckpointId(1, 1), {}, ["Partition 0", "Partition 1"], identity)
-    await JobOwner.take_over(log_on(blobs), "second")
+    await LogSession.of_tool(log_on(blobs), "second")
     remains = await read_remains(log_on(blobs))
     assert remains.identities == {"u": identity}
     assert remains.tasks == {"u": {"Partition 0", "Partition 1"}}
@@ -102,7 +100,7 @@ async def test_a_log_names_the_tasks_of_attempts_that_came_to_nothing() -> None:
     blobs = new_blobs()
     first = msgspec.structs.replace(commit_record(1), checkpoints={}, versions={})
     await (await driver_on(blobs)).append(first)
-    log = await JobOwner.take_over(log_on(blobs), "driver")
+    log = await LogSession.of_tool(log_on(blobs), "driver")
     tasks = ["Partition 0", "Partition 1"]
     await log.begin_attempt(7, CheckpointId(1, 1), dict.fromkeys(tasks, "7_0a"), ["Partition 1"])
     assert (await read_remains(log_on(blobs))).tasks == {"u": {*tasks}}
@@ -118,7 +116,7 @@ async def test_what_comes_after_a_reset_is_not_the_job_before() -> None:
     with pytest.raises(RetriableError):
         await reset_log(log_on(blobs), "reset", delete=fail)
     before = (await read_remains(log_on(blobs))).tasks
-    log = await JobOwner.take_over(log_on(blobs), "tool")
+    log = await LogSession.of_tool(log_on(blobs), "tool")
     other = msgspec.structs.replace(commit_record(1).identity, job_uid="v")
     await log.begin_attempt(0, CheckpointId(1, 1), {}, ["Partition 9"], other)
     assert (await read_remains(log_on(blobs))).tasks == {**before, "v": {"Partition 9"}}

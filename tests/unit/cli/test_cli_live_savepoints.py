@@ -8,7 +8,7 @@ import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings
 from typing_extensions import override
 
-from statekeep.checkpoint.log_guest import LogGuest
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
@@ -100,15 +100,15 @@ def test_a_savepoint_that_one_task_cannot_be_given_is_given_to_none(
     statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
-    pin, pinned = LogGuest.pin, list[int]()
+    pin, pinned = LogSession.pin, list[int]()
 
-    async def pin_once(guest: LogGuest, name: str, position: int, *, expires_ms: int = 0) -> None:
+    async def pin_once(guest: LogSession, name: str, position: int, *, expires_ms: int = 0) -> None:
         if pinned:
             raise RetriableError("no answer")
         pinned.append(position)
         await pin(guest, name, position, expires_ms=expires_ms)
 
-    monkeypatch.setattr(LogGuest, "pin", pin_once)
+    monkeypatch.setattr(LogSession, "pin", pin_once)
     assert statekeep(f"savepoint create v1 {BOTH} --live").status == 4
     assert pinned
     assert statekeep(f"savepoint list {BOTH} --json").json == []
@@ -132,7 +132,7 @@ async def test_a_job_that_commits_meanwhile_is_looked_at_again(
         guest = InspectedJob.guest
         rounds = iter(range(overtaken))
 
-        class OvertakenGuest(LogGuest):
+        class OvertakenGuest(LogSession):
             @override
             async def pin(self, name: str, position: int, *, expires_ms: int = 0) -> None:
                 if next(rounds, None) is not None:

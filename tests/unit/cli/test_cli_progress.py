@@ -13,7 +13,7 @@ from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.event_log import EventWriter
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError
@@ -30,7 +30,7 @@ async def write_events(directory: Path, reigns: int) -> None:
     scope = task_scope("orders", MAIN_OPERATOR, TASK)
     store = factory.checkpoint_store(scope, executor, clock)
     for _ in range(reigns):
-        log = LogWriter(factory.job_log(scope, executor, clock))
+        log = LogSession(factory.job_log(scope, executor, clock))
         await log.open()
         await log.take_over("test")
         writer = EventWriter(store, log.epoch, clock, flush_interval_ms=0, buffer_bytes=9999)

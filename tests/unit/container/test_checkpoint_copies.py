@@ -1,6 +1,5 @@
 """A task that goes on from a checkpoint beside its log never begins empty."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -10,15 +9,20 @@ from checkpoint_topic_kit import reader_of
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
-from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
+from statekeep.checkpoint.checkpoints import SystemStreamPartition, TaskName
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import CommitRecord, EpochRecord, JobIdentity, Record
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.records import (
+    CommitRecord,
+    EpochRecord,
+    JobIdentity,
+    Record,
+    ReleaseRecord,
+)
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.container import Container
-from statekeep.container.task_log import TaskLog
 from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
 
 TASK = TaskIdentity("job", "main", TaskName("Partition 0"))
@@ -45,15 +49,18 @@ class Log:
             self.view.fold(position, record)
         self.released: list[int] = []
 
-    async def release(self, positions: Sequence[int]) -> None:
-        self.released += positions
+    async def append(self, record: Record) -> None:
+        assert isinstance(record, ReleaseRecord)
+        self.released += record.positions
 
 
 @pytest.mark.asyncio
 async def test_the_empty_commit_before_an_adopted_one_is_released_by_whoever_comes_next() -> None:
     log = Log()
     manager = cast("CheckpointManager", object())  # not asked: there is a commit to go on from
-    await CheckpointCopies(manager, TASK).adopt(cast("TaskLog", log), lambda: "uid")
+    await CheckpointCopies(manager, TASK).adopt(
+        cast("LogSession", log), EMPTY.identity, lambda: "uid"
+    )
     assert log.released == [1]
 
 
@@ -81,18 +88,18 @@ async def commit_as(container: Container, offset: str) -> None:
 async def test_a_fenced_container_copies_nothing_over_what_its_successor_has_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = TaskLog.commit
+    append = LogSession.append
 
-    async def commit_and_be_overtaken(
-        log: TaskLog, attempt: int, version: VersionId, checkpoint: CheckpointV2
-    ) -> None:
-        await commit(log, attempt, version, checkpoint)
-        monkeypatch.setattr(TaskLog, "commit", commit)
-        async with Container(settings_of(tmp_path, "successor")) as successor:
-            await commit_as(successor, "2")
+    async def commit_and_be_overtaken(log: LogSession, record: Record) -> int:
+        position = await append(log, record)
+        if isinstance(record, CommitRecord) and record.batch >= 0:
+            monkeypatch.setattr(LogSession, "append", append)
+            async with Container(settings_of(tmp_path, "successor")) as successor:
+                await commit_as(successor, "2")
+        return position
 
     async with Container(settings_of(tmp_path, "old")) as old:
-        monkeypatch.setattr(TaskLog, "commit", commit_and_be_overtaken)
+        monkeypatch.setattr(LogSession, "append", commit_and_be_overtaken)
         with pytest.raises(TaskFencedError):
             await commit_as(old, "1")
     place = (tmp_path / "place").as_uri()
@@ -105,10 +112,10 @@ async def test_a_fenced_container_copies_nothing_over_what_its_successor_has_cop
 async def test_a_copy_is_left_to_the_next_commit_where_nothing_says_who_owns_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def be_away(_: TaskLog) -> None:
+    async def be_away(_: LogSession) -> None:
         raise RetriableError("away")
 
     async with Container(settings_of(tmp_path, "disk")) as container:
-        monkeypatch.setattr(TaskLog, "check_fence", be_away)
+        monkeypatch.setattr(LogSession, "check_fence", be_away)
         with pytest.raises(CommitFailedError, match="step=checkpoint"):
             await commit_as(container, "1")

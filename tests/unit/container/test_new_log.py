@@ -16,11 +16,12 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition, TaskName
 from statekeep.checkpoint.log_reset import reset_log
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
-from statekeep.container.task_log import TaskLog
+from statekeep.container.task_log import take_over_task
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.fault_points import fault_handler
 from statekeep.inspection.log_move import move_log
@@ -127,13 +128,20 @@ async def test_another_task_of_a_job_begins_beside_the_state_of_the_first(tmp_pa
 async def test_what_another_owner_has_just_begun_is_no_reason_to_refuse(tmp_path: Path) -> None:
     factory = BackendRegistry(config(tmp_path, "old")).factory("old")
     log = factory.job_log(SCOPE, SerialExecutor(), SystemClock())
-    own = TaskLog(log, TaskIdentity("job", MAIN_OPERATOR, TaskName(TASK)), [StoreName("counts")])
+    own = LogSession(log)
 
     async def refuse_once_another_has_committed() -> None:
         await count(config(tmp_path, "old"))
         raise ConfigError("there is state")
 
-    await own.take_over("test", CheckpointId.at(1), refuse_once_another_has_committed)
+    await take_over_task(
+        own,
+        TaskIdentity("job", MAIN_OPERATOR, TaskName(TASK)),
+        [StoreName("counts")],
+        owner="test",
+        checkpoint_id=CheckpointId.at(1),
+        check_new=refuse_once_another_has_committed,
+    )
     assert (own.epoch, len(own.view.commits)) == (2, 2)
 
 

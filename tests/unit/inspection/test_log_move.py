@@ -17,8 +17,7 @@ from typing_extensions import override
 
 from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint.log_guest import LogGuest
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import JobIdentity, MovedRecord, ReleaseRecord, decode_record
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.inspection.log_move import check_move, move_log
@@ -73,7 +72,7 @@ async def fail() -> None:
     raise RetriableError("cut off")
 
 
-async def committed(blobs: BlobStoreManager, count: int) -> LogWriter:
+async def committed(blobs: BlobStoreManager, count: int) -> LogSession:
     driver = await driver_on(blobs)
     for number in range(count):
         await driver.append(commit_record(number + 1, number))
@@ -125,7 +124,7 @@ async def test_a_copy_that_was_cut_off_is_finished_although_the_job_went_on_and_
     driver = await driver_on(old, "went on")
     last = await driver.append(commit_record(1, 9, attempt_epoch=driver.epoch))
     released = [position for position in driver.view.commits if position != last]
-    await driver.append(ReleaseRecord(epoch=0, nonce="", positions=released))
+    await driver.append(ReleaseRecord(positions=released))
     await driver.trim(last)
 
     await move_log(log_on(old), log_on(new), "new", owner="mover")
@@ -155,7 +154,7 @@ async def test_a_log_is_not_left_before_the_target_holds_all_of_it() -> None:
 async def test_another_jobs_log_in_the_new_place_is_refused_also_below_the_own_floor() -> None:
     old, new = new_blobs(), new_blobs()
     driver = await committed(old, 4)
-    await driver.append(ReleaseRecord(epoch=0, nonce="", positions=[1, 2, 3]))
+    await driver.append(ReleaseRecord(positions=[1, 2, 3]))
     await driver.trim(4)
     other = await driver_on(new, "other")
     identity = JobIdentity(job_uid="another", job_name="job", partitions=1)
@@ -178,7 +177,7 @@ async def test_a_pin_that_is_written_during_the_copy_goes_along() -> None:
     await committed(old, 1)
 
     async def pin() -> None:
-        await LogGuest(log_on(old)).pin("keep", 1)
+        await LogSession(log_on(old)).pin("keep", 1)
 
     # The first append here is the mover's epoch, the second one the word that the log has moved.
     await move_log(Interposed(old, 1, pin), log_on(new), "new", owner="mover")
@@ -193,9 +192,9 @@ async def test_a_guest_writes_nothing_behind_the_record_of_a_move() -> None:
     mover = await driver_on(old, "mover")
 
     async def move() -> None:
-        await mover.append(MovedRecord(epoch=0, nonce="", backend="new"))
+        await mover.append(MovedRecord(backend="new"))
 
     with pytest.raises(ConfigError, match="the job log has moved: backend=new"):
-        await LogGuest(Interposed(old, 0, move)).pin("late", 1)
+        await LogSession(Interposed(old, 0, move)).pin("late", 1)
     position, data = (await records(old))[-1]
     assert isinstance(decode_record(data, where=str(position)), MovedRecord)

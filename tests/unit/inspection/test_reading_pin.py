@@ -10,7 +10,7 @@ from log_kit import LosingBlobs, commit_record, driver_on, log_on, new_blobs, vi
 from outage_kit import WaitingClock
 
 from statekeep.backends.memory import forget_place
-from statekeep.checkpoint.log_guest import LogGuest
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.clock import SystemClock
 from statekeep.container.container import Container
 from statekeep.container.task import Task
@@ -52,7 +52,7 @@ async def test_a_pin_that_cannot_be_taken_away_does_not_hide_how_the_reading_end
     first = await (await driver_on(blobs)).append(commit_record(1))
     async with reading_pin(log_on(blobs), first, clock):
         ((name, _),) = (await view_of(blobs)).pins.items()
-        await LogGuest(log_on(blobs)).unpin(name)
+        await LogSession(log_on(blobs)).unpin(name)
     assert "stays until it expires" in caplog.text
 
 
@@ -108,7 +108,7 @@ async def test_the_pin_of_a_killed_reader_goes_with_the_jobs_clean_up_once_it_ha
         async with open_job(config(tmp_path), SystemClock(), task=TASK) as job:
             position = job.view.last_commit_position
             expires_ms = reader_clock.time_ns() // 1_000_000 + 2 * DAY_S * 1000
-            await LogGuest(job.log).pin(f"{HOLD_PREFIX}killed", position, expires_ms=expires_ms)
+            await LogSession(job.log).pin(f"{HOLD_PREFIX}killed", position, expires_ms=expires_ms)
         for hour in range(24):
             clock.advance(HOUR_S - 1)
             await commit(task, 2 + hour)

@@ -159,8 +159,6 @@ async def test_a_task_whose_marker_is_bad_is_uploaded_again() -> None:
     rig = await new_rig((BLOB,))
     await committed(rig, {0: V0})
     bad = BadMarkerRecord(
-        epoch=0,
-        nonce="",
         backend=BLOB,
         task=task_name(0),
         store=STATE_STORE,

@@ -74,8 +74,6 @@ async def test_a_backup_that_is_found_bad_meanwhile_ends_the_commit_that_was_to_
     assert plan.versions == {}
     await rig.writer.append(
         BadMarkerRecord(
-            epoch=0,
-            nonce="",
             backend=BLOB,
             task=task_name(0),
             store=STATE_STORE,

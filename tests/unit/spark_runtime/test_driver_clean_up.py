@@ -13,7 +13,7 @@ from statekeep.backends.blob.backup import BlobBackupManager
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import (
     AttemptRecord,
@@ -64,18 +64,16 @@ class Rig:
         self.executor = SerialExecutor()
         self.clock = FakeClock()
         factory = self.factories[BLOB]
-        self.writer = LogWriter(factory.job_log("j", self.executor, self.clock))
+        self.writer = LogSession(factory.job_log("j", self.executor, self.clock))
         self.checkpoints = factory.checkpoint_store("j", self.executor, self.clock)
 
     async def leave_void_attempt(self) -> None:
         await self.writer.open()
         await self.writer.take_over("driver")
-        attempt = AttemptRecord(
-            epoch=0, nonce="", attempt=1, batch=0, checkpoint_id="7-1", versions={}
-        )
+        attempt = AttemptRecord(attempt=1, batch=0, checkpoint_id="7-1", versions={})
         await self.writer.append(attempt)
         await self._upload()
-        void = VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=1, reason="test")
+        void = VoidRecord(attempt_epoch=1, attempt=1, reason="test")
         await self.writer.append(void)
 
     def clean_up(self, *, partitions: int = 1, note: Note = no_note) -> CleanUp:
@@ -98,14 +96,10 @@ class Rig:
         """Take the job over and commit a batch, as a new driver does."""
         await self.writer.open()
         await self.writer.take_over("successor")
-        attempt = AttemptRecord(
-            epoch=0, nonce="", attempt=1, batch=1, checkpoint_id="7-1", versions={}
-        )
+        attempt = AttemptRecord(attempt=1, batch=1, checkpoint_id="7-1", versions={})
         await self.writer.append(attempt)
         checkpoint = await self._upload(epoch=2, version="1_00000001")
         commit = CommitRecord(
-            epoch=0,
-            nonce="",
             attempt_epoch=2,
             attempt=1,
             batch=1,
@@ -188,9 +182,7 @@ async def test_the_pin_of_a_killed_reader_disappears_once_it_has_expired(tmp_pat
     await rig.succeed()
     position, now_ms = rig.writer.view.last_commit_position, rig.clock.time_ns() // 1_000_000
     for name, expires_ms in (("read-killed", now_ms + 1), ("keep", 0)):
-        await rig.writer.append(
-            PinRecord(epoch=0, nonce="", name=name, position=position, expires_ms=expires_ms)
-        )
+        await rig.writer.append(PinRecord(name=name, position=position, expires_ms=expires_ms))
     await rig.clean_up().run()
     assert set(rig.writer.view.pins) == {"read-killed", "keep"}
     rig.clock.advance(1)
@@ -206,9 +198,7 @@ async def test_what_was_cleaned_up_behind_a_pin_is_not_cleaned_up_again(
     await rig.leave_void_attempt()
     await rig.succeed()
     view = rig.writer.view
-    await rig.writer.append(
-        PinRecord(epoch=0, nonce="", name="keep", position=view.last_commit_position)
-    )
+    await rig.writer.append(PinRecord(name="keep", position=view.last_commit_position))
     for number in (2, 3, 4, 5):
         commit = msgspec.structs.replace(
             view.commits[view.last_commit_position], attempt=number, checkpoint_id=f"7-{number}"
@@ -239,10 +229,8 @@ async def test_what_a_late_writer_leaves_for_a_forgotten_attempt_disappears(
     clean_up = rig.clean_up()
     late = rig.checkpoints.write("1-1", task_name(0), b"late")
     await late
-    void = VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=2, reason="test")
-    await rig.writer.append(
-        AttemptRecord(epoch=0, nonce="", attempt=2, batch=0, checkpoint_id="7-2", versions={})
-    )
+    void = VoidRecord(attempt_epoch=1, attempt=2, reason="test")
+    await rig.writer.append(AttemptRecord(attempt=2, batch=0, checkpoint_id="7-2", versions={}))
     await rig.writer.append(void)
     rig.writer.view.orphans.discard((1, 1))  # as after a trim and a restart
     await rig.checkpoints.write("1-3", task_name(0), b"of a later attempt")
@@ -268,9 +256,9 @@ async def test_late_entries_are_looked_for_now_and_again_only(
     clean_up = rig.clean_up()
     for turn in range(1, 103):
         await rig.writer.append(
-            AttemptRecord(epoch=0, nonce="", attempt=turn, batch=0, checkpoint_id="7", versions={})
+            AttemptRecord(attempt=turn, batch=0, checkpoint_id="7", versions={})
         )
-        void = VoidRecord(epoch=0, nonce="", attempt_epoch=1, attempt=turn, reason="test")
+        void = VoidRecord(attempt_epoch=1, attempt=turn, reason="test")
         await rig.writer.append(void)
         await clean_up.run()
     assert looks == [1, 101]
@@ -338,9 +326,7 @@ async def test_a_lost_index_of_a_pinned_commit_stops_neither_other_tasks_nor_the
     await rig.succeed()
     view = rig.writer.view
     before = view.commits[view.last_commit_position]
-    await rig.writer.append(
-        PinRecord(epoch=0, nonce="", name="keep", position=view.last_commit_position)
-    )
+    await rig.writer.append(PinRecord(name="keep", position=view.last_commit_position))
     for index in rig.blobs.rglob("2-1/*-snapshot-index-*"):
         index.unlink()
     for number in (2, 3, 4):

@@ -93,8 +93,6 @@ def version_of(directory: Path, number: int) -> SealedVersion:
 async def make_job(directory: Path) -> None:
     """Make the job as it is after its last commit."""
     commit = CommitRecord(
-        epoch=0,
-        nonce="",
         attempt_epoch=0,
         attempt=0,
         batch=BATCH,

@@ -19,15 +19,14 @@ from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.log_writer import LogWriter
 from statekeep.checkpoint.records import AttemptRecord, JobIdentity, QueryState, Record
 from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, encode_attempt_entry
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
-from statekeep.inspection.job_owner import JobOwner
 from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.committer import Committer
 from statekeep.spark.driver.location import CheckpointLocation
@@ -77,7 +76,7 @@ async def view_after_batches(last: int) -> LogView:
     return writer.view
 
 
-async def driver_after(*records: Record) -> LogWriter:
+async def driver_after(*records: Record) -> LogSession:
     """Return a driver that has taken over a log whose first commit is followed by some records."""
     blobs = new_blobs()
     old = await driver_on(blobs)
@@ -177,7 +176,7 @@ async def test_a_batch_that_was_run_must_have_its_boundaries(
 @pytest.mark.asyncio
 async def test_a_job_that_a_tool_has_made_half_is_refused() -> None:
     blobs = new_blobs()
-    owner = await JobOwner.take_over(log_on(blobs), "tool")
+    owner = await LogSession.of_tool(log_on(blobs), "tool")
     await owner.begin_attempt(3, CheckpointId(1, 1), {}, [])
     driver = await driver_on(blobs)
     with pytest.raises(ConfigError, match="not made to its end"):
@@ -187,7 +186,7 @@ async def test_a_job_that_a_tool_has_made_half_is_refused() -> None:
 class Reigns:
     """A log whose first driver died with an attempt for batch 2 open, and its successor."""
 
-    def __init__(self, blobs: MemoryBlobStoreManager, successor: LogWriter) -> None:
+    def __init__(self, blobs: MemoryBlobStoreManager, successor: LogSession) -> None:
         self._successor = successor
         self.checkpoints = BlobCheckpointStore(blobs, "job")
         self.clock = FakeClock()
@@ -239,8 +238,6 @@ async def new_reigns(*, partitions: int = 2) -> Reigns:
     )
     await first.append(empty)
     attempt = AttemptRecord(
-        epoch=0,
-        nonce="",
         attempt=1,
         batch=2,
         checkpoint_id="7-1",

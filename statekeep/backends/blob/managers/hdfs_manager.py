@@ -27,7 +27,7 @@ from statekeep.backends.blob_store import (
     BlobStoreManager,
     check_blob_size,
 )
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.config.redact import redact
 from statekeep.errors import BackendClosedError, ConfigError, RetriableError, VersionDamagedError
 

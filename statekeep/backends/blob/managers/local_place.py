@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from statekeep.backends.blob.names import temporary_path, unfinished_name
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.stores.local_files import private_opener, sync_directory
 
 _COPY_BYTES: Final = 1 << 20

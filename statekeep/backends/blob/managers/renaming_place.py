@@ -15,7 +15,7 @@ from typing_extensions import override
 from statekeep.backends.blob.managers.hadoop_errors import told_if_swept, told_java_errors
 from statekeep.backends.blob.managers.remote_place import RemotePlace
 from statekeep.backends.blob.names import temporary_path, unfinished_name
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.errors import RetriableError
 
 _PROTOCOLS: Final = frozenset({"hdfs", "viewfs", "webhdfs"})

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # it ships no types
 
 from statekeep.backends.blob.names import temporary_path, unfinished_name
-from statekeep.checkpoint.log_writer import random_nonce
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.errors import ConfigError
 
 _SCHEMES: Final = frozenset({"sftp", "ssh"})

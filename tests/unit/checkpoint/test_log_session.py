@@ -19,8 +19,9 @@ from log_kit import (
 )
 
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint import log_writer
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint import log_session
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import (
     CommitRecord,
     EpochRecord,
@@ -43,7 +44,7 @@ async def records_of(blobs: BlobStoreManager) -> list[Record]:
 async def test_eight_racers_take_over_and_only_the_newest_can_append() -> None:
     blobs = new_blobs()
     rng = random.Random(7)
-    writers = [LogWriter(log_on(DawdlingBlobs(blobs, rng))) for _ in range(8)]
+    writers = [LogSession(log_on(DawdlingBlobs(blobs, rng))) for _ in range(8)]
     await asyncio.gather(*(writer.open() for writer in writers))
 
     epochs = await asyncio.gather(*(w.take_over(f"racer {i}") for i, w in enumerate(writers)))
@@ -61,7 +62,7 @@ async def test_eight_racers_take_over_and_only_the_newest_can_append() -> None:
 async def test_epochs_are_unique_although_every_answer_is_lost_once() -> None:
     blobs = new_blobs()
     losing = LosingBlobs(blobs)
-    writer = LogWriter(log_on(RetryingOnce(losing)))
+    writer = LogSession(log_on(RetryingOnce(losing)))
     await writer.open()
     losing.losses["put"] = 1
 
@@ -234,7 +235,7 @@ async def test_writer_that_slept_while_the_log_was_trimmed_is_fenced() -> None:
     awake = await driver_on(blobs, "awake")
     for attempt in (1, 2, 3):
         await awake.append(commit_record(attempt, attempt_epoch=2))
-    await awake.append(ReleaseRecord(epoch=0, nonce="", positions=[2, 3]))
+    await awake.append(ReleaseRecord(positions=[2, 3]))
     await awake.trim(4)
     before = await view_of(blobs)
 
@@ -260,7 +261,7 @@ async def test_new_driver_reads_a_trimmed_log_with_its_epoch() -> None:
     writer = await driver_on(blobs, "first")
     for attempt in (1, 2):
         await writer.append(commit_record(attempt))
-    await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[1]))
+    await writer.append(ReleaseRecord(positions=[1]))
     await writer.trim(2)
 
     successor = await driver_on(blobs, "second")
@@ -271,12 +272,12 @@ async def test_new_driver_reads_a_trimmed_log_with_its_epoch() -> None:
 
 async def test_take_over_starts_anew_when_the_log_was_trimmed_since_open() -> None:
     blobs = new_blobs()
-    late = LogWriter(log_on(blobs))
+    late = LogSession(log_on(blobs))
     await late.open()
     writer = await driver_on(blobs, "first")
     for attempt in (1, 2):
         await writer.append(commit_record(attempt))
-    await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[1]))
+    await writer.append(ReleaseRecord(positions=[1]))
     await writer.trim(2)
 
     assert await late.take_over("late") == 2
@@ -339,22 +340,22 @@ async def test_current_and_pinned_commits_are_not_released() -> None:
     writer = await driver_on(new_blobs())
     first = await writer.append(commit_record(1))
     second = await writer.append(commit_record(2))
-    await writer.append(PinRecord(epoch=0, nonce="", name="keep", position=first))
+    await writer.append(PinRecord(name="keep", position=first))
 
     with pytest.raises(RetriableError, match="was pinned meanwhile"):
-        await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[first]))
+        await writer.append(ReleaseRecord(positions=[first]))
     with pytest.raises(ValueError, match="current commit is kept"):
-        await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[second]))
+        await writer.append(ReleaseRecord(positions=[second]))
 
 
 async def test_released_commit_is_not_pinned() -> None:
     writer = await driver_on(new_blobs())
     first = await writer.append(commit_record(1))
     await writer.append(commit_record(2))
-    await writer.append(ReleaseRecord(epoch=0, nonce="", positions=[first]))
+    await writer.append(ReleaseRecord(positions=[first]))
 
-    with pytest.raises(ValueError, match="no retained commit"):
-        await writer.append(PinRecord(epoch=0, nonce="", name="late", position=first))
+    with pytest.raises(ConfigError, match="released or was never there"):
+        await writer.append(PinRecord(name="late", position=first))
 
 
 @pytest.mark.parametrize("pins", [[], ["v1"]], ids=["without", "with"])
@@ -365,19 +366,19 @@ async def test_a_start_that_reads_much_because_of_a_pin_says_so(
     writer = await driver_on(blobs)
     first = await writer.append(commit_record(1))
     for name in pins:
-        await writer.append(PinRecord(epoch=0, nonce="", name=name, position=first))
+        await writer.append(PinRecord(name=name, position=first))
     for batch in range(5):
         await writer.append(batch_record(batch))
-    monkeypatch.setattr(log_writer, "_LONG", 5)
+    monkeypatch.setattr(log_session, "_LONG", 5)
 
-    await LogWriter(log_on(blobs)).open()
+    await LogSession(log_on(blobs)).open()
 
     told = [record.getMessage() for record in caplog.records]
     assert ["records=7 pins=v1" in text for text in told] == [True for _ in pins]
 
 
 async def test_append_before_take_over_is_refused() -> None:
-    writer = LogWriter(log_on(new_blobs()))
+    writer = LogSession(log_on(new_blobs()))
     await writer.open()
 
     with pytest.raises(RuntimeError, match="take_over"):
@@ -397,10 +398,10 @@ async def test_a_writer_that_appends_nothing_can_find_out_that_it_is_fenced() ->
 
 async def test_a_log_that_moved_after_it_was_opened_is_not_taken_over() -> None:
     blobs = new_blobs()
-    late = LogWriter(log_on(blobs))
+    late = LogSession(log_on(blobs))
     mover = await driver_on(blobs)
     await late.open()
-    await mover.append(MovedRecord(epoch=0, nonce="", backend="new"))
+    await mover.append(MovedRecord(backend="new"))
 
     with pytest.raises(ConfigError, match="the job log has moved: backend=new"):
         await late.take_over("late")
@@ -411,7 +412,60 @@ async def test_a_log_that_moved_after_it_was_opened_is_not_taken_over() -> None:
 async def test_nothing_is_written_behind_the_record_of_a_move() -> None:
     blobs = new_blobs()
     mover = await driver_on(blobs)
-    await mover.append(MovedRecord(epoch=0, nonce="", backend="new"))
+    await mover.append(MovedRecord(backend="new"))
 
     with pytest.raises(ConfigError, match="the job log has moved: backend=new"):
         await mover.append(attempt_record(1))
+
+
+async def test_a_guest_writes_nothing_but_pins() -> None:
+    blobs = new_blobs()
+    await (await driver_on(blobs)).append(commit_record(1))
+    guest = LogSession(log_on(blobs))
+    with pytest.raises(RuntimeError, match="append before take_over"):
+        await guest.append(batch_record(0))
+    assert (await view_of(blobs)).next_position == 2
+
+
+async def test_an_attempt_whose_end_is_unknown_is_void_before_the_next_begins() -> None:
+    blobs = RefusingBlobs(new_blobs())
+    told: list[dict[str, object]] = []
+    session = LogSession(log_on(blobs), note=lambda kind, **details: told.append(details))
+    await session.open()
+    await session.take_over("driver")
+    first = await session.begin_attempt(0, CheckpointId(1, 1), {"Partition 0": ""})
+    blobs.refusals["put"] = 1
+    with pytest.raises(RetriableError):
+        await session.close_attempt("a backend failed")
+    second = await session.begin_attempt(1, CheckpointId(2, 1), {"Partition 0": ""})
+
+    view = await view_of(blobs)
+    assert (first, second) == (1, 2)
+    assert [*view.open_attempts] == [(1, 2)]
+    assert [*view.void_attempts] == [(1, 1)]
+    assert [(note["attempt"], note["reason"]) for note in told] == [(1, "its end is unknown")]
+
+
+async def test_a_commit_that_landed_without_an_answer_is_not_made_void() -> None:
+    losing = LosingBlobs(new_blobs())
+    session = await driver_on(losing)
+    attempt = await session.begin_attempt(0, CheckpointId(1, 1), {"Partition 0": ""})
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await session.append(commit_record(attempt))
+    assert await session.close_attempt("no answer")
+    assert not await session.close_attempt("asked again")
+    assert not (await view_of(losing)).void_attempts
+
+
+async def test_attempts_of_older_owners_are_void_by_the_base_record_and_told() -> None:
+    blobs = new_blobs()
+    before = await driver_on(blobs)
+    await before.begin_attempt(0, CheckpointId(1, 1), {"Partition 0": ""})
+    told: list[dict[str, object]] = []
+    session = LogSession(log_on(blobs), note=lambda kind, **details: told.append(details))
+    await session.open()
+    await session.take_over("next")
+    await session.go_on_from("q", 0)
+    assert [*(await view_of(blobs)).void_attempts] == [(1, 1)]
+    assert [(note["attempt_epoch"], note["reason"]) for note in told] == [(1, "its owner is gone")]

@@ -20,7 +20,7 @@ from log_kit import (
 )
 
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint.log_writer import LogWriter
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import EpochRecord, Record, ReleaseRecord, decode_record
 from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
 
@@ -35,7 +35,7 @@ class Driver:
     fenced: bool = False
 
     async def live(self, steps: int) -> None:
-        writer = LogWriter(log_on(self.blobs))
+        writer = LogSession(log_on(self.blobs))
         try:
             await self.insist(writer.open)
             await self.insist(lambda: writer.take_over("driver"))
@@ -45,7 +45,7 @@ class Driver:
         except TaskFencedError:
             self.fenced = True
 
-    async def one_step(self, writer: LogWriter, step: int) -> None:
+    async def one_step(self, writer: LogSession, step: int) -> None:
         await self.write(writer, batch_record(step))
         await self.write(writer, attempt_record(step, batch=step))
         if self.rng.random() < 0.3:
@@ -56,10 +56,10 @@ class Driver:
             return
         old = list(writer.view.commits)[:-2]
         if old and self.rng.random() < 0.5:
-            await self.write(writer, ReleaseRecord(epoch=0, nonce="", positions=old))
+            await self.write(writer, ReleaseRecord(positions=old))
             await self.insist(lambda: writer.trim(writer.view.lowest_needed))
 
-    async def write(self, writer: LogWriter, record: Record) -> None:
+    async def write(self, writer: LogSession, record: Record) -> None:
         position = await self.insist(lambda: writer.append(record))
         assert isinstance(position, int)
         self.acknowledged[position] = record

@@ -1,32 +1,41 @@
-"""The one way to write to a job log: append at the end, and know when one is fenced (R1)."""
+"""The one way to write to a job log: stamp a record, append it at the end, know when one is fenced (R1)."""
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
+from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import (
+    AttemptRecord,
+    BaseRecord,
     CommitRecord,
     EpochRecord,
+    JobIdentity,
     PinRecord,
     Record,
     ReleaseRecord,
+    UnpinRecord,
+    VoidRecord,
     encode_record,
 )
-from statekeep.errors import CommitFailedError, RetriableError, TaskFencedError
+from statekeep.errors import CommitFailedError, ConfigError, RetriableError, TaskFencedError
 
 logger = logging.getLogger(__name__)
 
 _LONG: Final = 10_000
 """Records that a start reads before it says that they are many: seconds on a disk, minutes on an
 object store."""
+_OWNER_GONE: Final = "its owner is gone"
+"""Why an attempt is void that a new owner found open."""
 
 
 def random_nonce() -> str:
@@ -41,19 +50,25 @@ class _Append:
     asked: Record
     """As the caller gave it."""
     stamped: Record
-    """With epoch and nonce: the same for every try, so that the record lands at most once."""
+    """With epoch and nonce. The nonce is the same in every try, so that the record lands at most once."""
     tried: int = -1
     """The last position tried; all lower ones hold other records."""
     position: int | None = None
     """Where it landed; None as long as that is not known."""
 
 
-class LogWriter:
+class LogSession:
     """Appends records to one `JobLog` and keeps the `LogView` of all that stands in it.
 
-    One per driver (or per task in plain Python), on one event loop; calls that overlap are done
-    one after the other. A writer is *fenced* once it sees an epoch newer than its own, or a floor
-    at or above a position that it wrote: from then on every call raises `TaskFencedError`.
+    One per driver (or per task in plain Python) or tool, on one event loop; calls that overlap are
+    done one after the other. The session fills in the epoch and the nonce of each record.
+
+    An *owner* has taken the log over and writes under an epoch of its own. It is *fenced* once it
+    sees an epoch newer than that, or a floor at or above a position that it wrote: from then on
+    every call raises `TaskFencedError`. A *guest* has not taken over. It may pin and unpin commits,
+    under the epoch of whoever reigns, and fences nobody. That is safe for these records alone: they
+    say nothing of batches or attempts, and where a pin meets the release of the same commit, the
+    position decides for everyone.
 
     An append may fail, or be cancelled, with its outcome unknown: the record may have landed, or
     may still. The next append settles it, as no two records share a position: afterwards `view`
@@ -61,23 +76,65 @@ class LogWriter:
     append instead of making a second.
     """
 
-    def __init__(self, log: JobLog, *, new_nonce: Callable[[], str] = random_nonce) -> None:
+    def __init__(
+        self,
+        log: JobLog,
+        *,
+        note: Note = no_note,
+        new_nonce: Callable[[], str] = random_nonce,
+    ) -> None:
+        """Take what is needed; nothing is read yet.
+
+        Args:
+            log: Closed by `close`, or by its owner.
+            note: Told of every attempt that becomes void here, by whichever record.
+            new_nonce: Draws what a record is known again by.
+        """
         self._log = log
         self._reader = LogReader(log)
+        self._note = note
         self._new_nonce = new_nonce
         self._own_epoch = 0
         self._fenced_by = 0
+        self._attempts = 0
+        self._unresolved: int | None = None
+        """The attempt whose end is not on record."""
         self._unsettled: list[_Append] = []
         self._turn = asyncio.Lock()
 
+    @classmethod
+    async def of_tool(cls, log: JobLog, owner: str) -> Self:
+        """Take a log over and make void what older owners left open, without a base record.
+
+        A base record says where a driver goes on in its query, which a tool does not know; batches
+        on record stay as they are. The job's next start takes over in turn.
+
+        Args:
+            log: Of a job, or of one task in plain Python; closed by the caller.
+            owner: Host and process, for people.
+
+        Raises:
+            ConfigError: The place cannot hold a log.
+            CheckpointCorruptError: A record cannot be read.
+            TaskFencedError: Yet another owner came in between.
+        """
+        session = cls(log)
+        await session.open()
+        await session.take_over(owner)
+        for epoch, attempt in sorted(session.view.open_attempts):
+            await session.append(
+                VoidRecord(attempt_epoch=epoch, attempt=attempt, reason=f"taken over by {owner}")
+            )
+        return session
+
     @property
     def view(self) -> LogView:
-        """What the log amounts to, as far as this writer has read it."""
+        """What the log amounts to, as far as this session has read it."""
         return self._reader.view
 
     @property
     def epoch(self) -> int:
-        """The epoch that this writer writes under; 0 before `take_over`."""
+        """The epoch that this session writes under; 0 of a guest, and before `take_over`."""
         return self._own_epoch
 
     async def open(self) -> LogView:
@@ -123,25 +180,135 @@ class LogWriter:
             await self._check_floor(position)
             return epoch
 
-    async def append(self, record: Record) -> int:
-        """Append one record under the own epoch and return its position.
+    async def go_on_from(self, query_id: str, head: int) -> None:
+        """Append the base record: where the reign begins. Attempts of older owners are void by it.
 
-        The record's ``epoch`` and ``nonce`` are filled in here.
+        Args:
+            query_id: The Spark query; "" for one that has not begun, and in plain Python.
+            head: The newest batch that counts.
+        """
+        left_open = list(self.view.open_attempts.values())
+        await self.append(
+            BaseRecord(query_id=query_id, commit_position=self.view.last_commit_position, head=head)
+        )
+        for attempt in left_open:
+            self._note_void(attempt, _OWNER_GONE)
+
+    async def begin_attempt(
+        self,
+        batch: int,
+        checkpoint_id: CheckpointId,
+        versions: Mapping[str, str],
+        uploads: Sequence[str] = (),
+        identity: JobIdentity | None = None,
+    ) -> int:
+        """Record that a commit begins and return its number within the epoch.
+
+        An earlier attempt whose end is unknown is closed first: two are never open.
+
+        Args:
+            batch: Of the commit.
+            checkpoint_id: Of the commit.
+            versions: As they will be.
+            uploads: The tasks whose state is uploaded.
+            identity: Of a job that is being made; None: the log's commits have it.
+        """
+        await self.close_attempt("its end is unknown")
+        self._attempts += 1
+        self._unresolved = self._attempts
+        await self.append(
+            AttemptRecord(
+                attempt=self._attempts,
+                batch=batch,
+                checkpoint_id=checkpoint_id.serialize(),
+                versions=versions,
+                uploads=list(uploads),
+                identity=identity,
+            )
+        )
+        return self._attempts
+
+    async def close_attempt(self, reason: str) -> bool:
+        """Make the attempt that was begun last void for good, unless its commit record landed.
+
+        The void record is the proof: what stands before it in the log is all that ever will.
+
+        Returns:
+            Whether the commit record had landed after all. False too if no attempt is open.
+
+        Raises:
+            TaskFencedError: A newer owner has closed the attempt by taking over.
+            RetriableError: Unknown as yet; `begin_attempt` tries again before anything else.
+        """
+        attempt = self._unresolved
+        if attempt is None:
+            return False
+        begun = self.view.open_attempts.get((self.epoch, attempt))
+        if not self.view.is_committed(self.epoch, attempt):
+            await self.append(VoidRecord(attempt_epoch=self.epoch, attempt=attempt, reason=reason))
+        self._unresolved = None
+        has_commit = self.view.is_committed(self.epoch, attempt)
+        if begun is not None and not has_commit:
+            self._note_void(begun, reason)
+        return has_commit
+
+    async def append(self, record: Record) -> int:
+        """Append one record, under the own epoch and with a fresh nonce; return its position.
 
         Raises:
             TaskFencedError: A newer epoch is in the log, or the log was trimmed past the record.
-            ConfigError: The log has moved elsewhere.
+            ConfigError: The log has moved elsewhere; or a pin, but its name is another commit's, or
+                the commit is not there any more.
             CommitFailedError: A commit record, but its attempt is void.
-            ValueError: A release of the current commit, or a pin of a released one.
+            ValueError: A release of the current commit.
             RetriableError: Unknown whether the record landed, see the class; or a release of a
                 commit that somebody has pinned: release what is left.
+            RuntimeError: A guest writes more than pins.
         """
         async with self._turn:
             append = self._begin(record)
             position = await self._place(append)
             await self._check_floor(position)
             self._unsettled = [other for other in self._unsettled if other is not append]
-            return position
+        if isinstance(record, CommitRecord) and record.attempt_epoch == self.epoch:
+            self._unresolved = None  # of one attempt at a time
+        return position
+
+    async def pin(self, name: str, position: int, *, expires_ms: int = 0) -> None:
+        """Keep the commit at ``position`` from being released, under a name.
+
+        Pinning it again under the same name changes nothing but how long the pin holds.
+
+        Args:
+            name: Unique in the job.
+            position: Of the commit record.
+            expires_ms: Wall-clock milliseconds after which the job's clean-up drops the pin by
+                itself; 0: never.
+
+        Raises:
+            ConfigError: There is no such commit any more, the name is another commit's, or the log
+                has moved elsewhere.
+            RetriableError: Unknown whether the pin landed; the call may be repeated.
+        """
+        view = await self._look_for_pins()
+        is_pinned = view.pins.get(name) == position
+        if not is_pinned or view.pin_expiries.get(name, 0) != expires_ms:
+            await self.append(PinRecord(name=name, position=position, expires_ms=expires_ms))
+
+    async def unpin(self, name: str) -> None:
+        """Give a pinned commit back to retention.
+
+        Raises:
+            ConfigError: No commit has this name, or the log has moved elsewhere.
+            RetriableError: Unknown whether it took effect; the call may be repeated.
+        """
+        pins = (await self._look_for_pins()).pins
+        if name not in pins:
+            raise ConfigError(
+                f"no commit is pinned under this name: name={name} names={','.join(sorted(pins))}",
+                hint="`statekeep checkpoints list` shows what is pinned",
+            )
+        await self.append(UnpinRecord(name=name))
 
     async def check_fence(self) -> None:
         """Read the end of the log, as an append would: for a writer that appends nothing now.
@@ -191,9 +358,25 @@ class LogWriter:
         """Close the log. Idempotent."""
         await self._log.close()
 
+    async def _look_for_pins(self) -> LogView:
+        view = await self.look()
+        self._reader.require_here()
+        if not view.commits:
+            raise ConfigError("the job has no commit yet")
+        return view
+
+    def _note_void(self, attempt: AttemptRecord, reason: str) -> None:
+        self._note(
+            "void",
+            attempt_epoch=attempt.epoch,
+            attempt=attempt.attempt,
+            batch=attempt.batch,
+            reason=reason,
+        )
+
     def _begin(self, record: Record) -> _Append:
         """Return the append of ``record``: the unsettled one of an equal record, or a new one."""
-        if not self._own_epoch:
+        if not self._own_epoch and not isinstance(record, PinRecord | UnpinRecord):
             msg = "append before take_over"
             raise RuntimeError(msg)
         self._unsettled = [a for a in self._unsettled if not self._has_failed(a)]
@@ -214,6 +397,8 @@ class LogWriter:
             self._raise_if_fenced()
             self._reader.require_here()
             _raise_if_contradicted(append.stamped, self.view)
+            if not self._own_epoch:
+                append.stamped = msgspec.structs.replace(append.stamped, epoch=self.view.epoch)
             await self._try_place(append)
         return append.position
 
@@ -241,7 +426,7 @@ class LogWriter:
 
     def _raise_if_fenced(self) -> None:
         newer_epoch = max(self._fenced_by, self.view.epoch)
-        if newer_epoch > self._own_epoch:
+        if newer_epoch > self._own_epoch > 0:
             msg = "another driver has taken over this job"
             raise TaskFencedError(msg, own_epoch=self._own_epoch, newer_epoch=newer_epoch)
 
@@ -251,7 +436,12 @@ class LogWriter:
         Where a position was trimmed, a fenced writer can create it anew; nobody reads it.
         """
         floor = await self._log.read_floor()
-        if floor >= position and floor > 0:
+        if not self._own_epoch:
+            if floor > position:
+                raise RetriableError(
+                    f"the job log was trimmed past the record: position={position}"
+                )
+        elif floor >= position and floor > 0:
             self._fenced_by = max(self._own_epoch, self.view.epoch) + 1
             msg = f"the job log was trimmed past the record: position={position} floor={floor}"
             raise TaskFencedError(msg, own_epoch=self._own_epoch, newer_epoch=self._fenced_by)
@@ -285,8 +475,14 @@ def _raise_if_contradicted(record: Record, view: LogView) -> None:
                 msg = f"a commit was pinned meanwhile, look again: positions={sorted(pinned)}"
                 raise RetriableError(msg)
         case PinRecord():
+            named = view.pins.get(record.name, record.position)
+            if named != record.position:
+                raise ConfigError(
+                    f"the name is in use: name={record.name} commit={named}",
+                    hint=f"choose another one, or `statekeep checkpoints unpin {record.name}` first",
+                )
             if record.position not in view.commits:
-                msg = f"no retained commit to pin: position={record.position} name={record.name}"
-                raise ValueError(msg)
+                msg = f"the commit is released or was never there: commit={record.position}"
+                raise ConfigError(msg)
         case _:
             pass

@@ -17,7 +17,7 @@ from log_kit import (
     view_of,
 )
 
-from statekeep.checkpoint.log_guest import LogGuest
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import ReleaseRecord
 from statekeep.errors import ConfigError, RetriableError, TaskFencedError
 
@@ -29,11 +29,11 @@ async def test_a_pin_fences_nobody_and_outlives_the_retention() -> None:
     driver = await driver_on(blobs)
     first = await driver.append(commit_record(1))
 
-    await LogGuest(log_on(blobs)).pin("before the move", first)
+    await LogSession(log_on(blobs)).pin("before the move", first)
     second = await driver.append(commit_record(2))
 
     with pytest.raises(RetriableError, match="was pinned meanwhile"):
-        await driver.append(ReleaseRecord(epoch=0, nonce="", positions=[first]))
+        await driver.append(ReleaseRecord(positions=[first]))
     view = await view_of(blobs)
     assert view.pins == {"before the move": first}
     assert [*view.commits] == [first, second]
@@ -43,10 +43,10 @@ async def test_a_commit_that_was_unpinned_is_released() -> None:
     blobs = new_blobs()
     driver = await driver_on(blobs)
     first = await driver.append(commit_record(1))
-    await LogGuest(log_on(blobs)).pin("p", first)
-    await LogGuest(log_on(blobs)).unpin("p")
+    await LogSession(log_on(blobs)).pin("p", first)
+    await LogSession(log_on(blobs)).unpin("p")
     second = await driver.append(commit_record(2))
-    await driver.append(ReleaseRecord(epoch=0, nonce="", positions=[first]))
+    await driver.append(ReleaseRecord(positions=[first]))
     assert [*(await view_of(blobs)).commits] == [second]
 
 
@@ -55,9 +55,9 @@ async def test_a_pin_of_a_released_commit_is_refused() -> None:
     driver = await driver_on(blobs)
     first = await driver.append(commit_record(1))
     await driver.append(commit_record(2))
-    await driver.append(ReleaseRecord(epoch=0, nonce="", positions=[first]))
+    await driver.append(ReleaseRecord(positions=[first]))
     with pytest.raises(ConfigError, match=f"released or was never there: commit={first}"):
-        await LogGuest(log_on(blobs)).pin("late", first)
+        await LogSession(log_on(blobs)).pin("late", first)
 
 
 async def test_a_name_belongs_to_one_commit() -> None:
@@ -65,7 +65,7 @@ async def test_a_name_belongs_to_one_commit() -> None:
     driver = await driver_on(blobs)
     first = await driver.append(commit_record(1))
     second = await driver.append(commit_record(2))
-    guest = LogGuest(log_on(blobs))
+    guest = LogSession(log_on(blobs))
     await guest.pin("name", first)
     await guest.pin("name", first)
     with pytest.raises(ConfigError, match=f"the name is in use: name=name commit={first}"):
@@ -84,12 +84,12 @@ async def test_of_two_pins_of_one_name_at_once_the_second_is_refused(
 
     async def after_another_pin(position: int, data: bytes) -> None:
         monkeypatch.setattr(log, "append", append)
-        await LogGuest(log_on(blobs)).pin("name", first)
+        await LogSession(log_on(blobs)).pin("name", first)
         await append(position, data)
 
     monkeypatch.setattr(log, "append", after_another_pin)
     with pytest.raises(ConfigError, match=f"the name is in use: name=name commit={first}"):
-        await LogGuest(log).pin("name", second)
+        await LogSession(log).pin("name", second)
     assert (await view_of(blobs)).pins == {"name": first}
 
 
@@ -97,12 +97,12 @@ async def test_a_name_that_is_not_there_is_not_unpinned() -> None:
     blobs = new_blobs()
     await (await driver_on(blobs)).append(commit_record(1))
     with pytest.raises(ConfigError, match="no commit is pinned under this name: name=x"):
-        await LogGuest(log_on(blobs)).unpin("x")
+        await LogSession(log_on(blobs)).unpin("x")
 
 
 async def test_a_log_without_a_commit_takes_no_pin() -> None:
     with pytest.raises(ConfigError, match="the job has no commit yet"):
-        await LogGuest(log_on(new_blobs())).pin("x", 0)
+        await LogSession(log_on(new_blobs())).pin("x", 0)
 
 
 async def test_a_pin_whose_answer_was_lost_is_there_once() -> None:
@@ -111,14 +111,14 @@ async def test_a_pin_whose_answer_was_lost_is_there_once() -> None:
     first = await driver.append(commit_record(1))
     losing = LosingBlobs(blobs)
     losing.losses["put"] = 1
-    await LogGuest(log_on(RetryingOnce(losing))).pin("p", first)
+    await LogSession(log_on(RetryingOnce(losing))).pin("p", first)
     assert (await view_of(blobs)).next_position == driver.view.next_position + 1
 
 
 async def test_a_pin_goes_on_under_the_epoch_of_a_new_driver() -> None:
     blobs = new_blobs()
     first = await (await driver_on(blobs)).append(commit_record(1))
-    guest = LogGuest(log_on(blobs))
+    guest = LogSession(log_on(blobs))
     await guest.pin("a", first)
     successor = await driver_on(blobs, "successor")
     await guest.pin("b", first)
@@ -139,14 +139,14 @@ async def test_a_pin_that_races_with_a_release_and_a_new_driver_is_decided_by_po
 
     async def pin() -> str:
         try:
-            await LogGuest(log_on(DawdlingBlobs(blobs, rng))).pin("p", first)
+            await LogSession(log_on(DawdlingBlobs(blobs, rng))).pin("p", first)
         except ConfigError:
             return "refused"
         return "pinned"
 
     async def release() -> None:
         with contextlib.suppress(RetriableError, TaskFencedError):
-            await driver.append(ReleaseRecord(epoch=0, nonce="", positions=[first]))
+            await driver.append(ReleaseRecord(positions=[first]))
 
     outcome, _, _ = await asyncio.gather(
         pin(), release(), driver_on(DawdlingBlobs(blobs, rng), "successor")
