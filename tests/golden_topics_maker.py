@@ -86,8 +86,6 @@ def config_of(job: str, servers: str, local: Path, **more: str) -> Config:
     if job == "plain":
         settings |= {
             "kafka.transactional": "false",
-            "task.checkpoint.factory": KAFKA,
-            "task.checkpoint.write.versions": "1,2",
             "stores.counts.changelog": "kafka.plain-counts",
             "stores.unused.changelog": "kafka.plain-unused",
         }
@@ -121,7 +119,6 @@ async def make_topics(servers: str, directory: Path, drop_before: DropBefore) ->
         *(f"kafka.{job}.main.Partition_5f0.job-log" for job in COMMITS),
         "kafka.orders.main.Partition_5f0.checkpoints",
         "kafka.on-spark.checkpoints",
-        "__samza_checkpoint_ver_1_for_plain_1",
     ]
 
 

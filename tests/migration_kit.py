@@ -108,7 +108,7 @@ class Reader:
         return any(
             parts[1] in value.split(",")
             for name, value in self.settings.items()
-            if name.endswith("factories") or name in {"job.log.backend", "task.checkpoint.factory"}
+            if name.endswith("factories") or name == "job.log.backend"
         )
 
 

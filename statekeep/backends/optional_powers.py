@@ -7,7 +7,6 @@ from typing import Protocol, runtime_checkable
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.blob.encryption_keys import KeyProvider
-from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.clock import Clock
 
@@ -111,26 +110,6 @@ class ListsTaskLogs(Protocol):
             ConfigError: The place refuses us.
             RetriableError: The service may answer later.
         """
-        ...
-
-
-@runtime_checkable
-class KeepsCheckpoints(Protocol):
-    """A `StateBackendFactory` that ``task.checkpoint.factory`` may name."""
-
-    def checkpoint_manager(
-        self,
-        job_name: str,
-        job_id: str,
-        forms: CheckpointForms,
-        executor: BlockingExecutor,
-        clock: Clock,
-    ) -> CheckpointManager:
-        """Build what keeps the newest checkpoints of one job in Samza's forms; no I/O."""
-        ...
-
-    def checkpoint_place(self, job_name: str, job_id: str) -> str:
-        """Return what the checkpoints of one job are kept in, for people: a topic, a folder."""
         ...
 
 

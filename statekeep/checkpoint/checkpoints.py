@@ -29,17 +29,6 @@ class SystemStreamPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointV1:
-    """Input offsets alone, changelog offsets mixed in with them.
-
-    Source: Samza 1.8 ``CheckpointV1``.
-    """
-
-    input_offsets: Mapping[SystemStreamPartition, str | None]
-    """Last processed offset of each input; None where nothing was read."""
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointV2:
     """One task's commit: its id, its input positions, and where each backend holds each store.
 

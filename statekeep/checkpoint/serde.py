@@ -1,13 +1,13 @@
 """Checkpoints in Samza's JSON, and what a container writes for one task of an attempt.
 
-Source: Samza 1.8 ``CheckpointV1Serde``, ``CheckpointV2Serde``; ``docs/formats.md`` has the tables.
+Source: Samza 1.8 ``CheckpointV2Serde``; ``docs/formats.md`` has the tables.
 Unlike Samza's own reader, a stream name may hold dots: the system of an input offset's key ends at
 the first dot, the partition begins after the last one.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
@@ -15,7 +15,6 @@ import msgspec
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
-    CheckpointV1,
     CheckpointV2,
     Marker,
     StoreName,
@@ -30,7 +29,6 @@ T = TypeVar("T")
 
 _V2: Final = 2
 _OFFSET_KEY: Final = re.compile(r"([^.]*)\.(.*)\.(0|[1-9][0-9]{0,9})", re.DOTALL)
-_PARTITION: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _FINISHED: Final = "finished-task"
 _FAILED: Final = "failed-task"
 
@@ -46,13 +44,6 @@ class _Versioned(msgspec.Struct, frozen=True, kw_only=True):
     version: int = _V2
 
 
-class _InputOffsetJson(msgspec.Struct, frozen=True, kw_only=True):
-    system: str
-    partition: str
-    offset: str | None = None
-    stream: str
-
-
 class _FinishedJson(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: msgspec.Raw
     version: str
@@ -66,36 +57,10 @@ class _FailedJson(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
-_v1_decoder = msgspec.json.Decoder(dict[str, _InputOffsetJson])
 _v2_decoder = msgspec.json.Decoder(_CheckpointV2Json)
 _version_decoder = msgspec.json.Decoder(_Versioned)
 _finished_decoder = msgspec.json.Decoder(_FinishedJson)
 _failed_decoder = msgspec.json.Decoder(_FailedJson)
-
-
-def encode_checkpoint_v1(checkpoint: CheckpointV1) -> bytes:
-    """Return the bytes that Samza's ``CheckpointV1Serde`` reads."""
-    entries = {
-        f"SystemStreamPartition [{ssp.system}, {ssp.stream}, {ssp.partition}]": _InputOffsetJson(
-            system=ssp.system, partition=str(ssp.partition), offset=offset, stream=ssp.stream
-        )
-        for ssp, offset in checkpoint.input_offsets.items()
-    }
-    return msgspec.json.encode(entries)
-
-
-def decode_checkpoint_v1(data: bytes, where: str) -> CheckpointV1:
-    """Read what `encode_checkpoint_v1` or Samza wrote; the keys are for people and not read.
-
-    Args:
-        data: The JSON.
-        where: Named in errors, such as ``task=Partition 3``.
-
-    Raises:
-        CheckpointCorruptError: Truncated, damaged or of another form.
-    """
-    entries = _decode(_v1_decoder, data, where)
-    return CheckpointV1({_v1_ssp(entry, where): entry.offset for entry in entries.values()})
 
 
 def encode_checkpoint_v2(checkpoint: CheckpointV2) -> bytes:
@@ -122,8 +87,6 @@ def encode_checkpoint_v2(checkpoint: CheckpointV2) -> bytes:
 def decode_checkpoint_v2(data: bytes, where: str) -> CheckpointV2:
     """Read what `encode_checkpoint_v2` or Samza wrote; unknown fields are ignored.
 
-    The backends' names are those that stand there: see `with_backend_names`.
-
     Args:
         data: The JSON.
         where: Named in errors, such as ``task=Partition 3``.
@@ -149,32 +112,6 @@ def decode_checkpoint_v2(data: bytes, where: str) -> CheckpointV2:
             for backend, markers in found.state_checkpoint_markers.items()
         },
     )
-
-
-def with_backend_names(
-    checkpoint: CheckpointV2, aliases: Mapping[str, BackendName]
-) -> CheckpointV2:
-    """Return a checkpoint whose markers stand under our names of the backends.
-
-    Args:
-        checkpoint: As read; Samza keys markers by the class name of the Java factory.
-        aliases: ``{name as written: our name}``; a name without an entry stays.
-
-    Raises:
-        CheckpointCorruptError: Two names of one backend have different markers of one store.
-    """
-    renamed: dict[BackendName, dict[StoreName, Marker]] = {}
-    for written_name, markers in checkpoint.state_markers.items():
-        backend = aliases.get(written_name, written_name)
-        merged = renamed.setdefault(backend, {})
-        for store, marker in markers.items():
-            if merged.setdefault(store, marker) != marker:
-                msg = (
-                    "a store has two markers of one backend: "
-                    f"checkpoint_id={checkpoint.checkpoint_id} backend={backend} store={store}"
-                )
-                raise CheckpointCorruptError(msg)
-    return replace(checkpoint, state_markers=renamed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +202,3 @@ def _v2_ssp(key: str, where: str) -> SystemStreamPartition:
         msg = f"not an input offset's key: {where} key={key!r}"
         raise CheckpointCorruptError(msg)
     return SystemStreamPartition(match[1], match[2], int(match[3]))
-
-
-def _v1_ssp(entry: _InputOffsetJson, where: str) -> SystemStreamPartition:
-    if _PARTITION.fullmatch(entry.partition) is None:
-        msg = f"not a partition: {where} partition={entry.partition!r}"
-        raise CheckpointCorruptError(msg)
-    return SystemStreamPartition(entry.system, entry.stream, int(entry.partition))

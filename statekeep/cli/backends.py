@@ -7,7 +7,6 @@ from dataclasses import asdict
 import typer
 
 from statekeep.backends.base import StateBackendFactory
-from statekeep.backends.optional_powers import KeepsCheckpoints
 from statekeep.backends.preparation import prepare
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName
@@ -116,27 +115,12 @@ async def _check_all(config: Config) -> dict[str, str | None]:
     factories, clock = _factories(config), SystemClock()
     async with open_log_place(config, clock) as place, waiting("asking the backends", clock):
         factories |= place.factories
-        factories |= _checkpoint_factory(config)
         found: dict[str, str | None] = {}
         for name, factory in factories.items():
             found[name] = await _problem_of(prepare(factory.admin(place.executor, clock)))
             if found[name] is None and name == place.log_backend:
                 found[name] = await _problem_of(place.log.probe())
         return found
-
-
-def _checkpoint_factory(config: Config) -> dict[BackendName, StateBackendFactory]:
-    name = config.task.checkpoint_factory
-    if name is None:
-        return {}
-    factory = BackendRegistry(config).factory(name)
-    if not isinstance(factory, KeepsCheckpoints):
-        raise ConfigError(
-            f"this backend keeps no checkpoints in Samza's forms: backend={name}",
-            key="task.checkpoint.factory",
-            hint="name one that does, such as kafka, or leave the setting out",
-        )
-    return {factory.name: factory}
 
 
 async def _problem_of(checking: Awaitable[None]) -> str | None:

@@ -142,7 +142,7 @@ async def _reset(
             waiting("reading the job log", clock),
             open_log_place(settings, clock, task=log) as place,
         ):
-            await require_resettable(place, settings, is_dropping_savepoints=is_dropping_savepoints)
+            await require_resettable(place, is_dropping_savepoints=is_dropping_savepoints)
     for log in logs:
         async with (
             waiting("deleting", clock),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from statekeep.config.key import Key
 from statekeep.config.keys import GROUPS, UNSUPPORTED
-from statekeep.config.store_keys import BACKEND_ALIASES
 
 _INTRODUCTION = """\
 # Configuration
@@ -57,11 +56,6 @@ def render() -> str:
     parts = [_INTRODUCTION]
     for title, keys in GROUPS.items():
         parts.append(f"## {title}\n\n{_key_table(keys)}")
-    aliases = [(f"`{alias}`", f"`{name}`") for alias, name in BACKEND_ALIASES.items()]
-    parts.append(
-        "## Other names\n\nFactories of Samza are understood as ours:\n\n"
-        + _table(("Samza", "here"), aliases)
-    )
     refused = [(f"`{name}`", reason) for name, reason in sorted(UNSUPPORTED.items())]
     parts.append(
         "## Refused\n\nSettings of Samza that have no meaning here, or not yet:\n\n"

@@ -13,8 +13,6 @@ from statekeep.config.values import (
     byte_count,
     decimal,
     milliseconds,
-    number_list,
-    one_name,
     one_of,
     optional,
     whole_number,
@@ -34,7 +32,6 @@ JOB_NAME: Key[str | None] = Key(
     None,
     "Names the job: the first part of every local path and remote name.",
     "Required: two jobs under one name would fence each other. On Spark the query gives it.",
-    aliases=("app.name",),
     default_text="required",
 )
 JOB_ID = Key(
@@ -43,7 +40,6 @@ JOB_ID = Key(
     "1",
     "Tells instances of one job apart.",
     "Most jobs run once; the value is Samza's.",
-    aliases=("app.id",),
 )
 LOCAL_DIR: Key[Path | None] = Key(
     "job.logged.store.base.dir",
@@ -214,48 +210,6 @@ START_FROM_CHECKPOINT: Key[str | None] = Key(
     "that did not begin from it is refused.",
     "A lost checkpoint location is an error: a new query may deliver again what the old one did.",
     default_text="none",
-)
-CHECKPOINT_FACTORY: Key[str | None] = Key(
-    "task.checkpoint.factory",
-    one_name(aliases={"org.apache.samza.checkpoint.kafka.KafkaCheckpointManagerFactory": "kafka"}),
-    None,
-    "Backend that also keeps each task's newest checkpoint in Samza's forms: written after each "
-    "commit, and read by a job whose log is new. Plain Python only.",
-    "The job log decides; only a job that comes from Samza, or its tools, look there.",
-    default_text="none",
-)
-CHECKPOINT_SYSTEM: Key[str | None] = Key(
-    "task.checkpoint.system",
-    one_name(),
-    None,
-    "System of Samza that has the checkpoint topic; has to be the backend of "
-    "`task.checkpoint.factory`.",
-    "That key says it already; this one is only compared with it.",
-    default_text="the backend of `task.checkpoint.factory`",
-)
-WRITE_VERSIONS = Key(
-    "task.checkpoint.write.versions",
-    number_list(1, 2),
-    (2,),
-    "Forms in which checkpoints are written.",
-    "Only form 2 has state markers; add 1 for a reader that knows nothing newer.",
-)
-READ_VERSIONS = Key(
-    "task.checkpoint.read.versions",
-    number_list(1, 2),
-    (2, 1),
-    "Forms in which checkpoints are read, the preferred one first.",
-    "A job that comes from form 1 goes on without a change of settings.",
-)
-LIVE_CHECKPOINT_MAX_AGE_MS = Key(
-    "task.live.checkpoint.max.age",
-    milliseconds(0),
-    600_000,
-    "A checkpoint of the preferred form that is older than another form's by more than this is "
-    "stale, and the newer one is read.",
-    "Forms are written within one commit, so minutes apart means one was switched off; the "
-    "value is Samza's.",
-    aliases=("task.live.checkpoint.max.age.ms",),
 )
 GROUPING_MAX_BYTES = Key(
     "task.grouping.max.bytes",

@@ -11,7 +11,6 @@ BOOTSTRAP_SERVERS: Key[str | None] = Key(
     None,
     "The cluster of kafka backends: `host:port`, separated by commas.",
     "No cluster is right for everyone.",
-    aliases=("systems.kafka.producer.bootstrap.servers",),
     default_text="none",
 )
 TOPIC_PREFIX: Key[str | None] = Key(
@@ -28,25 +27,6 @@ REPLICATION_FACTOR = Key(
     -1,
     "Replicas of the topics that are created; -1: the cluster's default.",
     "Who runs the cluster knows how many nodes may fail.",
-    aliases=("systems.kafka.default.stream.replication.factor",),
-)
-CHECKPOINT_REPLICATION_FACTOR: Key[int | None] = Key(
-    "kafka.checkpoint.replication.factor",
-    optional(whole_number(-1, what="replicas")),
-    None,
-    "Replicas of the topic of checkpoints in Samza's forms; -1: the cluster's default.",
-    "Topics of one cluster mostly have the same.",
-    aliases=("task.checkpoint.replication.factor",),
-    default_text="`kafka.replication.factor`",
-)
-CHECKPOINT_GROUPER = Key(
-    "kafka.checkpoint.grouper",
-    TEXT,
-    "org.apache.samza.container.grouper.stream.GroupByPartitionFactory",
-    "Class of Samza that the keys of checkpoints in Samza's forms name; a job of Samza with another "
-    "one refuses them.",
-    "What Samza's jobs have by default.",
-    aliases=("job.systemstreampartition.grouper.factory",),
 )
 MAX_MESSAGE_BYTES = Key(
     "kafka.max.message.bytes",
@@ -62,7 +42,6 @@ IS_TRANSACTIONAL = Key(
     "Writes changelogs in transactions. Without them a commit is proven by its offsets: it is "
     "written again if anybody else wrote meanwhile.",
     "A writer that was replaced is fenced by the cluster itself.",
-    aliases=("task.transactional.state.checkpoint.enabled",),
 )
 TRANSACTION_TIMEOUT_MS = Key(
     "kafka.transaction.timeout.ms",
@@ -90,8 +69,6 @@ ALL: Final[tuple[Key[object], ...]] = (
     BOOTSTRAP_SERVERS,
     TOPIC_PREFIX,
     REPLICATION_FACTOR,
-    CHECKPOINT_REPLICATION_FACTOR,
-    CHECKPOINT_GROUPER,
     MAX_MESSAGE_BYTES,
     IS_TRANSACTIONAL,
     TRANSACTION_TIMEOUT_MS,

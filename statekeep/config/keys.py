@@ -44,11 +44,6 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
             job_keys.EXCEPTION_MAX_LIMIT,
             job_keys.TIMEOUT_MAX_LIMIT,
             job_keys.SHUTDOWN_MS,
-            job_keys.CHECKPOINT_FACTORY,
-            job_keys.CHECKPOINT_SYSTEM,
-            job_keys.WRITE_VERSIONS,
-            job_keys.READ_VERSIONS,
-            job_keys.LIVE_CHECKPOINT_MAX_AGE_MS,
             job_keys.GROUPING_MAX_BYTES,
             job_keys.REPLAY_MAX_BATCHES,
             job_keys.DIVERGENCE,
@@ -147,7 +142,18 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "stores.<store>.write.batch.size": "changes go to the engine in chunks of a fixed size",
         "task.async.commit": "it lets messages be in flight during a commit, and there are none: "
         "a commit holds whole batches; its upload is always asynchronous",
-        "task.checkpoint.segment.bytes": "topics of checkpoints have the cluster's default",
+        **dict.fromkeys(
+            (
+                "task.checkpoint.factory",
+                "task.checkpoint.read.versions",
+                "task.checkpoint.replication.factor",
+                "task.checkpoint.segment.bytes",
+                "task.checkpoint.system",
+                "task.checkpoint.write.versions",
+                "task.live.checkpoint.max.age",
+            ),
+            "the job log holds the checkpoints; job.log.backend says where it is",
+        ),
         "task.class": "the program names its processor",
         "task.inputs": "the program names its inputs",
         "task.transactional.state.restore.enabled": "a restore always ends at the commit, so that "

@@ -9,10 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, cast
 
-from statekeep.config.lookup import is_known
 from statekeep.config.model import Config
 from statekeep.config.properties import parse_properties
-from statekeep.config.samza_keys import pass_over
 from statekeep.config.settings import Setting, WrittenValue, check_setting, collect, overlay
 from statekeep.errors import ConfigError
 
@@ -144,9 +142,6 @@ def load_environment(variables: Mapping[str, str]) -> Config:
 def load_properties(path: str | PathLike[str]) -> Config:
     """Read a Java ``.properties`` file in UTF-8; the source of a value is file and line.
 
-    It may be that of a Samza job: what such a job sets besides state and commits is passed over,
-    with a line in the log (`statekeep.config.samza_keys`).
-
     Raises:
         ConfigError: As `load_dict`; or the file cannot be read.
     """
@@ -156,11 +151,7 @@ def load_properties(path: str | PathLike[str]) -> Config:
     except ValueError as exc:
         raise ConfigError(f"{exc} path={path}") from exc
     return Config(
-        collect(
-            check_setting(entry.key, entry.value, f"{path}:{entry.line}")
-            for entry in entries
-            if is_known(entry.key) or not pass_over(entry.key, entry.value, f"{path}:{entry.line}")
-        )
+        collect(check_setting(entry.key, entry.value, f"{path}:{entry.line}") for entry in entries)
     )
 
 

@@ -40,16 +40,6 @@ class FoundKey:
         return may_be_secret(setting)
 
 
-def is_known(written: str) -> bool:
-    """Return whether a written name stands for a key, by its name or an alias."""
-    match = _STORE_KEY.fullmatch(written)
-    return (
-        written in _BY_NAME
-        or _BACKEND_KEY.fullmatch(written) is not None
-        or (match is not None and f"stores.{STORE_HOLE}.{match['rest']}" in _BY_PATTERN)
-    )
-
-
 def find_key(written: str, source: str) -> FoundKey:
     """Return what a written name stands for.
 

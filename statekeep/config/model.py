@@ -18,7 +18,6 @@ from statekeep.config.key import Key
 from statekeep.config.local_dir import default_local_dir
 from statekeep.config.settings import Setting, WrittenValue, check_setting, collect, overlay
 from statekeep.config.store_keys import (
-    BACKEND_ALIASES,
     CompactionStyle,
     Compression,
     StoreFactoryName,
@@ -108,17 +107,6 @@ class TaskSettings:
     """Consecutive timed-out commits that are tolerated while skipping: each costs half an hour."""
     shutdown_ms: int = _setting(job_keys.SHUTDOWN_MS)
     """Milliseconds that a stop waits for the commit in flight: cluster managers kill soon after."""
-    checkpoint_factory: str | None = _setting(job_keys.CHECKPOINT_FACTORY)
-    """Backend that also keeps checkpoints in Samza's forms; None, as only Samza reads them."""
-    checkpoint_system: str | None = _setting(job_keys.CHECKPOINT_SYSTEM)
-    """Samza's name of that backend; None, as ``checkpoint_factory`` says it."""
-    checkpoint_write_versions: tuple[int, ...] = _setting(job_keys.WRITE_VERSIONS)
-    """Forms in which checkpoints are written; only form 2 has state markers."""
-    checkpoint_read_versions: tuple[int, ...] = _setting(job_keys.READ_VERSIONS)
-    """Forms in which checkpoints are read, preferred first: a job from form 1 just goes on."""
-    live_checkpoint_max_age_ms: int = _setting(job_keys.LIVE_CHECKPOINT_MAX_AGE_MS)
-    """Milliseconds by which the preferred form may be older than another: beyond, it was
-    switched off."""
     grouping_max_bytes: int = _setting(job_keys.GROUPING_MAX_BYTES)
     """Arrow bytes of one task's rows that are grouped in the task, above it Spark sorts: bounds
     the worker's memory."""
@@ -326,8 +314,7 @@ class Config:
     def backend_factory(self, name: str) -> str:
         """Return the short name or dotted path of the factory behind a backend's name."""
         found = self.settings.get(backend_keys.BACKEND_FACTORY.of(name))
-        factory = name if found is None else found.value
-        return BACKEND_ALIASES.get(factory, factory)
+        return name if found is None else found.value
 
     def backend_settings(self, name: str, defaults_prefix: str) -> dict[str, str]:
         """Return the section of one backend, as its factory takes it.
@@ -365,13 +352,10 @@ class Config:
         """Check what only several settings together show; for the start of a job.
 
         Raises:
-            ConfigError: The job has no name, a store's lists of backends contradict each other, a
-                section of settings belongs to no backend in use, or checkpoints would go to another
-                system than the one that is named.
+            ConfigError: The job has no name, a store's lists of backends contradict each other, or a
+                section of settings belongs to no backend in use.
         """
-        resolve.check_checkpoint_system(self.settings)
-        others = (self.job.log_backend, self.task.checkpoint_factory)
-        used = {*self.backend_names(), *(name for name in others if name is not None)}
+        used = {*self.backend_names(), *filter(None, [self.job.log_backend])}
         for name in self.store_names:
             self.store(name)
         for setting in self.settings.values():

@@ -8,7 +8,7 @@ backed up is refused.
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from statekeep.config import job_keys, store_keys
+from statekeep.config import store_keys
 from statekeep.config.key import Key
 from statekeep.config.keys import KEYS
 from statekeep.config.settings import Setting
@@ -148,28 +148,6 @@ def all_optional_factories(settings: Mapping[str, Setting]) -> Names:
     for store in store_names(settings):
         names |= dict.fromkeys(optional_factories(settings, store))
     return tuple(names)
-
-
-def check_checkpoint_system(settings: Mapping[str, Setting]) -> None:
-    """Compare the system that a Samza job names with the backend that gets its checkpoints.
-
-    Raises:
-        ConfigError: They would go to another system.
-    """
-    system = settings.get(job_keys.CHECKPOINT_SYSTEM.name)
-    factory = settings.get(job_keys.CHECKPOINT_FACTORY.name)
-    if system is None or factory is None:
-        return
-    wanted = system.parse_key(job_keys.CHECKPOINT_SYSTEM)
-    backend = factory.parse_key(job_keys.CHECKPOINT_FACTORY)
-    if wanted != backend:
-        raise ConfigError(
-            f"checkpoints would go to another system: task.checkpoint.system={wanted} "
-            f"task.checkpoint.factory={backend} source={system.source}",
-            key=system.name,
-            hint=f"define that cluster as backends.{wanted}.factory=kafka, with "
-            f"backends.{wanted}.bootstrap.servers, and set task.checkpoint.factory={wanted}",
-        )
 
 
 def backend_section(

@@ -1,6 +1,5 @@
 """The settings of stores: see `statekeep.config.keys`."""
 
-from types import MappingProxyType
 from typing import Literal
 
 from statekeep.config.key import Key
@@ -24,25 +23,10 @@ StoreFactoryName = Literal["rocksdb", "memory"]
 CompactionStyle = Literal["universal", "level"]
 Compression = Literal["none", "snappy", "lz4", "zstd"]
 
-BACKEND_ALIASES = MappingProxyType(
-    {
-        "org.apache.samza.storage.KafkaChangelogStateBackendFactory": "kafka",
-        "org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory": "blob",
-    }
-)
-"""Names of backends in jobs that come from Samza."""
-
-_STORE_FACTORIES: ValueType[StoreFactoryName] = one_of(
-    "rocksdb",
-    "memory",
-    aliases={
-        "org.apache.samza.storage.kv.RocksDbKeyValueStorageEngineFactory": "rocksdb",
-        "org.apache.samza.storage.kv.inmemory.InMemoryKeyValueStorageEngineFactory": "memory",
-    },
-)
+_STORE_FACTORIES: ValueType[StoreFactoryName] = one_of("rocksdb", "memory")
 _COMPACTION_STYLES: ValueType[CompactionStyle] = one_of("universal", "level")
 _COMPRESSIONS: ValueType[Compression] = one_of("none", "snappy", "lz4", "zstd")
-_BACKENDS = name_list(aliases=BACKEND_ALIASES)
+_BACKENDS = name_list()
 _MIB = 1 << 20
 
 STORE_FACTORY: Key[StoreFactoryName] = Key(

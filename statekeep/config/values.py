@@ -87,9 +87,9 @@ def decimal(minimum: float, maximum: float) -> ValueType[float]:
     return ValueType("number", f"a number from {minimum:g} to {maximum:g}", parse)
 
 
-def one_of(*choices: S, aliases: Mapping[str, S] = MappingProxyType({})) -> ValueType[S]:
-    """Return the type of a fixed choice; case counts, ``aliases`` are other spellings."""
-    spellings = {choice: choice for choice in choices} | dict(aliases)
+def one_of(*choices: S) -> ValueType[S]:
+    """Return the type of a fixed choice; case counts."""
+    spellings = {choice: choice for choice in choices}
 
     def parse(text: str) -> S:
         if text not in spellings:
@@ -99,43 +99,18 @@ def one_of(*choices: S, aliases: Mapping[str, S] = MappingProxyType({})) -> Valu
     return ValueType(" | ".join(choices), f"one of {', '.join(choices)}", parse)
 
 
-def name_list(aliases: Mapping[str, str] = MappingProxyType({})) -> ValueType[tuple[str, ...]]:
+def name_list() -> ValueType[tuple[str, ...]]:
     """Return the type of comma-separated names without duplicates; empty text is the empty list."""
 
     def parse(text: str) -> tuple[str, ...]:
         if not text:
             return ()
-        names = tuple(aliases.get(part.strip(), part.strip()) for part in text.split(","))
+        names = tuple(part.strip() for part in text.split(","))
         if not all(_is_name(name) for name in names) or len(set(names)) < len(names):
             raise ValueError("not a list of different names")
         return names
 
     return ValueType("names", "a comma-separated list of different names", parse)
-
-
-def one_name(aliases: Mapping[str, str] = MappingProxyType({})) -> ValueType[str | None]:
-    """Return the type of one name."""
-
-    def parse(text: str) -> str:
-        name = aliases.get(text, text)
-        if not _is_name(name):
-            raise ValueError("not a name")
-        return name
-
-    return ValueType("name", "a name", parse)
-
-
-def number_list(*allowed: int) -> ValueType[tuple[int, ...]]:
-    """Return the type of comma-separated numbers out of ``allowed``: at least one, none twice."""
-
-    def parse(text: str) -> tuple[int, ...]:
-        numbers = tuple(_plain_number(part.strip()) for part in text.split(","))
-        if not set(numbers) <= set(allowed) or len(set(numbers)) < len(numbers):
-            raise ValueError("not a list of different allowed numbers")
-        return numbers
-
-    choices = ", ".join(map(str, allowed))
-    return ValueType("numbers", f"a comma-separated list out of {choices}, none twice", parse)
 
 
 def optional(value_type: ValueType[T]) -> ValueType[T | None]:

@@ -17,7 +17,6 @@ from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate, Decision
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task_commit import TaskCommit
 from statekeep.container.task_log import commit_of_task, versions_of_task
@@ -47,7 +46,6 @@ class CommitRunner:
         *,
         log: LogSession,
         identity: JobIdentity,
-        copies: CheckpointCopies,
         pipeline: TaskCommitPipeline,
         gate: CommitGate,
         housekeeper: Housekeeper,
@@ -60,7 +58,6 @@ class CommitRunner:
         self._note = note
         self._log = log
         self._identity = identity
-        self._copies = copies
         self._pipeline = pipeline
         self._gate = gate
         self._housekeeper = housekeeper
@@ -212,7 +209,7 @@ class CommitRunner:
         input_offsets: Mapping[SystemStreamPartition, str],
         began_ns: int,
     ) -> None:
-        """The async stage: attempt record, uploads, commit record, copy of the checkpoint."""
+        """The async stage: attempt record, uploads, commit record."""
         async_began_ns = self._clock.monotonic_ns()
         try:
             await self._make_durable(commit, version, input_offsets)
@@ -266,7 +263,6 @@ class CommitRunner:
             )
         )
         fault_point("record.after")
-        await self._copies.write(checkpoint, self._log)
 
     def _base(self) -> tuple[CheckpointV2 | None, VersionId | None]:
         """Return what a commit may build on: the current commit, without bad markers."""

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
-from statekeep.backends.optional_powers import KeepsCheckpoints
 from statekeep.backends.preparation import prepare, prepare_unless_away
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import encryption_limits
@@ -84,7 +83,6 @@ class Container:
             *_limits(self._factories, self._log_backend),
             *encryption_limits(kept_in, self._clock),
         )
-        self._copy_backend = _find_copy_backend(config, self._factories)
         self._pools: _Pools | None = None
         self._tasks: dict[TaskName, Task | None] = {}
         self._away: set[BackendName] = set()
@@ -180,7 +178,6 @@ class Container:
             config=self._config,
             factories=self._factories,
             log_backend=self._log_backend,
-            copy_backend=self._copy_backend,
             executor=pools.commit,
             restore_executor=pools.restore,
             local_executor=pools.local,
@@ -197,7 +194,6 @@ class Container:
         """Create, then check, the remote side of every backend; an optional one may be away."""
         optional = {BackendName(name) for name in self._config.optional_backend_names()}
         optional -= {self._log_backend.name}
-        optional -= {BackendName(self._config.task.checkpoint_factory or "")}
         for name, factory in self._factories.items():
             admin = factory.admin(executor, self._clock)
             if name not in optional:
@@ -271,8 +267,8 @@ class _Pools:
 def _build_factories(config: Config) -> Mapping[BackendName, StateBackendFactory]:
     registry = BackendRegistry(config)
     factories = dict(registry.factories())
-    for name in filter(None, [config.job.log_backend, config.task.checkpoint_factory]):
-        factories[BackendName(name)] = registry.factory(name)
+    if config.job.log_backend is not None:
+        factories[BackendName(config.job.log_backend)] = registry.factory(config.job.log_backend)
     return factories
 
 
@@ -314,21 +310,6 @@ def _limits(
         " stores.backup.factories)"
     )
     return (limit,)
-
-
-def _find_copy_backend(
-    config: Config, factories: Mapping[BackendName, StateBackendFactory]
-) -> KeepsCheckpoints | None:
-    """Return the backend that keeps checkpoints in Samza's forms too, if one is named."""
-    if config.task.checkpoint_factory is None:
-        return None
-    named = factories[BackendName(config.task.checkpoint_factory)]
-    if not isinstance(named, KeepsCheckpoints):
-        raise ConfigError(
-            f"this backend keeps no checkpoints in Samza's forms: backend={named.name}",
-            key="task.checkpoint.factory",
-        )
-    return named
 
 
 def _is_closed(task: Task | None) -> bool:

@@ -8,7 +8,6 @@ from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.task_commit import TaskCommit
@@ -37,7 +36,6 @@ class Task:
         stores: TaskStores,
         runner: CommitRunner,
         log: LogSession,
-        copies: CheckpointCopies,
         pipeline: TaskCommitPipeline,
         housekeeper: Housekeeper,
         metrics: CommitMetrics,
@@ -59,7 +57,6 @@ class Task:
         self._stores = stores
         self._runner = runner
         self._log = log
-        self._copies = copies
         self._pipeline = pipeline
         self._housekeeper = housekeeper
         self._events = events
@@ -151,7 +148,7 @@ class Task:
         await self._runner.finish(self._shutdown_ms)
         await self._housekeeper.close()
         errors: list[Exception] = []
-        parts = (self._pipeline, self._stores, self._copies, self._log)
+        parts = (self._pipeline, self._stores, self._log)
         for close in (self._end_events, *(part.close for part in parts)):
             try:
                 await close()

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
-from statekeep.backends.optional_powers import KeepsCheckpoints
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoint_manager import CheckpointForms
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_scope import task_scope
@@ -22,7 +20,6 @@ from statekeep.commit.gate import CommitGate
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.model import Config, StoreSettings
-from statekeep.container.checkpoint_copies import CheckpointCopies
 from statekeep.container.commit_runner import CommitRunner
 from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.new_log import (
@@ -51,8 +48,6 @@ class TaskParts:
     config: Config
     factories: Mapping[BackendName, StateBackendFactory]
     log_backend: StateBackendFactory
-    copy_backend: KeepsCheckpoints | None
-    """Keeps checkpoints in Samza's forms too; None: none does."""
     executor: BlockingExecutor
     restore_executor: BlockingExecutor
     """A restore is not kept waiting by the uploads of other tasks."""
@@ -84,20 +79,17 @@ async def start_task(parts: TaskParts) -> Task:
         log = LogSession(open_job_log(*place), note=events.note)
         undo.push_async_callback(log.close)
         undo.push_async_exit(_end_by_error(events))
-        copies = _copies(parts)
-        undo.push_async_callback(copies.close)
         identity = await take_over_task(
             log,
             parts.task,
             parts.stores.keys(),
             owner=parts.owner,
             checkpoint_id=CheckpointId.at(parts.clock.time_ns()),
-            check_new=lambda: _check_new(parts, scope, copies),
+            check_new=lambda: _check_new(parts, scope),
         )
         events.begin(log.epoch)
         _note_start(parts, log, events)
 
-        await copies.adopt(log, identity, parts.new_uid)
         parts = replace(parts, task=replace(parts.task, job_uid=identity.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
         # Before the restore, which may need the room that restores before it have left full.
@@ -125,7 +117,6 @@ async def start_task(parts: TaskParts) -> Task:
         parts,
         log=log,
         identity=identity,
-        copies=copies,
         pipeline=pipeline,
         stores=stores,
         directory=directory,
@@ -135,7 +126,7 @@ async def start_task(parts: TaskParts) -> Task:
     )
 
 
-async def _check_new(parts: TaskParts, scope: str, copies: CheckpointCopies) -> None:
+async def _check_new(parts: TaskParts, scope: str) -> None:
     """Make sure that a task whose log is empty is a new one, before the first record is written."""
     log_backend = parts.log_backend
     factories = answering(
@@ -150,7 +141,7 @@ async def _check_new(parts: TaskParts, scope: str, copies: CheckpointCopies) -> 
     await require_no_other_log(factories, scope, log_backend.name, open_log)
     await require_within_task_count(log_backend.name, parts.task, open_log)
     # A log that ends with the process is empty at each start of it, which then says so.
-    if log_backend.properties.is_durable and not await copies.has_any():
+    if log_backend.properties.is_durable:
         await require_no_state(factories, parts.task, log_backend.name, parts.executor, parts.clock)
 
 
@@ -212,21 +203,6 @@ def _note_restore(restored: RestoreOutcome, events: TaskEvents) -> None:
     )
 
 
-def _copies(parts: TaskParts) -> CheckpointCopies:
-    if parts.copy_backend is None:
-        return CheckpointCopies(None, parts.task)
-    job, task = parts.config.job, parts.config.task
-    forms = CheckpointForms(
-        task.checkpoint_write_versions,
-        task.checkpoint_read_versions,
-        task.live_checkpoint_max_age_ms,
-    )
-    manager = parts.copy_backend.checkpoint_manager(
-        job.name, job.id, forms, parts.executor, parts.clock
-    )
-    return CheckpointCopies(manager, parts.task)
-
-
 async def _restore(parts: TaskParts, log: LogSession, directory: TaskDirectory) -> RestoreOutcome:
     """Restore from the newest commit within reach, and record the markers that were found bad."""
     restorer = TaskRestorer(
@@ -271,7 +247,6 @@ def _assemble(
     *,
     log: LogSession,
     identity: JobIdentity,
-    copies: CheckpointCopies,
     pipeline: TaskCommitPipeline,
     stores: TaskStores,
     directory: TaskDirectory,
@@ -304,7 +279,6 @@ def _assemble(
         parts.task,
         log=log,
         identity=identity,
-        copies=copies,
         pipeline=pipeline,
         gate=CommitGate(parts.config.task),
         housekeeper=housekeeper,
@@ -320,7 +294,6 @@ def _assemble(
         stores=stores,
         runner=runner,
         log=log,
-        copies=copies,
         pipeline=pipeline,
         housekeeper=housekeeper,
         metrics=metrics,

@@ -4,9 +4,6 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from statekeep.backends.optional_powers import KeepsCheckpoints
-from statekeep.backends.registry import BackendRegistry
-from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.checkpoint.log_session import LogSession
@@ -92,18 +89,15 @@ async def find_what_a_reset_deletes(
     return remains, leftovers
 
 
-async def require_resettable(
-    place: LogPlace, config: Config, *, is_dropping_savepoints: bool
-) -> None:
+async def require_resettable(place: LogPlace, *, is_dropping_savepoints: bool) -> None:
     """Make sure that `reset_job` would not refuse; for whoever resets several logs or none.
 
     Raises:
-        ConfigError: There is no log, it has moved or is the copy of one that has not, it has
-            savepoints, or the next start would go on from a checkpoint beside the log.
+        ConfigError: There is no log, it has moved or is the copy of one that has not, or it
+            has savepoints.
         UnknownFormatError: A newer version of Statekeep has written to it.
         RetriableError: A service may answer later.
     """
-    _require_no_copies(config)
     remains = await _read_remains(place.log)
     _require_resettable(remains, is_dropping_savepoints=is_dropping_savepoints)
     for backend, factory in place.factories.items():
@@ -152,7 +146,7 @@ async def reset_job(
         ConfigError: As `require_resettable`: nothing was changed.
         RetriableError: A service may answer later; the log may be reset already.
     """
-    await require_resettable(place, config, is_dropping_savepoints=is_dropping_savepoints)
+    await require_resettable(place, is_dropping_savepoints=is_dropping_savepoints)
     check = partial(_require_resettable, is_dropping_savepoints=is_dropping_savepoints)
 
     async def delete(epoch: int, remains: LogRemains) -> None:
@@ -171,24 +165,6 @@ def _require_resettable(remains: LogRemains, *, is_dropping_savepoints: bool) ->
             f"commits are kept under names: names={','.join(sorted(names))}",
             hint="drop them first, or give --with-savepoints",
         )
-
-
-def _require_no_copies(config: Config) -> None:
-    """Make sure that a start which finds no commit finds no copy of a checkpoint either."""
-    name = config.task.checkpoint_factory
-    if name is None:
-        return
-    factory = BackendRegistry(config).factory(BackendName(name))
-    place = (
-        factory.checkpoint_place(config.job.name, config.job.id)
-        if isinstance(factory, KeepsCheckpoints)
-        else f"backend {name}"
-    )
-    raise ConfigError(
-        f"the next start would read the last checkpoint back: place={place}",
-        key="task.checkpoint.factory",
-        hint=f"delete the {place}, and reset with settings that leave task.checkpoint.factory out",
-    )
 
 
 async def _read_remains(log: JobLog) -> LogRemains:

@@ -7,12 +7,7 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.tasks import STATE_STORE
 
-_FORMS: Final = "on Spark a commit holds all checkpoints in form 2, and is never read in another"
 _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
-    "task.checkpoint.factory": ("", "on Spark the commit record alone holds the checkpoints"),
-    "task.checkpoint.write.versions": ("2", _FORMS),
-    "task.checkpoint.read.versions": ("2,1", _FORMS),
-    "task.live.checkpoint.max.age": ("600000", _FORMS),
     "job.id": ("1", "on Spark instances of a job are told apart by job.name alone"),
 }
 """``{key: (the one value that does nothing, why any other is refused)}``"""

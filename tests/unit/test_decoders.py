@@ -39,17 +39,13 @@ from statekeep.backends.hdfs.spark_files import plan_spark_load, read_spark_file
 from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import changed_bytes_of, check_header, lineage_of
 from statekeep.backends.kafka.checkpoint_store import entry_key
-from statekeep.backends.kafka.checkpoint_topic import checkpoint_key, decode_key
 from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.backends.kafka.epochs import HEADER, EpochStamp, check_epoch
 from statekeep.backends.kafka.job_log import position_of
-from statekeep.backends.kafka.legacy_checkpoint import from_v1
 from statekeep.backends.kafka.marker import ChangelogMarker
-from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
-    CheckpointV1,
     CheckpointV2,
     Marker,
     StoreName,
@@ -81,10 +77,8 @@ from statekeep.checkpoint.serde import (
     FailedTask,
     FinishedTask,
     decode_attempt_entry,
-    decode_checkpoint_v1,
     decode_checkpoint_v2,
     encode_attempt_entry,
-    encode_checkpoint_v1,
     encode_checkpoint_v2,
 )
 from statekeep.checkpoint.version_id import VersionId
@@ -236,7 +230,6 @@ def record_decoder(record: Record) -> Decoder:
 
 
 def checkpoint_decoders() -> Sequence[Decoder]:
-    v1 = CheckpointV1({SystemStreamPartition("kafka", "clicks", 3): "17"})
     finished = FinishedTask(CHECKPOINT, VersionId(3, "00000000"), 7, 8, CheckpointId(1, 2))
     failed = FailedTask("upload", "out of reach")
     manifest = SealManifest(
@@ -253,9 +246,6 @@ def checkpoint_decoders() -> Sequence[Decoder]:
     return [
         Decoder("frame", partial(unframe, where="x"), [frame("events", b"{}")]),
         *map(record_decoder, RECORDS),
-        Decoder(
-            "checkpoint v1", partial(decode_checkpoint_v1, where="x"), [encode_checkpoint_v1(v1)]
-        ),
         Decoder(
             "checkpoint v2",
             partial(decode_checkpoint_v2, where="x"),
@@ -647,10 +637,8 @@ def kafka_decoders() -> Sequence[Decoder]:
         content=ContentSummary(1, 2, 3),
     ).encode("kafka")
     stamp = EpochStamp("0" * 16, 3, 4)
-    key = checkpoint_key(TaskName("Partition 0"), 2, "g")
     return [
         Decoder("marker of a changelog", _read_marker, [marker.encode()]),
-        Decoder("key of a checkpoint", partial(decode_key, where="x"), [key]),
         Decoder("key of an entry", partial(entry_key, where="x"), [b"1-2/Partition 0"]),
         Decoder(
             "key of the job log", lambda data: position_of(data, where="x"), [b"17", b"0" * 20]
@@ -661,13 +649,7 @@ def kafka_decoders() -> Sequence[Decoder]:
             [stamp.headers[HEADER]],
             errors=(TaskFencedError,),
         ),
-        Decoder("offset of a changelog", _read_v1_offset, [b"17-3:99", b"17", b"17-3:null"]),
     ]
-
-
-KAFKA = KafkaSettings(
-    servers="b:1", topic_prefix="kafka", stores={"s.changelog": "kafka.changelog"}
-)
 
 
 def _read_marker(data: bytes) -> None:
@@ -675,14 +657,6 @@ def _read_marker(data: bytes) -> None:
     found.topic.encode("ascii")
     assert 0 <= found.partition < 2**31
     assert found.offset is None or 0 <= found.offset < 2**63
-
-
-def _read_v1_offset(data: bytes) -> None:
-    ssp = SystemStreamPartition("kafka", "changelog", 0)
-    checkpoint = CheckpointV1({ssp: text_of(data)})
-    made = from_v1(checkpoint, -1, KAFKA, BackendName("kafka"))
-    for marker in made.markers_of(BackendName("kafka")).values():
-        _read_marker(marker.encode())
 
 
 # Spark's side

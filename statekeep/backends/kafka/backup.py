@@ -333,7 +333,6 @@ class KafkaBackupManager(TaskBackupManager):
         is_whole = (
             base.topic_id == at.topic_id
             and base.version == str(commit.base_version)
-            and base.content is not None
             and (base.offset is None or (at.start <= base.start and base.offset < at.end))
         )
         return base if is_whole else None
@@ -341,11 +340,10 @@ class KafkaBackupManager(TaskBackupManager):
     def _is_known_own(self, commit: CommitContext, store: StoreName, at: StorePlace) -> bool:
         """Whether a commit says that what stands in the topic is the job's.
 
-        One of ours that has written nothing says nothing of what came later. Samza's says so of a
-        topic that is empty for it too: there Samza writes beyond its checkpoints.
+        One that has written nothing says nothing of what came later.
         """
         base = self._marker_of_base(commit, store, at)
-        return base is not None and (base.offset is not None or not base.topic_id)
+        return base is not None and base.offset is not None
 
     def _marker_of_base(
         self, commit: CommitContext, store: StoreName, at: StorePlace
@@ -359,7 +357,7 @@ class KafkaBackupManager(TaskBackupManager):
         except (CheckpointCorruptError, UnknownFormatError):
             return None
         is_here = ChangelogPartition(base.topic, base.partition) == at.place
-        return base if is_here and base.topic_id in {"", at.topic_id} else None
+        return base if is_here and base.topic_id == at.topic_id else None
 
     def _reach(self) -> Cluster:
         if self._cluster is None:

@@ -189,7 +189,7 @@ class Cluster:
         self._warn_of_clocks(topic, found)
 
     def _warn_of_clocks(self, topic: str, found: Mapping[str, str]) -> None:
-        """Say once that the times of a topic are those of its writers, as Samza's are."""
+        """Say once that the times of a topic are those of its writers."""
         (name, needed), *_ = BROKER_TIME.items()
         if found.get(name, needed) == needed or topic in self._warned:
             return

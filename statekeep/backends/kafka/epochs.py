@@ -106,8 +106,8 @@ class Owners:
             f"topic={self._place.topic} partition={self._place.partition} "
             f"offset={self._offsets[found]} job_uid={found} own_job_uid={own}",
             key="job.name",
-            hint="if the job is to go on from them, let it find its commits: job.name, job.log.backend, or "
-            "task.checkpoint.factory where it comes from Samza; else name another topic with "
+            hint="if the job is to go on from them, let it find its commits: job.name, job.log.backend; "
+            "else name another topic with "
             "stores.<store>.changelog, or, if nobody needs the records, delete the topic",
         )
 

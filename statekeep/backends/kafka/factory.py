@@ -20,7 +20,6 @@ from statekeep.backends.base import (
 from statekeep.backends.kafka.admin import KafkaAdmin
 from statekeep.backends.kafka.backup import KafkaBackupManager
 from statekeep.backends.kafka.checkpoint_store import KafkaCheckpointStore
-from statekeep.backends.kafka.checkpoint_topic import KafkaCheckpointManager, checkpoint_topic
 from statekeep.backends.kafka.job_log import KafkaJobLog
 from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.names import log_topic, task_of_log, topic_name
@@ -31,7 +30,6 @@ from statekeep.backends.kafka.topics import ChangelogTopics, patient
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.wrappers import InFlightLimit
-from statekeep.checkpoint.checkpoint_manager import CheckpointForms, CheckpointManager
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_session import random_nonce
@@ -123,19 +121,16 @@ class KafkaBackendFactory(StateBackendFactory):
     ) -> Sequence[SnapshotNode]:
         """Return what a marker says of its changelog: see `DescribesSnapshots`."""
         found = ChangelogMarker.decode(marker)
-        content = found.content
-        size = None if content is None else content.live_bytes
-        known = {} if content is None else {"keys": content.live_keys}
         return [
             SnapshotNode(
                 f"changelog up to offset {found.offset}",
-                size,
+                found.content.live_bytes,
                 {
                     "topic": found.topic,
                     "partition": found.partition,
                     "topic_id": found.topic_id,
                     "version": str(found.version),
-                    **known,
+                    "keys": found.content.live_keys,
                 },
             )
         ]
@@ -144,25 +139,3 @@ class KafkaBackendFactory(StateBackendFactory):
         """Return whether a store's changelog is the one of a marker: see `WritesInPlace`."""
         place = ChangelogTopics(self._kafka_settings, self.name, task).place(store)
         return place.topic == ChangelogMarker.decode(marker).topic
-
-    def checkpoint_manager(
-        self,
-        job_name: str,
-        job_id: str,
-        forms: CheckpointForms,
-        executor: BlockingExecutor,
-        clock: Clock,
-    ) -> CheckpointManager:
-        """Build what keeps a job's checkpoints in Samza's topic: see `KeepsCheckpoints`."""
-        return KafkaCheckpointManager(
-            self._kafka_settings,
-            checkpoint_topic(job_name, job_id),
-            forms,
-            self.name,
-            executor=executor,
-            clock=clock,
-        )
-
-    def checkpoint_place(self, job_name: str, job_id: str) -> str:
-        """Return the name of Samza's topic: see `KeepsCheckpoints`."""
-        return f"topic {checkpoint_topic(job_name, job_id)}"

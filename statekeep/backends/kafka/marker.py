@@ -1,7 +1,7 @@
-"""The marker of a changelog: Samza's JSON, and what it takes to verify a restore."""
+"""The marker of a changelog: the fields of Samza's, and what it takes to verify a restore."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 import msgspec
@@ -16,7 +16,7 @@ _NO_BUCKET: Final = -1
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """What Kafka takes for the name of a topic."""
 _OFFSET: Final = re.compile(r"[0-9]{1,18}")
-_DIGEST: Final = re.compile(r"[0-9a-f]{0,32}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 _MAX_PARTITION: Final = 2**31 - 1
 _SHOWN_CHARACTERS: Final = 1000
 """Of a marker, in an error."""
@@ -62,11 +62,11 @@ class ChangelogMarker:
     offset: int | None
     """Of the last record that belongs to the state; None: nothing was ever written."""
     topic_id: str = ""
-    """Tells a topic from one that was created later under its name; empty: Samza's."""
+    """Tells a topic from one that was created later under its name."""
     version: str = ""
-    """The `VersionId` that the state is of; empty: Samza's."""
-    content: ContentSummary | None = None
-    """None: Samza's, the restore cannot be verified."""
+    """The `VersionId` that the state is of."""
+    content: ContentSummary = field(default_factory=ContentSummary)
+    """What a restore is compared with."""
     is_transactional: bool = True
     """Whether a record that ends a transaction stands behind the offset."""
     start: int = 0
@@ -76,9 +76,8 @@ class ChangelogMarker:
         """Return the marker as the checkpoint holds it.
 
         Args:
-            system: What Samza calls the cluster: the name of the backend.
+            system: The name of the backend.
         """
-        content = self.content or ContentSummary()
         data = _MarkerJson(
             version=_VERSION,
             changelog_ssp=_SspJson(
@@ -87,9 +86,9 @@ class ChangelogMarker:
             changelog_offset=None if self.offset is None else str(self.offset),
             topic_id=self.topic_id,
             state_version=self.version,
-            live_keys=content.live_keys,
-            live_bytes=content.live_bytes,
-            content_digest="" if self.content is None else content.hexdigest,
+            live_keys=self.content.live_keys,
+            live_bytes=self.content.live_bytes,
+            content_digest=self.content.hexdigest,
             is_transactional=self.is_transactional,
             oldest_offset=self.start,
         )
@@ -97,10 +96,10 @@ class ChangelogMarker:
 
     @classmethod
     def decode(cls, marker: Marker) -> Self:
-        """Read a marker of ours or of Samza.
+        """Read what `encode` wrote.
 
         Raises:
-            CheckpointCorruptError: It is of another form.
+            CheckpointCorruptError: It is of another form, such as Samza's, which has no digest.
             UnknownFormatError: It is of a newer version.
         """
         damage = f"not a changelog marker: marker={marker[:_SHOWN_CHARACTERS]!r}"
@@ -116,17 +115,14 @@ class ChangelogMarker:
         if not is_place or not is_offset or _DIGEST.fullmatch(read.content_digest) is None:
             raise CheckpointCorruptError(damage)
         offset = None if text is None else int(text)
-        digest = int(read.content_digest, 16) if read.content_digest else None
-        content = (
-            None if digest is None else ContentSummary(read.live_keys, read.live_bytes, digest)
-        )
+        digest = int(read.content_digest, 16)
         return cls(
             topic=ssp.stream,
             partition=ssp.partition,
             offset=offset,
             topic_id=read.topic_id,
             version=read.state_version,
-            content=content,
+            content=ContentSummary(read.live_keys, read.live_bytes, digest),
             is_transactional=read.is_transactional,
             start=read.oldest_offset,
         )

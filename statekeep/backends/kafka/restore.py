@@ -37,10 +37,6 @@ logger = logging.getLogger(__name__)
 
 REPLAYS_AT_ONCE: Final = 16
 """Of all tasks and stores of a container: each one has a client that fetches megabytes ahead."""
-_COMPACTED_HINT: Final = (
-    "hint: let the job commit under Samza and stop it; then `statekeep reset`, with settings that leave out"
-    " task.checkpoint.factory, and start again with them as they are now"
-)
 
 
 class _UnknownChangelogError(RetriableError):
@@ -54,8 +50,6 @@ class _Stretch:
     marker: ChangelogMarker
     start: int
     end: int
-    is_last: bool = True
-    """Whether the partition ends there too."""
 
 
 class _Replayed:
@@ -69,10 +63,10 @@ class _Replayed:
         content: The sum; None: something was deleted, or there are more records than keys.
     """
 
-    def __init__(self, expected: ContentSummary | None) -> None:
-        """Take what the content adds up to; None: nobody knows."""
-        self._most_keys = 0 if expected is None else expected.live_keys
-        self.content = None if expected is None else ContentSummary()
+    def __init__(self, expected: ContentSummary) -> None:
+        """Take what the content adds up to."""
+        self._most_keys = expected.live_keys
+        self.content: ContentSummary | None = ContentSummary()
 
     def add(self, changes: Sequence[Change]) -> None:
         """Take in the next records."""
@@ -129,9 +123,7 @@ class KafkaRestoreManager(TaskRestoreManager):
         try:
             for store in self._context.directories:
                 marker = self._marker(checkpoint, store)
-                stretch = await self._find(cluster, marker)
-                self._refuse_compacted(store, stretch, checkpoint)
-                self._stretches[store] = stretch
+                self._stretches[store] = await self._find(cluster, marker)
         finally:
             await run_to_end(self._context.executor, self._clusters.give_back)
 
@@ -183,28 +175,6 @@ class KafkaRestoreManager(TaskRestoreManager):
         except _UnknownChangelogError as exc:
             raise BlobNotFoundError(_name(marker)) from exc
 
-    def _refuse_compacted(
-        self, store: StoreName, stretch: _Stretch, checkpoint: CheckpointV2
-    ) -> None:
-        """Make sure that a content that nothing is known of is still that of its checkpoint.
-
-        Raises:
-            CheckpointCorruptError: Later records may have taken the place of some.
-        """
-        if stretch.marker.content is not None or stretch.is_last:
-            return
-        age_ms = self._context.clock.time_ns() // 1_000_000 - checkpoint.checkpoint_id.millis
-        if age_ms <= self._settings.uncompacted_ms(store):
-            return
-        error = CheckpointCorruptError(
-            "changelog may be compacted beyond a marker without a digest: "
-            f"topic={stretch.marker.topic} partition={stretch.marker.partition} "
-            f"offset={stretch.marker.offset} age_ms={age_ms} "
-            f"min.compaction.lag.ms={self._settings.min_compaction_lag_ms(store)}"
-        )
-        error.add_note(_COMPACTED_HINT)
-        raise error
-
     async def _restore_store(self, store: StoreName, stretch: _Stretch) -> None:
         run = self._context.executor
         started_ns = self._context.clock.monotonic_ns()
@@ -217,7 +187,7 @@ class KafkaRestoreManager(TaskRestoreManager):
                 content = await run_to_end(run, _summary, target)
         finally:
             await run_to_end(run, target.close)
-        self._verify(store, stretch.marker, content)
+        _verify(stretch.marker, content)
         logger.debug(
             "changelog replayed: task=%s backend=%s store=%s bytes=%d elapsed_ms=%d "
             "records=%d live_keys=%d",
@@ -264,26 +234,6 @@ class KafkaRestoreManager(TaskRestoreManager):
             await reader.close()
         return replayed.content
 
-    def _verify(self, store: StoreName, marker: ChangelogMarker, content: ContentSummary) -> None:
-        if marker.content is None:
-            logger.warning(
-                "restored from a marker without a digest, not verified: "
-                "task=%s backend=%s store=%s topic=%s offset=%s",
-                self._context.task.task_name,
-                self._backend,
-                store,
-                marker.topic,
-                marker.offset,
-            )
-        elif content != marker.content:
-            msg = (
-                f"changelog does not give the committed content: topic={marker.topic} "
-                f"partition={marker.partition} offset={marker.offset} "
-                f"expected_keys={marker.content.live_keys} actual_keys={content.live_keys} "
-                f"expected_digest={marker.content.hexdigest} actual_digest={content.hexdigest}"
-            )
-            raise CheckpointCorruptError(msg)
-
 
 def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
     """Look for what a marker names, as the table in the documentation says.
@@ -311,7 +261,18 @@ def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
             f"partition={marker.partition} offset={marker.offset} start={start} end={end}"
         )
         raise CheckpointCorruptError(msg)
-    return _Stretch(marker, start, marker.offset + 1, is_last=end == marker.offset + 1)
+    return _Stretch(marker, start, marker.offset + 1)
+
+
+def _verify(marker: ChangelogMarker, content: ContentSummary) -> None:
+    if content != marker.content:
+        msg = (
+            f"changelog does not give the committed content: topic={marker.topic} "
+            f"partition={marker.partition} offset={marker.offset} "
+            f"expected_keys={marker.content.live_keys} actual_keys={content.live_keys} "
+            f"expected_digest={marker.content.hexdigest} actual_digest={content.hexdigest}"
+        )
+        raise CheckpointCorruptError(msg)
 
 
 def _name(marker: ChangelogMarker) -> str:
@@ -326,5 +287,4 @@ def _summary(store: KeyValueStore) -> ContentSummary:
 
 def _size(stretch: _Stretch) -> int:
     """Return the bytes that a replay is announced as: the content, or a byte per record."""
-    content = stretch.marker.content
-    return max(content.live_bytes if content else 0, stretch.end - stretch.start)
+    return max(stretch.marker.content.live_bytes, stretch.end - stretch.start)

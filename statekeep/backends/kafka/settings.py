@@ -1,6 +1,6 @@
 """The settings of a Kafka backend: a cluster, the form of its topics, and how long to insist."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final, NamedTuple, Self, TypeVar
@@ -60,10 +60,6 @@ class KafkaSettings:
     """First part of every topic and transactional id."""
     replication_factor: int = kafka_keys.REPLICATION_FACTOR.default
     """Of topics that are created; -1: the cluster's default."""
-    checkpoint_replication_factor: int | None = kafka_keys.CHECKPOINT_REPLICATION_FACTOR.default
-    """Of the topic of checkpoints in Samza's forms; None: as of other topics."""
-    checkpoint_grouper: str = kafka_keys.CHECKPOINT_GROUPER.default
-    """What the keys of such checkpoints name."""
     max_message_bytes: int = kafka_keys.MAX_MESSAGE_BYTES.default
     """Largest record, key and value together."""
     is_transactional: bool = kafka_keys.IS_TRANSACTIONAL.default
@@ -103,8 +99,6 @@ class KafkaSettings:
             servers=servers,
             topic_prefix=section.read(kafka_keys.TOPIC_PREFIX) or backend,
             replication_factor=section.read(kafka_keys.REPLICATION_FACTOR),
-            checkpoint_replication_factor=section.read(kafka_keys.CHECKPOINT_REPLICATION_FACTOR),
-            checkpoint_grouper=section.read(kafka_keys.CHECKPOINT_GROUPER),
             max_message_bytes=section.read(kafka_keys.MAX_MESSAGE_BYTES),
             is_transactional=section.read(kafka_keys.IS_TRANSACTIONAL),
             transaction_timeout_ms=section.read(kafka_keys.TRANSACTION_TIMEOUT_MS),
@@ -121,20 +115,10 @@ class KafkaSettings:
     def changelog(self, backend: str, store: StoreName) -> str | None:
         """Return the topic that ``stores.<store>.changelog`` names, if it does.
 
-        Samza writes ``<system>.<topic>``: a system of this backend's name is left out.
+        It may begin with the backend's name and a dot, as in Samza; that is left out.
         """
         topic = self.stores.get(f"{store}{_CHANGELOG}")
         return None if topic is None else topic.removeprefix(f"{backend}.")
-
-    def stores_by_changelog(self, backend: str) -> Mapping[str, StoreName]:
-        """Return ``{topic: store}`` of the changelogs that the settings name.
-
-        Raises:
-            ConfigError: Two stores name one.
-        """
-        topics = dict(self._changelogs(backend))
-        self.refuse_shared_changelogs(backend, topics)
-        return {topic: store for store, topic in topics.items()}
 
     def refuse_shared_changelogs(self, backend: str, topics: Mapping[StoreName, str]) -> None:
         """Make sure that no two stores have one changelog: each would delete what the other wrote.
@@ -166,10 +150,6 @@ class KafkaSettings:
         """Return how long the cluster keeps tombstones of a store."""
         return self._of_store(store_keys.CHANGELOG_DELETE_RETENTION_MS, store)
 
-    def uncompacted_ms(self, store: StoreName) -> int:
-        """Return for how long a record is surely there, whatever follows it; clocks differ."""
-        return self.min_compaction_lag_ms(store) * 9 // 10
-
     def traceable_ms(self, store: StoreName) -> int:
         """Return for how long at least a tombstone surely tells of a record that is gone."""
         return (self.min_compaction_lag_ms(store) + self.delete_retention_ms(store)) * 9 // 10
@@ -179,26 +159,11 @@ class KafkaSettings:
         """How many replicas a topic gets that nothing else is said of."""
         return Replicas(self.replication_factor, kafka_keys.REPLICATION_FACTOR.name)
 
-    @property
-    def checkpoint_replicas(self) -> Replicas:
-        """How many replicas the topic of checkpoints in Samza's forms gets."""
-        factor = self.checkpoint_replication_factor
-        if factor is None:
-            return self.replicas
-        return Replicas(factor, kafka_keys.CHECKPOINT_REPLICATION_FACTOR.name)
-
     def changelog_replicas(self, store: StoreName) -> Replicas:
         """Return how many replicas a store's changelog gets."""
         key = store_keys.CHANGELOG_REPLICATION_FACTOR
         factor = self._of_store(key, store)
         return self.replicas if factor is None else Replicas(factor, key.of(store))
-
-    def _changelogs(self, backend: str) -> Iterator[tuple[StoreName, str]]:
-        for name in self.stores:
-            store = StoreName(name.removesuffix(_CHANGELOG))
-            topic = self.changelog(backend, store)
-            if store != name and topic is not None:
-                yield store, topic
 
     def _of_store(self, key: Key[T], store: StoreName) -> T:
         for name in (store, "default"):

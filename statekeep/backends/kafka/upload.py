@@ -164,7 +164,7 @@ class StoreUpload:
         None where they are not at hand.
         """
         base_version = self.commit.base_version
-        if base_version is None or base.content is None:
+        if base_version is None:
             return None
         paths = self.commit.version.changes_since(self.store, base_version)
         if paths is None:

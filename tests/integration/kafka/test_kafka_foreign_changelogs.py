@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from confluent_kafka import KafkaException, Producer
-from kafka_kit import KAFKA, ChangelogJob, Committed, read_partition
+from kafka_kit import ChangelogJob, Committed, read_partition
 
-from statekeep.backends.kafka.marker import ChangelogMarker
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
@@ -94,17 +93,6 @@ async def test_a_first_commit_that_was_not_recorded_is_made_again(job: Changelog
     job.head, job.content = None, {}
     commit = await job.commit(await job.manager(), {b"a": b"1"}, epoch=2)
     assert await job.restore(commit.checkpoint) == {b"a": b"1"}
-
-
-@pytest.mark.asyncio
-async def test_a_topic_that_the_checkpoint_of_samza_names_is_the_jobs(job: ChangelogJob) -> None:
-    await job.manager()
-    job.write(job.zombie(), [(b"a", b"Samza's"), (b"gone", b"Samza's")])
-    job.seal({b"a": b"Samza's"})
-    marker = ChangelogMarker(job.topic, 2, 0).encode(KAFKA)
-    based_on(job, {KAFKA: {STORE: marker}})
-    commit = await job.commit(await job.manager(), {b"b": b"ours"})
-    assert await job.restore(commit.checkpoint) == {b"a": b"Samza's", b"b": b"ours"}
 
 
 @pytest.mark.asyncio

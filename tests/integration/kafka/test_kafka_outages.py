@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
-from kafka_kit import SIPS, ChangelogJob, Interrupting, read_partition
+from kafka_kit import SIPS, ChangelogJob, Interrupting
 from servers.kafka import KafkaBroker, kafka_broker
 from servers.process import required
 
-from statekeep.backends.kafka.checkpoint_topic import checkpoint_key, checkpoint_topic
 from statekeep.checkpoint.checkpoints import SystemStreamPartition, TaskName
-from statekeep.checkpoint.serde import decode_checkpoint_v2
-from statekeep.config.load import load_dict
-from statekeep.config.model import Config
-from statekeep.container.container import Container
-from statekeep.errors import CheckpointCorruptError, CommitFailedError, RetriableError
+from statekeep.errors import CheckpointCorruptError, RetriableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -232,58 +227,3 @@ async def test_compaction_beyond_the_marker_is_found_out(
         await job.restore(first.checkpoint)
     for commit in (second, third):
         assert await job.restore(commit.checkpoint) == commit.content
-
-
-def config(broker: KafkaBroker, root: Path) -> Config:
-    """State and log elsewhere: the cluster gets copies of checkpoints alone."""
-    return load_dict(
-        {
-            "job.name": root.name,
-            "job.logged.store.base.dir": root / "local",
-            "stores.backup.factories": "blob",
-            "backends.blob.uri": (root / "blobs").as_uri(),
-            "task.checkpoint.factory": "kafka",
-            "task.commit.skip.commit.during.failures.enabled": "true",
-            "kafka.bootstrap.servers": broker.servers,
-            "kafka.timeout.ms": "3s",
-            "kafka.retry.max.duration.ms": "1s",
-        },
-        "test",
-    )
-
-
-def copied_offset(broker: KafkaBroker, root: Path) -> str:
-    """Return the input offset of the newest copy."""
-    records = read_partition(broker.servers, checkpoint_topic(root.name, "1"), 0)
-    copies = [r.value or b"" for r in records if r.key == checkpoint_key(TASK, 2)]
-    return decode_checkpoint_v2(copies[-1], "topic").input_offsets[INPUT]
-
-
-@pytest.mark.asyncio
-async def test_a_checkpoint_that_cannot_be_copied_fails_its_commit_in_time_though_it_counts(
-    mortal: KafkaBroker, tmp_path: Path
-) -> None:
-    root = tmp_path / uuid.uuid4().hex
-    async with Container(config(mortal, root)) as container:
-        task = await container.start_task(TASK, ["s"])
-
-        async def commit(offset: str) -> None:
-            task.store("s").put(b"k", offset.encode())
-            await (await task.commit({INPUT: offset}, force=True)).wait()
-
-        for offset in ("1", "3"):
-            mortal.pause()
-            try:
-                with pytest.raises(CommitFailedError, match="step=checkpoint"):
-                    await commit(offset)
-            finally:
-                mortal.resume()
-            if offset == "1":
-                await commit("2")
-                assert copied_offset(mortal, root) == "2"
-    async with Container(config(mortal, root)) as container:
-        task = await container.start_task(TASK, ["s"])
-        assert (task.store("s").get(b"k"), task.input_offsets) == (b"3", {INPUT: "3"})
-        task.store("s").put(b"k", b"4")
-        await (await task.commit({INPUT: "4"}, force=True)).wait()
-    assert copied_offset(mortal, root) == "4"

@@ -3,7 +3,7 @@
 from typing import cast
 
 import pytest
-from checkpoint_topic_kit import FakeTopic
+from fake_topic_kit import FakeTopic
 
 from statekeep.backends.kafka.checkpoint_store import KafkaCheckpointStore
 from statekeep.backends.kafka.compacted_topic import CompactedTopic

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.wrappers import InFlightLimit
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
-from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, RetriableError
+from statekeep.errors import CheckpointCorruptError, RetriableError
 from statekeep.stores.delta import Change
 from statekeep.stores.memory import MemoryStore
 from statekeep.testing.clock import FakeClock
@@ -75,10 +74,7 @@ class FakeCluster:
 
     Attributes:
         first: What the nodes say that are asked before one that knows the topic; None: nothing.
-        behind_count: Records behind the marker.
     """
-
-    behind_count = 0
 
     def __init__(self, first: Iterable[TopicFacts | RetriableError | None] = ()) -> None:
         self.first = iter(first)
@@ -93,7 +89,7 @@ class FakeCluster:
         return dict.fromkeys(places, 0)
 
     def end_offsets(self, places: Sequence[ChangelogPartition]) -> dict[Any, int]:
-        return dict.fromkeys(places, len(FakeReader.records) + self.behind_count)
+        return dict.fromkeys(places, len(FakeReader.records))
 
     def borrow(self) -> "FakeCluster":
         return self
@@ -121,11 +117,9 @@ class Replay:
     monkeypatch: pytest.MonkeyPatch
     cluster: FakeCluster = field(default_factory=FakeCluster)
     clock: FakeClock = field(default_factory=FakeClock)
-    age_ms: int = 0
-    """Of the checkpoint."""
 
     async def run(
-        self, records: Sequence[tuple[bytes | None, bytes | None]], content: ContentSummary | None
+        self, records: Sequence[tuple[bytes | None, bytes | None]], content: ContentSummary
     ) -> dict[bytes, bytes]:
         messages = [FakeMessage(key, value) for key, value in records]
         self.monkeypatch.setattr(FakeReader, "records", messages)
@@ -149,8 +143,7 @@ class Replay:
             InFlightLimit(1),
         )
         markers = {KAFKA: {STORE: marker.encode(KAFKA)}}
-        made_ms = self.clock.time_ns() // 1_000_000 - self.age_ms
-        await manager.init(CheckpointV2(CheckpointId(made_ms, 1), {}, markers))
+        await manager.init(CheckpointV2(CheckpointId(1, 1), {}, markers))
         self.monkeypatch.setattr(self.store, "close", lambda: None)
         await manager.restore()
         scans = self.store.scans
@@ -204,65 +197,3 @@ async def test_other_content_than_the_committed_one_is_found_out(
 ) -> None:
     with pytest.raises(CheckpointCorruptError, match="does not give the committed content"):
         await replay.run(records, ContentSummary.of(CONTENT.items()))
-
-
-@pytest.mark.asyncio
-async def test_a_changelog_that_nobody_has_added_up_is_restored_unproven(replay: Replay) -> None:
-    assert await replay.run(list(CONTENT.items()), None) == CONTENT
-
-
-LAG_MS = SETTINGS.min_compaction_lag_ms(STORE)
-
-
-@pytest.mark.asyncio
-async def test_an_old_changelog_that_nobody_has_added_up_may_be_compacted_beyond_its_marker(
-    replay: Replay,
-) -> None:
-    replay.cluster.behind_count, replay.age_ms = 1, LAG_MS * 9 // 10 + 1
-    with pytest.raises(CheckpointCorruptError, match=f"age_ms={replay.age_ms}") as caught:
-        await replay.run(list(CONTENT.items()), None)
-    assert "under Samza" in caught.value.hints[0]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("age_ms", "behind_count", "is_added_up"),
-    [(LAG_MS * 9 // 10, 1, False), (10 * LAG_MS, 0, False), (10 * LAG_MS, 1, True)],
-    ids=["young", "nothing behind", "added up"],
-)
-async def test_what_cannot_be_compacted_or_shows_if_it_is_gets_restored(
-    replay: Replay, age_ms: int, behind_count: int, *, is_added_up: bool
-) -> None:
-    replay.cluster.behind_count, replay.age_ms = behind_count, age_ms
-    content = ContentSummary.of(CONTENT.items()) if is_added_up else None
-    assert await replay.run(list(CONTENT.items()), content) == CONTENT
-
-
-UNKNOWING: Sequence[TopicFacts | None] = (None, TopicFacts("id", 0, 1), TopicFacts("old", 1, 1))
-
-
-@pytest.mark.asyncio
-async def test_a_node_that_has_not_heard_of_a_changelog_is_waited_for(replay: Replay) -> None:
-    replay.cluster.first = iter(UNKNOWING)
-    assert await replay.run([*CONTENT.items()], ContentSummary.of(CONTENT.items())) == CONTENT
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("facts", UNKNOWING, ids=["no topic", "no partition", "another topic"])
-async def test_a_changelog_that_no_node_knows_until_the_time_out_is_gone(
-    replay: Replay, facts: TopicFacts | None
-) -> None:
-    replay.cluster.first = repeat(facts)
-    with pytest.raises(BlobNotFoundError, match="topic-0#id"):
-        await replay.run([*CONTENT.items()], None)
-    waited_ms = replay.clock.monotonic_ns() / 1e6
-    assert SETTINGS.timeout_ms - 2_000 < waited_ms <= SETTINGS.timeout_ms
-
-
-@pytest.mark.asyncio
-async def test_a_cluster_that_does_not_answer_in_the_end_has_not_said_that_a_changelog_is_gone(
-    replay: Replay,
-) -> None:
-    replay.cluster.first = chain([None], repeat(RetriableError("away")))
-    with pytest.raises(RetriableError, match="away"):
-        await replay.run([*CONTENT.items()], None)

@@ -9,16 +9,11 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.kafka import compacted_topic
-from statekeep.backends.kafka.checkpoint_topic import KafkaCheckpointManager
-from statekeep.backends.kafka.cluster import Cluster, TopicForm
+from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.topics import ChangelogTopics
-from statekeep.checkpoint.checkpoint_manager import CheckpointForms
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
-from statekeep.errors import ConfigError, RetriableError
-from statekeep.testing.clock import FakeClock
-from statekeep.testing.executor import SerialExecutor
+from statekeep.errors import ConfigError
 
 KAFKA = BackendName("kafka")
 TASK = TaskIdentity("job", "main", TaskName("Partition 0"), "77aa")
@@ -26,7 +21,6 @@ SETTINGS = KafkaSettings(
     servers="127.0.0.1:1",
     topic_prefix="kafka",
     replication_factor=2,
-    checkpoint_replication_factor=4,
     stores={"s.changelog.replication.factor": "3"},
 )
 
@@ -92,24 +86,3 @@ def test_a_topic_with_fewer_replicas_than_its_store_asks_for_is_refused_by_that_
     with pytest.raises(ConfigError, match="replicas=2 needed=3") as caught:
         cluster.check("changelog", topics.form(StoreName("s")))
     assert caught.value.key == "stores.s.changelog.replication.factor"
-
-
-@pytest.mark.asyncio
-async def test_the_topic_of_checkpoints_gets_replicas_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[TopicForm] = []
-
-    async def prepare(_: Cluster, forms: dict[str, TopicForm], **__: object) -> None:
-        seen.extend(forms.values())
-        raise RetriableError("away")
-
-    monkeypatch.setattr(compacted_topic, "prepare_topics", prepare)
-    manager = KafkaCheckpointManager(
-        SETTINGS, "topic", CheckpointForms(), KAFKA, executor=SerialExecutor(), clock=FakeClock()
-    )
-    with pytest.raises(RetriableError):
-        await manager.read_last(TASK.task_name)
-    (form,) = seen
-    assert form.replicas == (4, "kafka.checkpoint.replication.factor")
-    assert form.config["message.timestamp.type"] == "LogAppendTime"

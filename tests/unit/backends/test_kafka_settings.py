@@ -99,12 +99,6 @@ async def test_two_stores_with_one_changelog_are_refused_before_a_cluster_is_rea
         await admin.create_resources()
 
 
-def test_a_checkpoint_of_samza_does_not_tell_apart_stores_of_one_changelog() -> None:
-    settings = settings_of(stores__a__changelog="events", stores__b__changelog="events")
-    with pytest.raises(ConfigError, match="topic=events stores=a,b"):
-        settings.stores_by_changelog("kafka")
-
-
 def test_the_settings_of_a_store_go_before_those_of_all() -> None:
     settings = settings_of(
         stores__default__changelog__min__compaction__lag__ms="1h",

@@ -14,7 +14,6 @@ from statekeep.checkpoint.framing import unframe
 from statekeep.checkpoint.records import AttemptRecord, decode_record
 from statekeep.checkpoint.serde import (
     decode_attempt_entry,
-    decode_checkpoint_v1,
     decode_checkpoint_v2,
 )
 from statekeep.stores.delta import DeltaHeader, DeltaReader
@@ -67,7 +66,6 @@ def test_every_progress_event_can_be_read() -> None:
 
 def test_every_checkpoint_sample_can_be_read() -> None:
     assert decode_checkpoint_v2(sample_below("CheckpointV2"), "formats.md").input_offsets
-    assert decode_checkpoint_v1(sample_below("CheckpointV1"), "formats.md").input_offsets
 
 
 def test_the_seal_manifest_and_the_checkpoint_beside_it_can_be_read() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
-    CheckpointV1,
     CheckpointV2,
     Marker,
     StoreName,
@@ -20,18 +19,14 @@ from statekeep.checkpoint.serde import (
     FailedTask,
     FinishedTask,
     decode_attempt_entry,
-    decode_checkpoint_v1,
     decode_checkpoint_v2,
     encode_attempt_entry,
-    encode_checkpoint_v1,
     encode_checkpoint_v2,
-    with_backend_names,
 )
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-GOLDEN_V1 = (GOLDEN / "checkpoint-v1.json").read_bytes().rstrip()
 GOLDEN_V2 = (GOLDEN / "checkpoint-v2.json").read_bytes().rstrip()
 KAFKA = "org.apache.samza.storage.KafkaChangelogStateBackendFactory"
 BLOB = "org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory"
@@ -54,19 +49,6 @@ checkpoints_v2 = st.builds(
     st.dictionaries(
         any_text.map(BackendName),
         st.dictionaries(any_text.map(StoreName), any_text.map(Marker)),
-    ),
-)
-checkpoints_v1 = st.builds(
-    CheckpointV1,
-    # V1's key is text for people: two inputs that look alike in it cannot stand side by side.
-    st.dictionaries(
-        st.builds(
-            SystemStreamPartition,
-            any_text.filter(lambda text: "," not in text),
-            any_text,
-            partitions,
-        ),
-        st.none() | any_text,
     ),
 )
 
@@ -99,21 +81,9 @@ def test_checkpoint_v2_is_written_as_samza_writes_it() -> None:
     assert encode_checkpoint_v2(decode_checkpoint_v2(GOLDEN_V2, "golden")) == GOLDEN_V2
 
 
-def test_samzas_checkpoint_v1_is_read_and_written_as_samza_writes_it() -> None:
-    checkpoint = decode_checkpoint_v1(GOLDEN_V1, "golden")
-
-    assert checkpoint.input_offsets[PAGE_VIEWS] == "1234"
-    assert encode_checkpoint_v1(checkpoint) == GOLDEN_V1
-
-
 @given(checkpoints_v2)
 def test_every_checkpoint_v2_comes_back(checkpoint: CheckpointV2) -> None:
     assert decode_checkpoint_v2(encode_checkpoint_v2(checkpoint), "here") == checkpoint
-
-
-@given(checkpoints_v1)
-def test_every_checkpoint_v1_comes_back(checkpoint: CheckpointV1) -> None:
-    assert decode_checkpoint_v1(encode_checkpoint_v1(checkpoint), "here") == checkpoint
 
 
 def test_stream_name_with_dots_comes_back() -> None:
@@ -124,15 +94,6 @@ def test_stream_name_with_dots_comes_back() -> None:
 
     assert b'"kafka.eu.page.views.3.12":"5"' in data
     assert decode_checkpoint_v2(data, "here") == checkpoint
-
-
-def test_input_without_offset_stays_without_one_in_v1() -> None:
-    checkpoint = CheckpointV1({PAGE_VIEWS: None})
-
-    data = encode_checkpoint_v1(checkpoint)
-
-    assert b'"offset":null' in data
-    assert decode_checkpoint_v1(data, "here") == checkpoint
 
 
 @pytest.mark.parametrize(
@@ -182,57 +143,6 @@ def test_checkpoint_v2_of_another_form_is_corrupt(data: bytes) -> None:
 def test_checkpoint_of_a_form_to_come_is_no_damage(data: bytes) -> None:
     with pytest.raises(UnknownFormatError, match="here version=3"):
         decode_checkpoint_v2(data, "here")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"[]",
-        GOLDEN_V1[:-1],
-        GOLDEN_V1.replace(b'"0"', b'"x"'),
-        GOLDEN_V1.replace(b'"0"', b"0"),
-        b'{"a":{"system":"kafka","stream":"s"}}',
-    ],
-    ids=repr,
-)
-def test_checkpoint_v1_of_another_form_is_corrupt(data: bytes) -> None:
-    with pytest.raises(CheckpointCorruptError):
-        decode_checkpoint_v1(data, "here")
-
-
-def test_markers_of_samza_are_found_under_our_names() -> None:
-    aliases = {KAFKA: BackendName("kafka"), BLOB: BackendName("blob")}
-
-    checkpoint = with_backend_names(decode_checkpoint_v2(GOLDEN_V2, "golden"), aliases)
-
-    assert set(checkpoint.state_markers) == {"kafka", "blob"}
-    assert checkpoint.markers_of(BackendName("blob")) == {SESSIONS: "blob-id-of-the-snapshot-index"}
-
-
-def test_names_without_an_alias_stay() -> None:
-    checkpoint = decode_checkpoint_v2(GOLDEN_V2, "golden")
-
-    assert with_backend_names(checkpoint, {}) == checkpoint
-
-
-@pytest.mark.parametrize("is_same", [True, False], ids=["same marker", "other marker"])
-def test_two_names_of_one_backend_may_not_disagree(*, is_same: bool) -> None:
-    checkpoint = CheckpointV2(
-        CheckpointId(1, 2),
-        {},
-        {
-            BackendName("blob"): {SESSIONS: Marker("m")},
-            BackendName(BLOB): {SESSIONS: Marker("m" if is_same else "n")},
-        },
-    )
-    aliases = {BLOB: BackendName("blob")}
-
-    if is_same:
-        renamed = with_backend_names(checkpoint, aliases)
-        assert renamed.state_markers == {"blob": {SESSIONS: "m"}}
-    else:
-        with pytest.raises(CheckpointCorruptError, match="two markers"):
-            with_backend_names(checkpoint, aliases)
 
 
 ENTRIES: list[AttemptEntry] = [

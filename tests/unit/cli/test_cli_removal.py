@@ -217,20 +217,6 @@ def test_a_job_with_savepoints_is_not_reset_unless_they_are_meant(
     assert blobs(job) == set()
 
 
-def test_a_job_whose_checkpoints_are_copied_elsewhere_is_not_reset(
-    statekeep: CommandLine, job: Path
-) -> None:
-    before = blobs(job)
-    result = statekeep(
-        f"reset {LOG} --yes --set task.checkpoint.factory=kafka "
-        "--set kafka.bootstrap.servers=127.0.0.1:1"
-    )
-    assert result.status == 2
-    assert "the next start would read the last checkpoint back" in result.err
-    assert "delete the topic __samza_checkpoint_ver_1_for_orders_1" in result.err
-    assert blobs(job) == before
-
-
 def test_no_task_is_reset_before_all_were_found_to_let_themselves_be(
     statekeep: CommandLine, job: Path
 ) -> None:

@@ -49,32 +49,6 @@ def test_the_restore_list_has_other_names(key: str) -> None:
     assert config.store("s").restore_factories == ("kafka",)
 
 
-def test_factories_of_samza_are_ours() -> None:
-    config = load_dict(
-        {
-            "stores.s.factory": "org.apache.samza.storage.kv.RocksDbKeyValueStorageEngineFactory",
-            "stores.m.factory": (
-                "org.apache.samza.storage.kv.inmemory.InMemoryKeyValueStorageEngineFactory"
-            ),
-            "stores.s.backup.factories": (
-                "org.apache.samza.storage.KafkaChangelogStateBackendFactory,"
-                "org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory"
-            ),
-            "backends.b.factory": "org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory",
-        }
-    )
-    assert config.store("s").backup_factories == ("kafka", "blob")
-    assert config.store("s").factory == "rocksdb"
-    assert config.store("m").factory == "memory"
-    assert config.backend_factory("b") == "blob"
-
-
-def test_one_backend_by_two_names_in_a_list_is_refused() -> None:
-    value = "blob,org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory"
-    with pytest.raises(ConfigError, match="list of different names"):
-        load_dict({"stores.s.backup.factories": value})
-
-
 @pytest.mark.parametrize(
     ("key", "nearest"),
     [

@@ -42,7 +42,6 @@ def test_the_defaults_are_the_documented_ones() -> None:
         1_800_000,
     )
     assert (task.exception_max_limit, task.timeout_max_limit, task.shutdown_ms) == (5, 2, 30_000)
-    assert (task.checkpoint_write_versions, task.checkpoint_read_versions) == ((2,), (2, 1))
     assert (task.grouping_max_bytes, task.replay_max_batches) == (134_217_728, 80)
     assert (CheckpointSettings().retain_commits, ContainerSettings().grace_ms) == (2, 60_000)
 
@@ -76,7 +75,6 @@ def test_a_given_value_reaches_its_field() -> None:
             "task.count": 8,
             "task.commit.skip.commit.during.failures.enabled": "true",
             "task.replay.on.divergence": "error",
-            "task.live.checkpoint.max.age": "1m",
             "job.container.grace.ms": 5,
             "checkpoint.retain.commits": 3,
             "stores.s.rocksdb.compression": "zstd",
@@ -85,7 +83,7 @@ def test_a_given_value_reaches_its_field() -> None:
     )
     assert (config.job.local_dir, config.job.log_backend) == (Path("/data/state"), "blob")
     assert (config.task.count, config.task.is_skipping_failures) == (8, True)
-    assert (config.task.divergence, config.task.live_checkpoint_max_age_ms) == ("error", 60_000)
+    assert config.task.divergence == "error"
     assert (config.container.grace_ms, config.checkpoint.retain_commits) == (5, 3)
     assert (config.store("s").compression, config.store("s").is_cleaned_on_start) == ("zstd", True)
 
@@ -189,11 +187,6 @@ def test_the_check_refuses_settings_of_a_backend_that_nobody_lists() -> None:
 
 def test_the_check_knows_the_backend_of_the_job_log() -> None:
     load_dict({"job.name": "j", "job.log.backend": "log", "backends.log.factory": "blob"}).check()
-
-
-def test_a_named_backend_may_keep_nothing_but_checkpoints_in_samzas_forms() -> None:
-    names = {"task.checkpoint.factory": "topic", "backends.topic.factory": "kafka"}
-    load_dict({"job.name": "j", **names}).check()
 
 
 def test_the_check_looks_at_every_named_store() -> None:

@@ -64,8 +64,6 @@ def test_sizes_are_bytes_or_carry_a_unit(text: str, expected: int) -> None:
         pytest.param("stores.s.factory", "leveldb", "one of rocksdb, memory", id="engine"),
         pytest.param("stores.s.backup.factories", "blob,,kafka", "different names", id="gap"),
         pytest.param("stores.s.backup.factories", "blob, blob", "different names", id="twice"),
-        pytest.param("task.checkpoint.read.versions", "", "out of 1, 2", id="no version"),
-        pytest.param("task.checkpoint.read.versions", "2,3", "out of 1, 2", id="version 3"),
         pytest.param("job.name", "a/b", "a name without '/'", id="slash in a name"),
         pytest.param("job.name", "..", "a name without '/'", id="parent directory"),
         pytest.param("job.name", "", "a name without '/'", id="empty name"),
@@ -113,12 +111,10 @@ def test_paths_and_numbers_of_python_are_taken() -> None:
         {
             "job.name": "j",
             "job.logged.store.base.dir": Path("/data/state"),
-            "task.checkpoint.write.versions": [1, 2],
             "blob.store.retry.policy.jitter.factor": 0.25,
         }
     )
     assert config.job.local_dir == Path("/data/state")
-    assert config.task.checkpoint_write_versions == (1, 2)
     assert config.backend_settings("blob", "blob.store") == {"retry.policy.jitter.factor": "0.25"}
 
 

@@ -11,13 +11,9 @@ from golden_topics_kit import TOPICS, TopicFile, TopicRecord, golden_records
 from golden_topics_maker import COMMITS, ENTRIES, INPUT, KAFKA, STORES, TASK, config_of
 
 from statekeep.backends.kafka import marker as marker_format
-from statekeep.backends.kafka.checkpoint_topic import checkpoint_key
 from statekeep.backends.kafka.epochs import HEADER, EpochStamp, given_up
 from statekeep.backends.kafka.factory import KafkaBackendFactory
 from statekeep.backends.kafka.marker import ChangelogMarker
-from statekeep.backends.optional_powers import KeepsCheckpoints
-from statekeep.backends.registry import BackendRegistry
-from statekeep.checkpoint.checkpoint_manager import CheckpointForms
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.checkpoint.records import CommitRecord, decode_record, encode_record
 from statekeep.checkpoint.serde import (
@@ -84,21 +80,6 @@ async def test_a_job_of_an_earlier_release_goes_on(
     assert await start(config, tmp_path, b"2") == (content, "99")
     content[b"key-new"] = b"2"
     assert await start(config, tmp_path) == (content, "99")
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("form", [1, 2])
-async def test_a_job_whose_log_is_gone_goes_on_from_samzas_topic(
-    broker: FakeBroker, release: str, form: int, tmp_path: Path
-) -> None:
-    for topic in [topic for topic in broker.topics if topic.startswith("kafka.plain.")]:
-        del broker.topics[topic]
-    form_read = {"task__checkpoint__read__versions": str(form)}
-    config = config_of("plain", SERVERS, tmp_path / "local", **form_read)
-    content = content_of(release, "plain")
-    assert await start(config, tmp_path, b"1") == (content, str(COMMITS["plain"]))
-    assert await start(config, tmp_path) == (content | {b"key-new": b"1"}, "99")
 
 
 @pytest.mark.asyncio
@@ -180,35 +161,6 @@ def test_every_stamp_is_written_as_it_was() -> None:
     for uid, epoch, attempt in stamps:
         written = EpochStamp(uid, int(epoch), int(attempt)).headers
         assert (HEADER, written[HEADER]) in headers
-
-
-def test_every_key_of_samzas_is_written_as_it_was() -> None:
-    keys = {record.key for record in named("__samza_checkpoint_ver_1_for_plain_1")}
-    assert keys == {checkpoint_key(TASK, form) for form in (1, 2)}
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("release", RELEASES)
-async def test_both_forms_of_samzas_checkpoint_say_the_same(broker: FakeBroker) -> None:
-    assert broker.topics
-    factory = BackendRegistry(config_of("plain", SERVERS, Path("local"))).factory(KAFKA)
-    assert isinstance(factory, KeepsCheckpoints)
-    found = [
-        await factory.checkpoint_manager(
-            "plain", "1", CheckpointForms(read_versions=(form,)), SerialExecutor(), FakeClock()
-        ).read_last(TASK)
-        for form in (1, 2)
-    ]
-    ends = [
-        {
-            store: ChangelogMarker.decode(marker).offset
-            for store, marker in checkpoint.markers_of(KAFKA).items()
-        }
-        for checkpoint in found
-        if checkpoint is not None
-    ]
-    assert ends[0] == ends[1]
-    assert set(ends[0]) == set(STORES)
 
 
 @pytest.mark.asyncio

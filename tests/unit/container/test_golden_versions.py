@@ -30,9 +30,7 @@ FORMATS: dict[str, Callable[[int], bytes]] = {
         b'"version":%d,"changelog-ssp":.*"content-digest":' % n
     ),
     "checkpoint/framing.py _FORMAT_VERSION": lambda n: b"^statekeep %d [a-z-]+ [0-9a-f]{8} " % n,
-    "checkpoint/serde.py _V2": lambda n: (
-        b'^{"checkpoint-id":.*"version":2}' if n == 2 else b'"SystemStreamPartition .*"offset":'
-    ),
+    "checkpoint/serde.py _V2": lambda n: b'^{"checkpoint-id":.*"version":%d}' % n,
     "spark/operator/registry.py FORMAT_VERSION": lambda n: b'^{"format_version":%d,' % n,
     "stores/delta.py FORMAT_VERSION": lambda n: re.escape(b"SKDELTA\n" + n.to_bytes(4, "little")),
 }
@@ -49,9 +47,6 @@ FORMS_IN_TOPICS: dict[str, Callable[[TopicRecord], bool]] = {
         and (record.key or b"").startswith(b"statekeep-given-up ")
     ),
     "backends/kafka/job_log.py _FLOOR": lambda record: record.key == b"floor",
-    "backends/kafka/legacy_checkpoint.py _NOTHING": lambda record: (
-        re.search(rb'"offset":"[0-9]+-[0-9]+:null"', record.value or b"") is not None
-    ),
 }
 """By module and constant: which records have the form. Nothing in a topic says a version of it."""
 NOT_IN_RECORDS = re.compile(
@@ -100,7 +95,11 @@ def test_it_is_known_what_every_version_of_the_package_looks_like() -> None:
 
 @pytest.mark.parametrize(
     ("constant", "version"),
-    [(name, number) for name, newest in VERSIONS.items() for number in range(1, newest + 1)],
+    [
+        (name, number)
+        for name, newest in VERSIONS.items()
+        for number in range(2 if name.endswith(" _V2") else 1, newest + 1)
+    ],
 )
 def test_every_version_stands_in_a_golden_file(constant: str, version: int) -> None:
     pattern = re.compile(FORMATS[constant](version), re.DOTALL)

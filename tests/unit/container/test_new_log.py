@@ -211,22 +211,6 @@ async def test_a_log_in_memory_may_be_empty_beside_state_that_lasts(tmp_path: Pa
     forget_place(str(tmp_path))
 
 
-@pytest.mark.asyncio
-async def test_a_task_without_a_log_goes_on_from_a_checkpoint_in_samzas_forms(
-    tmp_path: Path,
-) -> None:
-    job = config(
-        tmp_path,
-        "old",
-        task__checkpoint__factory="topic",
-        backends__topic__factory="checkpoint_topic_kit:TopicFactory",
-        backends__topic__uri=(tmp_path / "topic").as_uri(),
-    )
-    assert await count(job) == 1
-    shutil.rmtree(tmp_path / "old" / "job" / "main")
-    assert await count(job) == 2
-
-
 def job_with_an_outage(directory: Path) -> Config:
     """The optional backend ``far`` does not answer."""
     cut_off(str(directory / "far"))

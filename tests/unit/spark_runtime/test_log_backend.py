@@ -171,7 +171,6 @@ def test_the_first_listed_backend_holds_the_log_whatever_way_it_is_listed(
     [
         ("hdfs,near", "hdfs"),
         (f"{HDFS},near", HDFS),
-        ("org.apache.samza.storage.blobstore.BlobStoreStateBackendFactory,near", "blob"),
         ("blob,near", "blob"),
         ("logless,far", "far"),
     ],
