@@ -56,6 +56,17 @@ class JobLog(ABC):
             RetriableError: The service may answer later.
         """
 
+    async def read_at(self, positions: Collection[int]) -> Sequence[tuple[int, bytes]]:
+        """Return the records at some positions, in order; those that are gone are left out.
+
+        Raises:
+            RetriableError: The service may answer later.
+        """
+        if not positions:
+            return ()
+        wanted = set(positions)
+        return [(p, data) for p, data in await self.read(min(wanted)) if p in wanted]
+
     async def is_there(self) -> bool:
         """Return whether there is any record, for whoever did not `probe` the place; change nothing.
 

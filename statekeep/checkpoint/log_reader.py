@@ -1,12 +1,18 @@
 """Reading a job log: from bytes at positions to a `LogView`."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import EpochRecord, Record, decode_record, is_damaged_batch
+from statekeep.checkpoint.records import (
+    CommitRecord,
+    EpochRecord,
+    Record,
+    decode_record,
+    is_damaged_batch,
+)
 from statekeep.errors import CheckpointCorruptError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -56,6 +62,25 @@ class LogReader:
             error.add_note(_WAY_OUT)
             raise error
         return found
+
+    async def read_commits(self, positions: Iterable[int]) -> Mapping[int, CommitRecord]:
+        """Return the records of commits, those that are not in the view any more from the log.
+
+        Raises:
+            CheckpointCorruptError: One is missing, or cannot be read.
+            RetriableError: The service may answer later.
+        """
+        wanted = sorted(set(positions))
+        found = {p: self.view.commit_records[p] for p in wanted if p in self.view.commit_records}
+        for position, data in await self._log.read_at([p for p in wanted if p not in found]):
+            record = _decode(position, data)
+            if isinstance(record, CommitRecord):
+                found[position] = record
+        missing = [position for position in wanted if position not in found]
+        if missing:
+            msg = f"a commit is missing in the job log: position={missing[0]} count={len(missing)}"
+            raise CheckpointCorruptError(msg)
+        return dict(sorted(found.items()))
 
     def require_here(self) -> None:
         """Make sure that the log did not move elsewhere.

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -331,6 +331,11 @@ class LogSession:
         async with self._turn:
             await self._catch_up()
             return self.view
+
+    async def read_commits(self, positions: Iterable[int]) -> Mapping[int, CommitRecord]:
+        """As `LogReader.read_commits`."""
+        async with self._turn:
+            return await self._reader.read_commits(positions)
 
     @property
     def is_trim_wanted(self) -> bool:

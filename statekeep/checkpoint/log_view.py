@@ -26,17 +26,34 @@ from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError
 
 _COMMITS_TO_REPLAY_FROM: Final = 16
-"""The newest commits, whose batches stay in memory; many more than have to be passed over for damage.
-Retention by age keeps thousands, with a line for each task in each batch since the oldest."""
+"""The newest commits, whose records and batches stay in memory; many more than have to be passed over
+for damage. Retention by age keeps thousands, with a line for each task in each batch since the oldest."""
+
+BadMarker = tuple[str, str, str, str]
+"""(backend, task, store, marker)."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReleasedCommit:
-    """What clean-up and people still need to know of a commit that is not restored any more."""
+class CommitEntry:
+    """What stays in memory of every commit: its record has a checkpoint for each task."""
 
     attempt: tuple[int, int]
     """(epoch, attempt)."""
+    batch: int
     checkpoint_id: str
+    query_id: str | None
+    """None in plain Python, and of a commit with which a new query is to begin."""
+
+    @classmethod
+    def of(cls, record: CommitRecord) -> "CommitEntry":
+        """Return the entry of a record."""
+        query = record.query
+        return cls(
+            (record.attempt_epoch, record.attempt),
+            record.batch,
+            record.checkpoint_id,
+            None if query is None else query.query_id,
+        )
 
 
 @dataclass
@@ -52,9 +69,11 @@ class LogView:
     """Where the next record goes: one past the last one seen."""
     epoch: int = 0
     """The newest epoch in the log; 0 before the first."""
-    commits: dict[int, CommitRecord] = field(default_factory=dict[int, CommitRecord])
+    commits: dict[int, CommitEntry] = field(default_factory=dict[int, CommitEntry])
     """Commits not released, by position, in order: the last one is current."""
-    released: dict[int, ReleasedCommit] = field(default_factory=dict[int, ReleasedCommit])
+    commit_records: dict[int, CommitRecord] = field(default_factory=dict[int, CommitRecord])
+    """The records of the newest of `commits`. `LogReader.read_commits` reads the others."""
+    released: dict[int, CommitEntry] = field(default_factory=dict[int, CommitEntry])
     """Released commits that the log still holds and whose clean-up may not be done."""
     newest_released: int = -1
     """Position of the newest commit that was ever released; -1 before the first."""
@@ -93,17 +112,15 @@ class LogView:
     """Positions of pinned commits, by name."""
     pin_expiries: dict[str, int] = field(default_factory=dict[str, int])
     """When those of `pins` that do not hold for good may be unpinned, in wall-clock milliseconds."""
-    bad_markers: set[tuple[str, str, str, str]] = field(
-        default_factory=set[tuple[str, str, str, str]]
-    )
-    """(backend, task, store, marker) that must not be used again."""
+    bad_markers: set[BadMarker] = field(default_factory=set[BadMarker])
+    """Those that must not be used again."""
     moved_to: str | None = None
     """The backend in which the log goes on; None: it goes on here."""
 
     @property
     def last_commit(self) -> CommitRecord | None:
         """The current commit; None in a log that has none yet."""
-        return self.commits[self.last_commit_position] if self.commits else None
+        return self.commit_records[self.last_commit_position] if self.commits else None
 
     @property
     def last_commit_position(self) -> int:
@@ -123,10 +140,11 @@ class LogView:
         other. A commit that only its pin keeps, or its age, is not among them: the batches since
         then are many. A new job can be made from it.
         """
-        commits = [self.commits[position] for position in self._replayable()]
+        commits = [self.commit_records[position] for position in self._replayable()]
         if commits and commits[-1].query is None:
             return commits[-1:]
-        return [c for c in commits if _query_id(c) == _query_id(commits[-1])]
+        query_id = self.commits[self.last_commit_position].query_id if commits else None
+        return [c for c in commits if CommitEntry.of(c).query_id == query_id]
 
     @property
     def trusted_batches(self) -> dict[int, BatchRecord]:
@@ -263,32 +281,16 @@ class LogView:
         self.orphans.difference_update(attempts)
 
     def usable_checkpoint(self, commit: CommitRecord, task: str) -> CheckpointV2 | None:
-        """Return a task's checkpoint in a commit without bad markers; None where it has none.
-
-        A bad marker is never again the base of an increment, which would carry the damage on, nor
-        kept by clean-up (R11).
-
-        Raises:
-            CheckpointCorruptError: The checkpoint in the record cannot be read.
-        """
-        checkpoint = checkpoint_of(commit, task)
-        if checkpoint is None:
-            return None
-        markers = {
-            backend: {
-                store: marker
-                for store, marker in stores.items()
-                if (backend, task, store, marker) not in self.bad_markers
-            }
-            for backend, stores in checkpoint.state_markers.items()
-        }
-        return replace(checkpoint, state_markers=markers)
+        """Return a task's checkpoint in a commit without bad markers: see the function."""
+        return usable_checkpoint(commit, task, self.bad_markers)
 
     def is_committed(self, epoch: int, attempt: int) -> bool:
         """Return whether the log holds the commit record of an attempt."""
         key = (epoch, attempt)
-        return any((c.attempt_epoch, c.attempt) == key for c in self.commits.values()) or any(
-            c.attempt == key for c in self.released.values()
+        return any(
+            commit.attempt == key
+            for commits in (self.commits, self.released)
+            for commit in commits.values()
         )
 
     def _forget_all(self) -> None:
@@ -316,7 +318,10 @@ class LogView:
                 self._close(key, position)
         elif key not in self.void_attempts:
             self._drop_open(key)
-            self.commits[position] = record
+            self.commits[position] = CommitEntry.of(record)
+            self.commit_records[position] = record
+            for old in list(self.commit_records)[:-_COMMITS_TO_REPLAY_FROM]:
+                del self.commit_records[old]
             self.tasks.update(record.versions)
             if record.query is not None:
                 self._switch_query(record.query.query_id)
@@ -351,10 +356,8 @@ class LogView:
         kept = {self.last_commit_position, *self.pins.values()}
         for position in record.positions:
             if position in self.commits and position not in kept:
-                commit = self.commits.pop(position)
-                self.released[position] = ReleasedCommit(
-                    (commit.attempt_epoch, commit.attempt), commit.checkpoint_id
-                )
+                self.released[position] = self.commits.pop(position)
+                self.commit_records.pop(position, None)
                 self.newest_released = max(self.newest_released, position)
         self._forget_batches()
 
@@ -375,10 +378,10 @@ class LogView:
 
     def _oldest_to_replay(self) -> int:
         """Return the batch of the oldest commit that a replay may begin after; -1 for every batch."""
-        query = next((self.commits[position].query for position in self._replayable()), None)
-        if query is None or query.query_id != self.query_id:
+        oldest = next((self.commits[position] for position in self._replayable()), None)
+        if oldest is None or oldest.query_id is None or oldest.query_id != self.query_id:
             return -1
-        return self.commits[self._replayable()[0]].batch
+        return oldest.batch
 
     def _switch_query(self, query_id: str) -> None:
         if query_id != self.query_id:
@@ -418,5 +421,26 @@ def version_of(commit: CommitRecord, task: str) -> VersionId | None:
     return VersionId.parse(text) if text else None
 
 
-def _query_id(commit: CommitRecord) -> str | None:
-    return None if commit.query is None else commit.query.query_id
+def usable_checkpoint(
+    commit: CommitRecord, task: str, bad_markers: AbstractSet[BadMarker]
+) -> CheckpointV2 | None:
+    """Return a task's checkpoint in a commit without bad markers; None where it has none.
+
+    A bad marker is never again the base of an increment, which would carry the damage on, nor
+    kept by clean-up (R11).
+
+    Raises:
+        CheckpointCorruptError: The checkpoint in the record cannot be read.
+    """
+    checkpoint = checkpoint_of(commit, task)
+    if checkpoint is None:
+        return None
+    markers = {
+        backend: {
+            store: marker
+            for store, marker in stores.items()
+            if (backend, task, store, marker) not in bad_markers
+        }
+        for backend, stores in checkpoint.state_markers.items()
+    }
+    return replace(checkpoint, state_markers=markers)

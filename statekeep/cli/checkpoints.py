@@ -313,7 +313,7 @@ def _parse_offset(text: str) -> tuple[SystemStreamPartition, str]:
 
 
 def _commit_row(job: InspectedJob, position: int) -> dict[str, JsonValue]:
-    commit, view = job.view.commits[position], job.view
+    commit, view = job.commit_at(position), job.view
     checkpoints = (job.checkpoint(commit, TaskName(name)) for name in commit.checkpoints)
     backends = {name for found in checkpoints if found for name in found.state_markers}
     return {

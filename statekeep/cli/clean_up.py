@@ -73,7 +73,8 @@ def collect_garbage(
             ):
                 _, commit = job.find_commit()
                 time_ms = job.clock.time_ns() // 1_000_000 - grace_ms
-                sweep = Sweep.of(job.view, commit.identity).begun_before(job.records, time_ms)
+                sweep = await Sweep.of(job.view, commit.identity, job.read_commits)
+                sweep = sweep.begun_before(job.records, time_ms)
                 look = find_leftovers if is_dry_run else delete_leftovers
                 found += await look(job.place, settings, sweep)
         return found

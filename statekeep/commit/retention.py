@@ -1,15 +1,23 @@
 """Which commits a job may let go of, and which attempts are closed for good (R8)."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2
-from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
+from statekeep.checkpoint.log_view import BadMarker, LogView, checkpoint_of, usable_checkpoint
+from statekeep.checkpoint.records import CommitRecord
 from statekeep.config.model import CheckpointSettings
+from statekeep.errors import CheckpointCorruptError
 
 MIN_RETAINED: Final = 2
 """The current commit and the one before it, which a restore falls back to."""
+
+ReadCommits = Callable[[Iterable[int]], Awaitable[Mapping[int, CommitRecord]]]
+"""Returns the records of commits, by position: see `LogReader.read_commits`."""
 
 
 def commits_to_release(view: LogView, settings: CheckpointSettings, now_ms: int) -> list[int]:
@@ -31,11 +39,12 @@ def commits_to_release(view: LogView, settings: CheckpointSettings, now_ms: int)
     if settings.retain_ms == 0:
         return unpinned
     youngest_ms = now_ms - settings.retain_ms
-    return [
-        position
-        for position in unpinned
-        if CheckpointId.parse(view.commits[position].checkpoint_id).millis <= youngest_ms
-    ]
+
+    def is_old(position: int) -> bool:
+        return CheckpointId.parse(view.commits[position].checkpoint_id).millis <= youngest_ms
+
+    # A young commit keeps all later ones: of thousands only those that go have to be looked at.
+    return list(takewhile(is_old, unpinned))
 
 
 def expired_pins(view: LogView, now_ms: int) -> list[str]:
@@ -58,44 +67,75 @@ def closed_attempts(view: LogView) -> Sequence[tuple[int, int]]:
     `LogView.forget_collected` was told of.
     """
     released = {commit.attempt for commit in view.released.values()}
-    retained = {(commit.attempt_epoch, commit.attempt) for commit in view.commits.values()}
+    retained = {commit.attempt for commit in view.commits.values()}
     closed = (released | view.orphans) - view.open_attempts.keys() - retained
     return sorted(closed)
 
 
-def checkpoints_in_reach(
-    view: LogView, task: str, closed: Sequence[tuple[int, int]]
-) -> list[CheckpointV2]:
-    """Return the retained checkpoints of a task that can reach what closed attempts made, oldest first.
+async def commits_in_reach(
+    view: LogView, closed: Sequence[tuple[int, int]], read_commits: ReadCommits
+) -> "ReachingCommits":
+    """Return the retained commits that can reach what closed attempts made, oldest first.
 
-    Those of the commits up to the newest closed attempt, and the first one after it. What a later one
-    reaches of these attempts it took over from its base. The base is the commit before it, so it
-    is reached by the first one as well. This does not hold where a query goes on from an older
-    commit, whose attempt has the number 0, and where a bad marker hides what one reaches.
+    Those up to the newest closed attempt, and the first one after it. What a later one reaches of these
+    attempts it took over from its base. The base is the commit before it, so it is reached by the first
+    one as well. This does not hold where a query goes on from an older commit, whose attempt has the
+    number 0. Nor does it hold where a bad marker hides what a commit reaches: then the next commit is
+    needed too, which may have taken it over before the marker was found bad.
 
     A job that keeps its commits for days by their age has thousands of them, with an index for
-    each task.
+    each task: most are neither needed nor in memory.
 
     Args:
-        view: Of the log.
-        task: Its name.
+        view: Of the log, as it is when this is called; it may go on meanwhile.
         closed: See `closed_attempts`; not empty.
+        read_commits: Returns the records of commits.
 
     Raises:
-        CheckpointCorruptError: A checkpoint in a record cannot be read.
+        CheckpointCorruptError: A record cannot be read.
+        RetriableError: The log may answer later.
     """
-    newest_closed = max(closed)
-    has_bad_markers = any(name == task for _, name, _, _ in view.bad_markers)
-    found: list[CheckpointV2] = []
+    newest_closed, bad_markers = max(closed), frozenset(view.bad_markers)
+    wanted: list[int] = []
     has_first = False
-    for commit in view.commits.values():
-        if commit.attempt == 0:
+    for position, commit in list(view.commits.items()):
+        if commit.attempt[1] == 0:
             has_first = False
         if has_first:
             continue
-        checkpoint = view.usable_checkpoint(commit, task)
-        if checkpoint is not None:
-            found.append(checkpoint)
-            is_after = (commit.attempt_epoch, commit.attempt) > newest_closed
-            has_first = is_after and not has_bad_markers
-    return found
+        wanted.append(position)
+        if commit.attempt > newest_closed:
+            records = await read_commits([position]) if bad_markers else {}
+            has_first = not any(_has_bad_marker(r, bad_markers) for r in records.values())
+    records = await read_commits(wanted)
+    return ReachingCommits([records[position] for position in wanted], bad_markers)
+
+
+@dataclass(frozen=True, slots=True)
+class ReachingCommits:
+    """What clean-up must spare, by one view of the log."""
+
+    commits: Sequence[CommitRecord]
+    """Oldest first."""
+    bad_markers: AbstractSet[BadMarker]
+
+    def checkpoints(self, task: str) -> list[CheckpointV2]:
+        """Return those of a task, without bad markers.
+
+        Raises:
+            CheckpointCorruptError: A checkpoint in a record cannot be read.
+        """
+        found = (usable_checkpoint(commit, task, self.bad_markers) for commit in self.commits)
+        return [checkpoint for checkpoint in found if checkpoint is not None]
+
+
+def _has_bad_marker(commit: CommitRecord, bad_markers: AbstractSet[BadMarker]) -> bool:
+    """Return whether a commit holds a marker that is bad, or a checkpoint that cannot be read."""
+    try:
+        return any(
+            marker == checkpoint.state_markers.get(BackendName(backend), {}).get(StoreName(store))
+            for backend, task, store, marker in bad_markers
+            if (checkpoint := checkpoint_of(commit, task)) is not None
+        )
+    except CheckpointCorruptError:
+        return True

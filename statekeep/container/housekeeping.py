@@ -13,8 +13,8 @@ from statekeep.clock import Clock
 from statekeep.commit.clean_up_failures import CleanUpFailures, is_damage
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import (
-    checkpoints_in_reach,
     closed_attempts,
+    commits_in_reach,
     commits_to_release,
     expired_pins,
 )
@@ -119,8 +119,8 @@ class Housekeeper:
         if not closed:
             return None
         try:
-            retained = checkpoints_in_reach(self._log.view, self._task_name, closed)
-            await self._pipeline.clean_up(retained, closed)
+            reaching = await commits_in_reach(self._log.view, closed, self._log.read_commits)
+            await self._pipeline.clean_up(reaching.checkpoints(self._task_name), closed)
         except (CheckpointCorruptError, ExceptionGroup) as exc:
             if not is_damage(exc):
                 raise

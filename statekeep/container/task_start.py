@@ -13,7 +13,7 @@ from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_scope import task_scope
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView, checkpoint_of, version_of
-from statekeep.checkpoint.records import BadMarkerRecord, JobIdentity
+from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, JobIdentity
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitGate
@@ -216,7 +216,14 @@ async def _restore(parts: TaskParts, log: LogSession, directory: TaskDirectory) 
         bad_markers=frozenset(log.view.bad_markers),
         new_uid=parts.new_uid,
     )
-    outcome = await restorer.restore(_candidates(log.view, parts.task))
+
+    async def find_older() -> Sequence[RestoreCandidate]:
+        view = log.view
+        older = [position for position in view.commits if position not in view.commit_records]
+        return _candidates(await log.read_commits(older), parts.task)
+
+    newest = _candidates(log.view.commit_records, parts.task)
+    outcome = await restorer.restore(newest, find_older)
     for failure in outcome.failures:
         if failure.is_marker_bad:
             await log.append(
@@ -231,14 +238,17 @@ async def _restore(parts: TaskParts, log: LogSession, directory: TaskDirectory) 
     return outcome
 
 
-def _candidates(view: LogView, task: TaskIdentity) -> Sequence[RestoreCandidate]:
+def _candidates(
+    commits: Mapping[int, CommitRecord], task: TaskIdentity
+) -> Sequence[RestoreCandidate]:
+    """Return what may be restored from commits, newest first."""
     return [
         RestoreCandidate(
             checkpoint_of(commit, task.task_name),
             version_of(commit, task.task_name),
             frozenset(map(StoreName, commit.identity.stores.get(task.operator, ()))),
         )
-        for commit in reversed(view.commits.values())
+        for _, commit in sorted(commits.items(), reverse=True)
     ]
 
 
@@ -257,9 +267,9 @@ def _assemble(
     checkpoint = parts.config.checkpoint
 
     async def drop_versions() -> None:
-        keep, settled_batch = _needed_versions(
-            log.view, parts.task.task_name, stores, checkpoint.local_retain_versions
-        )
+        newest = list(log.view.commits)[-checkpoint.local_retain_versions :]
+        commits = list((await log.read_commits(newest)).values())
+        keep, settled_batch = _needed_versions(log.view, parts.task.task_name, stores, commits)
         await parts.local_executor.run(directory.retain, keep, settled_batch)
 
     def on_fenced(error: TaskFencedError) -> None:
@@ -304,11 +314,10 @@ def _assemble(
 
 
 def _needed_versions(
-    view: LogView, task: TaskName, stores: TaskStores, retain_versions: int
+    view: LogView, task: TaskName, stores: TaskStores, commits: Sequence[CommitRecord]
 ) -> tuple[frozenset[VersionId], int]:
     """Return the local versions that stay, and the batch up to which all others go."""
-    commits = list(view.commits.values())
-    committed = [version_of(commit, task) for commit in commits[-retain_versions:]]
+    committed = [version_of(commit, task) for commit in commits]
     being_committed = (
         VersionId.parse(text)
         for attempt in view.open_attempts.values()

@@ -19,7 +19,7 @@ from statekeep.checkpoint.log_reset import LogRemains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord, JobIdentity, Record
-from statekeep.commit.retention import closed_attempts
+from statekeep.commit.retention import ReadCommits, closed_attempts, commits_in_reach
 from statekeep.config.model import Config
 from statekeep.inspection.job import LogPlace
 
@@ -41,21 +41,18 @@ class Sweep:
 
     identity: JobIdentity
     retained: Mapping[TaskName, Sequence[CheckpointV2]]
-    """For every task of the job."""
+    """For every task of the job: what reaches something that is closed."""
     closed: Sequence[tuple[int, int]]
 
     @classmethod
-    def of(cls, view: LogView, identity: JobIdentity) -> "Sweep":
+    async def of(cls, view: LogView, identity: JobIdentity, read_commits: ReadCommits) -> "Sweep":
         """Return the sweep that a view of the log allows: safe at any time, also beside the job."""
+        closed, tasks = closed_attempts(view), sorted(view.tasks)
+        reaching = await commits_in_reach(view, closed, read_commits) if closed else None
         retained = {
-            TaskName(task): [
-                found
-                for commit in view.commits.values()
-                if (found := view.usable_checkpoint(commit, task)) is not None
-            ]
-            for task in sorted(view.tasks)
+            TaskName(task): () if reaching is None else reaching.checkpoints(task) for task in tasks
         }
-        return cls(identity, retained, closed_attempts(view))
+        return cls(identity, retained, closed)
 
     @classmethod
     def of_everything(cls, identity: JobIdentity, tasks: Iterable[str], epoch: int) -> "Sweep":

@@ -1,7 +1,7 @@
 """A job's log and backups, opened by somebody who is not the job."""
 
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,7 @@ class InspectedJob:
         self.config = config
         self.place = place
         self.records = records
+        self._commits = {p: record for p, record in records if isinstance(record, CommitRecord)}
         self.view = view
         self.log = place.log
         self.executor = place.executor
@@ -137,10 +138,10 @@ class InspectedJob:
                 return view.last_commit_position, view.last_commit
             raise ConfigError(f"the job has no commit yet: job={self.config.job.name}")
         if which in view.pins:
-            return view.pins[which], view.commits[view.pins[which]]
+            return view.pins[which], self.commit_at(view.pins[which])
         for position, commit in view.commits.items():
             if which in (str(position), commit.checkpoint_id):
-                return position, commit
+                return position, self.commit_at(position)
         is_released = any(
             which in (str(position), commit.checkpoint_id)
             for position, commit in view.released.items()
@@ -151,6 +152,14 @@ class InspectedJob:
             f"{what}: commit={which} retained={known}",
             hint="`statekeep checkpoints list` shows what is retained",
         )
+
+    def commit_at(self, position: int) -> CommitRecord:
+        """Return the record of a retained commit."""
+        return self._commits[position]
+
+    async def read_commits(self, positions: Iterable[int]) -> Mapping[int, CommitRecord]:
+        """As `LogReader.read_commits`."""
+        return {position: self._commits[position] for position in positions}
 
     def checkpoint(self, commit: CommitRecord, task: TaskName) -> CheckpointV2 | None:
         """Return a task's checkpoint in a commit; None for a task whose state is still empty.

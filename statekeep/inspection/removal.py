@@ -42,8 +42,9 @@ async def remove_commits(job: InspectedJob, which: Sequence[str], *, owner: str)
         _require_removable(job, position)
     log = await LogSession.of_tool(job.log, owner)
     await log.append(ReleaseRecord(positions=positions))
-    identity = job.view.commits[positions[0]].identity
-    await delete_leftovers(job.place, job.config, Sweep.of(log.view, identity))
+    identity = job.commit_at(positions[0]).identity
+    sweep = await Sweep.of(log.view, identity, log.read_commits)
+    await delete_leftovers(job.place, job.config, sweep)
     return positions
 
 

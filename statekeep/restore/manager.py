@@ -1,7 +1,7 @@
 """The restore of one task: which commit, from where, verified before it is used."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,6 +82,20 @@ class RestoreOutcome:
     """The one that was restored."""
 
 
+async def _no_older() -> Sequence[RestoreCandidate]:
+    return ()
+
+
+async def _chain(
+    candidates: Sequence[RestoreCandidate],
+    find_older: Callable[[], Awaitable[Sequence[RestoreCandidate]]],
+) -> AsyncIterator[RestoreCandidate]:
+    for candidate in candidates:
+        yield candidate
+    for candidate in await find_older():
+        yield candidate
+
+
 class TaskRestorer:
     """Gives a task the newest state that is within reach.
 
@@ -136,7 +150,11 @@ class TaskRestorer:
         self._obstacles: list[Exception] = []
         self._meter = FetchMeter(task.task_name, on_progress)
 
-    async def restore(self, candidates: Sequence[RestoreCandidate]) -> RestoreOutcome:
+    async def restore(
+        self,
+        candidates: Sequence[RestoreCandidate],
+        find_older: Callable[[], Awaitable[Sequence[RestoreCandidate]]] = _no_older,
+    ) -> RestoreOutcome:
         """Restore the first candidate that can be restored.
 
         A cancel stops at the next byte count or call and leaves nothing that anyone would take for
@@ -144,6 +162,7 @@ class TaskRestorer:
 
         Args:
             candidates: Newest first.
+            find_older: Returns more of them once none of these can be restored.
 
         Raises:
             RestoreFailedError: None can be restored, or a backend that may still hold a newer commit
@@ -156,7 +175,7 @@ class TaskRestorer:
         self._failures = []
         self._meter = FetchMeter(self._task.task_name, self._on_progress)
         try:
-            for candidate in candidates:
+            async for candidate in _chain(candidates, find_older):
                 self._obstacles = []
                 try:
                     version, sources = await self._restore_candidate(candidate)

@@ -217,7 +217,7 @@ def read_record(data: bytes) -> None:
     record = decode_record(data, where="position=0")
     view = LogView()
     view.fold(0, record)
-    for commit in view.commits.values():
+    for commit in view.commit_records.values():
         for task in commit.checkpoints:
             view.usable_checkpoint(commit, task)
     _ = view.trusted_batches, view.newest_possible_batch, view.lowest_needed, view.pins_of_oldest

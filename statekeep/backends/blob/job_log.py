@@ -1,7 +1,7 @@
 """The job log on top of any `BlobStoreManager` that creates blobs atomically."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -107,6 +107,13 @@ class BlobJobLog(JobLog):
         return records
 
     @override
+    async def read_at(self, positions: Collection[int]) -> Sequence[tuple[int, bytes]]:
+        await self._blobs.init()
+        contents = await run_bounded([partial(self._find, p) for p in sorted(positions)])
+        pairs = zip(sorted(positions), contents, strict=True)
+        return [(position, data) for position, data in pairs if data is not None]
+
+    @override
     async def is_there(self) -> bool:
         # Read first: one that is raised after it leaves newer records than the old ones.
         floor = await self.read_floor()
@@ -196,6 +203,11 @@ class BlobJobLog(JobLog):
             return await self._blobs.get(blob_id)
         except BlobNotFoundError:
             return None
+
+    async def _find(self, position: int) -> bytes | None:
+        """Return one record; None if it is gone."""
+        found = await self._listed("log", _RECORD, begin=f"{position:020d}")
+        return await self._get(found[position]) if position in found else None
 
     async def _create(self, name: str, data: bytes) -> bool:
         """Create a blob; False if there is one."""

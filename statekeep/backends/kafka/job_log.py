@@ -1,7 +1,8 @@
 """The job log in a topic of one partition: only who holds its transactional id can append."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final
 
 from confluent_kafka import Message
@@ -124,6 +125,21 @@ class KafkaJobLog(JobLog):
         return found
 
     @override
+    async def read_at(self, positions: Collection[int]) -> Sequence[tuple[int, bytes]]:
+        await self._catch_up()
+        found: list[tuple[int, bytes]] = []
+        for position in sorted(self._offsets.keys() & set(positions)):
+            data = self._records.get(position)
+            if data is None:
+                data = await patient(self._settings, self._clock).run(
+                    partial(self._read_one, self._offsets[position]),
+                    operation="read a record of the job log",
+                    subject=self._place.topic,
+                )
+            found.append((position, data))
+        return found
+
+    @override
     async def is_there(self) -> bool:
         topic = self._place.topic
         found = await patient(self._settings, self._clock).run(
@@ -217,15 +233,7 @@ class KafkaJobLog(JobLog):
         if end <= self._next_offset:
             return
         start = (await run_to_end(run, cluster.start_offsets, [self._place]))[self._place]
-        reader = PartitionReader(
-            self._settings,
-            self._place,
-            max(start, self._next_offset),
-            end,
-            is_committed_only=True,
-            executor=run,
-            clock=self._clock,
-        )
+        reader = self._reader(max(start, self._next_offset), end)
         found: list[Message] = []
         try:
             await reader.open()
@@ -242,6 +250,32 @@ class KafkaJobLog(JobLog):
         for record in found:
             self._fold(record.key() or b"", record.value() or b"", record.offset() or 0)
         self._next_offset = max(end, self._next_offset)
+
+    async def _read_one(self, offset: int) -> bytes:
+        found: list[Message] = []
+        reader = self._reader(offset, offset + 1)
+        try:
+            await reader.open()
+            while not reader.is_done:
+                await reader.next(found.extend)
+        finally:
+            await reader.close()
+        if not found:
+            raise RetriableError(
+                f"a record of the job log is gone: topic={self._place.topic} offset={offset}"
+            )
+        return found[0].value() or b""
+
+    def _reader(self, start: int, end: int) -> PartitionReader:
+        return PartitionReader(
+            self._settings,
+            self._place,
+            start,
+            end,
+            is_committed_only=True,
+            executor=self._executor,
+            clock=self._clock,
+        )
 
     def _fold(self, key: bytes, data: bytes, offset: int) -> None:
         where = f"topic={self._place.topic} offset={offset}"

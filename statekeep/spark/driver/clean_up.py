@@ -10,15 +10,16 @@ from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_session import LogSession
-from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.log_view import LogView, usable_checkpoint
 from statekeep.checkpoint.note import Note, no_note, reasons_of
-from statekeep.checkpoint.records import ReleaseRecord, UnpinRecord
+from statekeep.checkpoint.records import CommitRecord, ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
 from statekeep.commit.clean_up_failures import CleanUpFailures, is_damage
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import (
-    checkpoints_in_reach,
+    ReachingCommits,
     closed_attempts,
+    commits_in_reach,
     commits_to_release,
     expired_pins,
 )
@@ -136,7 +137,9 @@ class CleanUp:
             ExceptionGroup: What went wrong, if some of it is no damage.
         """
         # All of one view: commits may come while the first tasks are cleaned up.
-        sweeps = [_TaskSweep.of(view, partition, closed) for partition in self._partitions]
+        newest = view.last_commit
+        reaching = await commits_in_reach(view, closed, self._writer.read_commits)
+        sweeps = [_TaskSweep.of(reaching, newest, partition) for partition in self._partitions]
         done = await asyncio.gather(
             *(self._clean_up_task(p, sweeps[p], closed) for p in self._partitions),
             return_exceptions=True,
@@ -182,12 +185,14 @@ class _TaskSweep:
     """Why nothing can be said."""
 
     @classmethod
-    def of(cls, view: LogView, partition: int, closed: Sequence[tuple[int, int]]) -> "_TaskSweep":
-        name, newest = task_name(partition), view.last_commit
+    def of(
+        cls, reaching: ReachingCommits, newest: CommitRecord | None, partition: int
+    ) -> "_TaskSweep":
+        name = task_name(partition)
         try:
             return cls(
-                checkpoints_in_reach(view, name, closed),
-                None if newest is None else view.usable_checkpoint(newest, name),
+                reaching.checkpoints(name),
+                None if newest is None else usable_checkpoint(newest, name, reaching.bad_markers),
             )
         except CheckpointCorruptError as exc:
             return cls(damage=exc)

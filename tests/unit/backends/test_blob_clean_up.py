@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import tempfile
 import uuid
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +17,10 @@ from statekeep.backends.blob.index import decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import Marker, StoreName
-from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.log_view import CommitEntry, LogView
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.commit.retention import checkpoints_in_reach
+from statekeep.commit.retention import commits_in_reach
 from statekeep.errors import BlobNotFoundError
 from statekeep.testing.backend_harness import STORE, BackendHarness, LogSnapshot
 from statekeep.testing.clock import FakeClock
@@ -85,13 +86,13 @@ class History:
             case "rewind" if self.task.commits:
                 self.head = self.task.commits[number % len(self.task.commits)].context.version
             case "fall asleep":
-                self.sleepers.append(self.known())
+                self.sleepers.append(await self.known())
             case "wake" if self.sleepers:
                 await self.wake(self.sleepers[number % len(self.sleepers)])
             case _:
                 pass
 
-    def known(self) -> LogSnapshot:
+    async def known(self) -> LogSnapshot:
         """Return what a clean-up that begins now is given: no more than it needs."""
         name = self.task.task.task_name
         commits = {
@@ -108,7 +109,14 @@ class History:
             for number, commit in enumerate(self.task.commits)
         }
         closed = tuple(self.task.closed_attempts)
-        found = checkpoints_in_reach(LogView(commits=commits), name, closed) if closed else []
+        if not closed:
+            return LogSnapshot((), ())
+        view = LogView(commits={p: CommitEntry.of(commit) for p, commit in commits.items()})
+
+        async def read(positions: Iterable[int]) -> Mapping[int, CommitRecord]:
+            return {position: commits[position] for position in positions}
+
+        found = (await commits_in_reach(view, closed, read)).checkpoints(name)
         markers = [backend for each in found for backend in each.state_markers.values()]
         return LogSnapshot(markers, closed)
 
@@ -156,7 +164,7 @@ async def run_history(steps: list[Step]) -> None:
         for known in history.sleepers:
             await history.wake(known)
         await history.check_all_commits_restore()
-        await history.task.clean_up(history.known())
+        await history.task.clean_up(await history.known())
         await history.check_ledger()
         await history.task.close()
         forget_root(history.root)

@@ -62,19 +62,20 @@ class FakeTopic:
         return dict.fromkeys(places, len(RECORDS))
 
     def reader(self, _: object, place: object, start: int, end: int, **__: object) -> "FakeReader":
-        return FakeReader(self, start)
+        return FakeReader(self, start, end)
 
 
 class FakeReader:
     """Gives everything at once."""
 
-    def __init__(self, topic: FakeTopic, start: int) -> None:
+    def __init__(self, topic: FakeTopic, start: int, end: int) -> None:
         self.position = start
         self._topic = topic
+        self._end = end
 
     @property
     def is_done(self) -> bool:
-        return self.position >= len(RECORDS)
+        return self.position >= self._end
 
     async def open(self) -> None:
         self._topic.on_open()
@@ -82,8 +83,8 @@ class FakeReader:
     async def next(self, take: Callable[[list[Message]], object]) -> None:
         if self.position < self._topic.start or self._topic.damaged >= self.position:
             raise CheckpointCorruptError("partition cannot be read")
-        take(cast("list[Message]", RECORDS[self.position :]))
-        self.position = len(RECORDS)
+        take(cast("list[Message]", RECORDS[self.position : self._end]))
+        self.position = self._end
 
     async def close(self) -> None:
         pass
@@ -144,5 +145,7 @@ async def test_what_a_reader_has_passed_leaves_memory_and_can_be_read_again(
     assert await log.read(4) == []
     assert log._records == {}
     assert log._next_position == 4
+    assert await log.read_at([3, 1, 2]) == records
+    assert log._records == {}
     assert await log.read(0) == records
     assert await log.read_floor() == 2

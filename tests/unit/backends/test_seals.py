@@ -120,6 +120,22 @@ async def test_a_record_is_sealed_for_its_log_and_its_position(place: Place) -> 
 
 
 @pytest.mark.asyncio
+async def test_records_that_are_read_one_by_one_are_each_held_against_their_position(
+    place: Place,
+) -> None:
+    await place.fill()
+    log = place.log()
+    assert await log.read_at([3, 1]) == [(1, RECORDS[1]), (3, RECORDS[3])]
+
+    names = list(place.stored)
+    place.stored[names[2]] = place.stored[names[1]]
+    found = await log.read_at([0, 2])
+
+    assert found[0] == (0, RECORDS[0])
+    assert "not the one that was written here" in told(list(found))[2]
+
+
+@pytest.mark.asyncio
 async def test_records_of_two_logs_that_went_apart_do_not_make_a_third(place: Place) -> None:
     """A store that shows two writers two logs cannot put them together again."""
     await place.fill()

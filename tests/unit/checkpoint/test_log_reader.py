@@ -4,6 +4,7 @@ import pytest
 from log_kit import batch_record, commit_record, driver_on, log_on, new_blobs
 from newer_frames import of_next_format
 
+from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.records import Record, ReleaseRecord
@@ -40,6 +41,43 @@ async def test_reader_that_was_left_behind_by_a_trim_starts_at_the_floor() -> No
 
     assert list(reader.view.commits) == [3]
     assert reader.view.epoch == 1
+
+
+async def committed_often(blobs: MemoryBlobStoreManager, count: int) -> LogReader:
+    """Return a reader of a log with so many commits, the first of which is at position 1."""
+    writer = await driver_on(blobs)
+    for attempt in range(1, count + 1):
+        await writer.append(commit_record(attempt, attempt))
+    reader = LogReader(log_on(blobs))
+    await reader.catch_up()
+    return reader
+
+
+async def test_commits_that_are_not_in_memory_are_read_from_the_log() -> None:
+    blobs = new_blobs()
+    reader = await committed_often(blobs, 40)
+    assert 3 not in reader.view.commit_records
+    assert 40 in reader.view.commit_records
+
+    found = await reader.read_commits([40, 3, 20])
+
+    assert [(position, commit.batch) for position, commit in found.items()] == [
+        (3, 3),
+        (20, 20),
+        (40, 40),
+    ]
+    for blob_id in await blobs.list("job/log/"):
+        await blobs.delete(blob_id)
+    assert list(await reader.read_commits([40])) == [40]
+
+
+async def test_a_commit_that_the_log_has_lost_is_damage() -> None:
+    blobs = new_blobs()
+    reader = await committed_often(blobs, 40)
+    await blobs.delete((await blobs.list("job/log/"))[3])
+
+    with pytest.raises(CheckpointCorruptError, match="position=3"):
+        await reader.read_commits([2, 3, 4])
 
 
 async def test_damaged_batch_record_is_loud_and_the_rest_is_read(

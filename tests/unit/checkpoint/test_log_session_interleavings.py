@@ -98,7 +98,7 @@ async def run_drivers(seed: int, driver_count: int, steps: int) -> None:
     assert {p: type(r) for p, r in records.items() if not isinstance(r, EpochRecord)} == kept
     assert sum(not driver.fenced for driver in drivers) >= 1
     view = await view_of(blobs)
-    attempts = [(commit.attempt_epoch, commit.attempt) for commit in view.commits.values()]
+    attempts = [commit.attempt for commit in view.commits.values()]
     assert len(set(attempts)) == len(attempts)
     assert not view.void_attempts & set(attempts)
 

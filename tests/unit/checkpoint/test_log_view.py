@@ -352,6 +352,7 @@ def test_batches_since_a_commit_that_only_its_age_keeps_leave_memory() -> None:
     view = folded(epoch_record(1), *committed_batches(*range(1, 101)))
 
     assert len(view.commits) == 100
+    assert [commit.batch for commit in view.commit_records.values()] == list(range(85, 101))
     assert [commit.batch for commit in view.comparable_commits] == list(range(85, 101))
     assert set(view.batches) == set(range(85, 101))
     assert view.lowest_needed == 2

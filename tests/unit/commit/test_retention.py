@@ -1,5 +1,9 @@
 """What may be released and cleaned up, and what never."""
 
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
 import msgspec
 import pytest
 
@@ -19,8 +23,8 @@ from statekeep.checkpoint.records import (
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.commit.retention import (
-    checkpoints_in_reach,
     closed_attempts,
+    commits_in_reach,
     commits_to_release,
     expired_pins,
 )
@@ -143,29 +147,45 @@ def commit_with_state(number: int, *, attempt: int | None = None) -> CommitRecor
     )
 
 
-def reached(view: LogView, *closed: int) -> list[int]:
-    found = checkpoints_in_reach(view, "t", [(1, number) for number in closed])
+def reached(kept: Sequence[Record], *closed: int) -> list[int]:
+    """Return the commits whose checkpoints a clean-up is given; their records are in the log."""
+
+    async def read(positions: Iterable[int]) -> Mapping[int, CommitRecord]:
+        return {p: cast("CommitRecord", kept[p - 1]) for p in positions}
+
+    found = asyncio.run(
+        commits_in_reach(view_of(*kept), [(1, number) for number in closed], read)
+    ).checkpoints("t")
     return [checkpoint.checkpoint_id.millis for checkpoint in found]
 
 
 def test_of_many_retained_commits_the_first_after_the_closed_attempts_is_enough() -> None:
     kept = [commit_with_state(number) for number in (2, 5, 6, 7, 8)]
 
-    assert reached(view_of(*kept), 1, 4) == [2, 5]
-    assert reached(view_of(*kept), 6) == [2, 5, 6, 7]
+    assert reached(kept, 1, 4) == [2, 5]
+    assert reached(kept, 6) == [2, 5, 6, 7]
 
 
 def test_a_query_that_goes_on_from_an_older_commit_reaches_what_the_first_one_does_not() -> None:
     again = msgspec.structs.replace(commit_with_state(2, attempt=0), attempt_epoch=2)
     kept = [commit_with_state(number) for number in (5, 6)]
 
-    assert reached(view_of(*kept, again, commit_with_state(9)), 4)[:2] == [5, 2]
+    assert reached([*kept, again, commit_with_state(9)], 4)[:2] == [5, 2]
 
 
-def test_behind_a_bad_marker_every_commit_counts() -> None:
-    bad = BadMarkerRecord(
-        epoch=1, nonce="", backend="b", task="t", store="s", marker="m5", reason="crc"
-    )
-    kept = [commit_with_state(number) for number in (5, 6, 7)]
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [(["m5"], [5, 6]), (["m5", "m6"], [5, 6, 7]), (["m7"], [5]), (["m5", "m7"], [5, 6])],
+    ids=["the first", "the first two", "a later one", "the first and a later one"],
+)
+def test_behind_a_bad_marker_the_next_commit_without_one_counts_too(
+    bad: list[str], expected: list[int]
+) -> None:
+    # What the first one after the closed attempts hides, the next one may have taken over from it.
+    marks = [
+        BadMarkerRecord(epoch=1, nonce=m, backend="b", task="t", store="s", marker=m, reason="crc")
+        for m in bad
+    ]
+    kept = [commit_with_state(number) for number in (5, 6, 7, 8)]
 
-    assert reached(view_of(*kept, bad), 4) == [5, 6, 7]
+    assert reached([*kept, *marks], 4) == expected

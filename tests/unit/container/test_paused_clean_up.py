@@ -41,7 +41,8 @@ async def commit(task: Task, number: int) -> None:
 
 async def retained_markers(directory: Path) -> list[Marker]:
     async with open_job(config(directory), SystemClock(), task=TASK) as job:
-        found = [job.view.usable_checkpoint(c, TaskName(TASK)) for c in job.view.commits.values()]
+        commits = (await job.read_commits(job.view.commits)).values()
+        found = [job.view.usable_checkpoint(c, TaskName(TASK)) for c in commits]
     return [marker for held in found if held for marker in held.markers_of(HELD).values()]
 
 

@@ -201,7 +201,9 @@ async def test_what_was_cleaned_up_behind_a_pin_is_not_cleaned_up_again(
     await rig.writer.append(PinRecord(name="keep", position=view.last_commit_position))
     for number in (2, 3, 4, 5):
         commit = msgspec.structs.replace(
-            view.commits[view.last_commit_position], attempt=number, checkpoint_id=f"7-{number}"
+            view.commit_records[view.last_commit_position],
+            attempt=number,
+            checkpoint_id=f"7-{number}",
         )
         await rig.writer.append(commit)
     cleaned: list[str] = []
@@ -325,7 +327,7 @@ async def test_a_lost_index_of_a_pinned_commit_stops_neither_other_tasks_nor_the
     await rig.leave_void_attempt()
     await rig.succeed()
     view = rig.writer.view
-    before = view.commits[view.last_commit_position]
+    before = view.commit_records[view.last_commit_position]
     await rig.writer.append(PinRecord(name="keep", position=view.last_commit_position))
     for index in rig.blobs.rglob("2-1/*-snapshot-index-*"):
         index.unlink()

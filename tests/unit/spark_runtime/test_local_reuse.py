@@ -176,7 +176,7 @@ def recover(jobs: FakeJobs, head: int, commits: Sequence[int], batches: Sequence
     history = VersionHistory(1)
     view = LogView()
     for position, batch in enumerate(commits):
-        view.commits[position] = commit_record(1, batch)
+        view.fold(position, commit_record(1, batch))
     for batch in batches:
         history.put(batch, {0: TaskBatch(version=f"{batch}_{UID}")})
     unused: Any = None
