@@ -16,6 +16,9 @@ from statekeep.errors import CheckpointCorruptError
 MIN_RETAINED: Final = 2
 """The current commit and the one before it, which a restore falls back to."""
 
+_MOST_OLDER: Final = 64
+"""Retained commits that are read to clean up after one void attempt; commits kept by age are thousands."""
+
 ReadCommits = Callable[[Iterable[int]], Awaitable[Mapping[int, CommitRecord]]]
 """Returns the records of commits, by position: see `LogReader.read_commits`."""
 
@@ -64,12 +67,17 @@ def closed_attempts(view: LogView) -> Sequence[tuple[int, int]]:
     """Return (epoch, attempt) of everything that may be cleaned up: released or void, sorted.
 
     An open attempt is never among them, nor is one that a retained commit completed, nor what
-    `LogView.forget_collected` was told of.
+    `LogView.forget_collected` was told of. A void attempt waits while too many retained commits are
+    older: to tell what may go, each of them would have to be read. So what it left behind stays at most
+    as long as they do.
     """
     released = {commit.attempt for commit in view.released.values()}
-    retained = {commit.attempt for commit in view.commits.values()}
-    closed = (released | view.orphans) - view.open_attempts.keys() - retained
-    return sorted(closed)
+    retained = [commit.attempt for commit in view.commits.values()]
+    void = view.orphans
+    if len(retained) > _MOST_OLDER:
+        bound = max([retained[_MOST_OLDER], *released])
+        void = {attempt for attempt in void if attempt < bound}
+    return sorted((released | void) - view.open_attempts.keys() - set(retained))
 
 
 async def commits_in_reach(

@@ -1,16 +1,15 @@
 """What comes after a commit, off its critical path: release, clean-up, trim, old local versions."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.log_session import LogSession
-from statekeep.checkpoint.note import Note, no_note, reasons_of
+from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
-from statekeep.commit.clean_up_failures import CleanUpFailures, is_damage
+from statekeep.commit.clean_up_failures import CleanUpFailing, CleanUpFailures, is_damage
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import (
     closed_attempts,
@@ -19,10 +18,8 @@ from statekeep.commit.retention import (
     expired_pins,
 )
 from statekeep.config.model import CheckpointSettings
-from statekeep.errors import CheckpointCorruptError, StateBackupError, TaskFencedError
+from statekeep.errors import CheckpointCorruptError, TaskFencedError
 from statekeep.fault_points import fault_point
-
-logger = logging.getLogger(__name__)
 
 _TRIM_AFTER: Final = 64
 """Records that may be dropped before a trim is worth its calls: about twenty commits."""
@@ -67,7 +64,7 @@ class Housekeeper:
         self._drop_versions = drop_versions
         self._on_fenced = on_fenced
         self._note = note
-        self._failures = CleanUpFailures(clock, note)
+        self._failures = CleanUpFailures(clock, note, subject=f"task={task_name}")
         self._round: asyncio.Task[None] | None = None
         self._trimmed_to = 0
 
@@ -87,6 +84,11 @@ class Housekeeper:
             self._round.cancel()
             await asyncio.wait({self._round})
 
+    @property
+    def failing(self) -> CleanUpFailing | None:
+        """As `CleanUpFailures.failing`."""
+        return self._failures.failing
+
     async def _run(self) -> None:
         try:
             released = await self._release()
@@ -98,17 +100,12 @@ class Housekeeper:
             if closed:
                 self._note("clean-up", attempts=len(closed), released=released)
             if damage is not None:
-                self._failed(damage)
+                self._failures.failed(damage)
             elif closed:
                 self._failures.ended_well()
         except TaskFencedError as exc:
             self._on_fenced(exc)
-        except (StateBackupError, OSError, ExceptionGroup) as exc:
-            self._failed(exc)
-        except Exception as exc:  # whatever a plug-in raises: the next commit begins another round
-            logger.exception(
-                "clean-up is put off until after the next commit: task=%s", self._task_name
-            )
+        except Exception as exc:  # noqa: BLE001 - whatever a plug-in raises: the next one repeats it
             self._failures.failed(exc)
 
     async def _clean_up(self, closed: Sequence[tuple[int, int]]) -> Exception | None:
@@ -126,15 +123,6 @@ class Housekeeper:
                 raise
             return exc
         return None
-
-    def _failed(self, error: Exception) -> None:
-        for reason in reasons_of(error):
-            logger.warning(
-                "clean-up is put off until after the next commit: task=%s error=%s",
-                self._task_name,
-                reason,
-            )
-        self._failures.failed(error)
 
     async def _release(self) -> int:
         """Release what is no longer worth keeping; return how many commits that were."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition, TaskName
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of
+from statekeep.commit.clean_up_failures import CleanUpFailing
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.container.commit_runner import CommitRunner
@@ -133,6 +134,11 @@ class Task:
         """
         await self._runner.wait()
         await self._housekeeper.wait()
+
+    @property
+    def clean_up_failing(self) -> CleanUpFailing | None:
+        """Since when old backups are not deleted, and why; None if the newest clean-up ended well."""
+        return self._housekeeper.failing
 
     async def close(self) -> None:
         """Let the commit in flight finish, within ``task.shutdown.ms``, and release everything.

@@ -85,7 +85,8 @@ class StatefulStreamingQuery:
         """What the query does now.
 
         Beside Spark's entries ``lastCommittedBatch`` and ``isCommitting``, and ``restarts`` with the
-        ``restartReason`` of the newest one.
+        ``restartReason`` of the newest one. ``cleanUpFailing`` is None unless old backups are not
+        deleted: then it has ``minutes``, since when, and the ``error``.
         """
         return dict(self._query.status) | self._job.status() | self._restarts()
 

@@ -11,10 +11,10 @@ from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView, usable_checkpoint
-from statekeep.checkpoint.note import Note, no_note, reasons_of
+from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import CommitRecord, ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
-from statekeep.commit.clean_up_failures import CleanUpFailures, is_damage
+from statekeep.commit.clean_up_failures import CleanUpFailing, CleanUpFailures, is_damage
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.commit.retention import (
     ReachingCommits,
@@ -83,12 +83,12 @@ class CleanUp:
             except TaskFencedError as exc:
                 logger.warning("clean-up stopped, another driver has taken over: error=%s", exc)
             except Exception as exc:  # noqa: BLE001 - whatever a plug-in raises: the next one repeats it
-                self._failed(exc)
+                self._failures.failed(exc)
 
-    def _failed(self, error: Exception) -> None:
-        for reason in reasons_of(error):
-            logger.warning("clean-up failed and will be repeated: error=%s", reason)
-        self._failures.failed(error)
+    @property
+    def failing(self) -> CleanUpFailing | None:
+        """As `CleanUpFailures.failing`."""
+        return self._failures.failing
 
     async def _run(self) -> None:
         view = self._writer.view
@@ -117,7 +117,7 @@ class CleanUp:
         if damage is None:
             self._failures.ended_well()
         else:
-            self._failed(damage)
+            self._failures.failed(damage)
 
     async def _late_attempts(self) -> Collection[tuple[int, int]]:
         """Return all attempts with entries: late writers leave some that nobody names any more.

@@ -332,9 +332,11 @@ class StatefulJob:
     def status(self) -> dict[str, Any]:
         """Return how far commits are."""
         is_open = self._is_open
+        failing = self._reign.clean_up_failing
         return {
             "lastCommittedBatch": self._reign.committer.committed_batch if is_open else None,
             "isCommitting": is_open and self._reign.committer.open_batch is not None,
+            "cleanUpFailing": None if failing is None else asdict(failing),
         }
 
     def operator_progress(self, batch: int) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ from statekeep.checkpoint.records import (
     QueryState,
 )
 from statekeep.clock import Clock
+from statekeep.commit.clean_up_failures import CleanUpFailing
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
@@ -107,6 +108,7 @@ class Reign:
         self._writer: LogSession | None = None
         self._checkpoints: CheckpointStore | None = None
         self._committer: Committer | None = None
+        self._clean_up: CleanUp | None = None
         self._cleaning: set[asyncio.Task[None]] = set()
         """At most two: one that runs and one that waits for it."""
         self._background: list[Future[None]] = []
@@ -124,6 +126,11 @@ class Reign:
             msg = "the reign has not begun"
             raise RuntimeError(msg)
         return self._committer
+
+    @property
+    def clean_up_failing(self) -> CleanUpFailing | None:
+        """Since when old backups are not deleted, and why; None if the newest clean-up ended well."""
+        return None if self._clean_up is None else self._clean_up.failing
 
     @property
     def epoch(self) -> int:
@@ -405,7 +412,7 @@ class Reign:
         assert self._checkpoints is not None  # noqa: S101 - opened before
         # The driver deletes for all tasks, as containers upload for theirs.
         self._executor.raise_cap(self._config.container.commit_pool_threads(identity.partitions))
-        clean_up = CleanUp(
+        self._clean_up = clean_up = CleanUp(
             spec=spec,
             partitions=identity.partitions,
             factories=self._factories,

@@ -101,6 +101,21 @@ def test_released_and_void_attempts_are_closed_and_retained_and_open_ones_are_no
     assert closed_attempts(view) == [(1, 1), (1, 4)]
 
 
+def test_a_void_attempt_waits_while_too_many_retained_commits_are_older() -> None:
+    def void(number: int) -> VoidRecord:
+        return VoidRecord(epoch=1, attempt_epoch=1, attempt=number, reason="timeout")
+
+    kept = [record for number in range(1, 101) for record in (attempt(number), commit(number))]
+    view = view_of(attempt(0), void(0), *kept, attempt(101), void(101))
+
+    assert closed_attempts(view) == [(1, 0)]
+    view.fold(view.next_position, ReleaseRecord(positions=[4, 6, 8], epoch=1))
+    assert closed_attempts(view) == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    older = [position for position in view.commits if position != view.last_commit_position][:-60]
+    view.fold(view.next_position, ReleaseRecord(positions=older, epoch=1))
+    assert closed_attempts(view)[-1] == (1, 101)
+
+
 def test_a_commit_that_landed_before_its_void_is_not_closed() -> None:
     view = view_of(
         attempt(1),

@@ -167,7 +167,7 @@ async def test_a_release_that_fails_by_a_foreign_error_is_told_and_made_up_for(
         for number in range(3):
             await commit(task, number)
             await task.wait()
-        assert "clean-up is put off until after the next commit" in caplog.text
+        assert "clean-up failed and will be repeated" in caplog.text
         assert "ForeignError" in caplog.text
         held.log_error = lambda r: None
         held.cleaned.clear()
@@ -194,7 +194,7 @@ async def test_a_clean_up_that_fails_is_a_warning_with_all_that_its_backends_say
             await task.wait()
     told = [(r.levelname, r.getMessage()) for r in caplog.records if "clean-up" in r.getMessage()]
     assert told[:2] == [
-        ("WARNING", f"clean-up is put off until after the next commit: task={TASK} error={error}")
+        ("WARNING", f"clean-up failed and will be repeated: task={TASK} error={error}")
         for error in ("the place is away; backend=held store=s", "so is this")
     ]
 

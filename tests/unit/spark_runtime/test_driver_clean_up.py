@@ -23,6 +23,7 @@ from statekeep.checkpoint.records import (
     VoidRecord,
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.commit.clean_up_failures import CleanUpFailing
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
@@ -367,6 +368,7 @@ async def test_a_clean_up_that_fails_for_an_hour_is_an_error_and_an_event(
             rig.clock.advance(minutes * 60)
             await clean_up.run()
         assert (alarms(), events) == ([], [])
+        assert clean_up.failing == CleanUpFailing(59, "OSError: no such place")
         rig.clock.advance(60)
         await clean_up.run()
         await clean_up.run()
@@ -376,3 +378,4 @@ async def test_a_clean_up_that_fails_for_an_hour_is_an_error_and_an_event(
     await clean_up.run()
     assert rig.state_blobs() == []
     assert [kind for kind, _ in events] == ["clean-up-failing", "clean-up"]
+    assert clean_up.failing is None
