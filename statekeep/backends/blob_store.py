@@ -3,6 +3,7 @@
 Source: Samza 1.8 SEP-29 (``BlobStoreManager``).
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,22 @@ class BlobStoreManager(ABC):
     @abstractmethod
     async def list(self, prefix: str) -> Sequence[str]:
         """Return the ids of all blobs whose name begins with ``prefix``, sorted by name."""
+
+    async def list_folders(self, prefix: str) -> Sequence[str]:
+        """Return the folders directly below ``prefix``, sorted.
+
+        Those are the parts of blobs' names between it and the next slash. Reads no more than that
+        where the store can tell it: a folder may hold any number of blobs. A folder that is not there,
+        or not any more, may be among them. This one lists the blobs: to be overridden.
+
+        Args:
+            prefix: Ends with a slash.
+        """
+        # What stands before the name in an id, such as a root, may look like the prefix too.
+        form = re.compile(rf"(?={re.escape(prefix)}([^/]+)/)")
+        return sorted(
+            {name for blob_id in await self.list(prefix) for name in form.findall(blob_id)}
+        )
 
     async def remove_unfinished(  # noqa: B027 - most stores keep nothing of such a put
         self, prefix: str, is_closed: Callable[[str], bool]

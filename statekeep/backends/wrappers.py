@@ -81,6 +81,10 @@ class WrappedBlobStoreManager(BlobStoreManager):
         return await self._around("list", prefix, lambda: self._inner.list(prefix))
 
     @override
+    async def list_folders(self, prefix: str) -> Sequence[str]:
+        return await self._around("list", prefix, lambda: self._inner.list_folders(prefix))
+
+    @override
     async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         await self._around(
             "remove_unfinished", prefix, lambda: self._inner.remove_unfinished(prefix, is_closed)

@@ -143,6 +143,15 @@ class BackupPlaceTests:
         assert list(await manager.list("nothing/here/")) == []
 
     @pytest.mark.asyncio
+    async def test_folders_are_told_one_level_at_a_time(self, manager: BlobStoreManager) -> None:
+        names = ["a/1-1/x", "a/1-1/sub/y", "a/1-10/x", "a/plain", "ab/z"]
+        for name in names:
+            await manager.put(name, b"1", METADATA)
+        assert list(await manager.list_folders("a/")) == ["1-1", "1-10"]
+        assert list(await manager.list_folders("a/1-1/")) == ["sub"]
+        assert list(await manager.list_folders("nothing/here/")) == []
+
+    @pytest.mark.asyncio
     async def test_a_deleted_blob_is_gone(self, manager: BlobStoreManager, tmp_path: Path) -> None:
         kept = await manager.put("a/kept", b"2", METADATA)
         blob_id = await manager.put("a/1", b"1", METADATA)

@@ -132,6 +132,11 @@ class ObjectsInMemory(ObjectClient):
         return [name for name in tuple(self.objects) if name.startswith(prefix)]
 
     @override
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        found = (name.removeprefix(prefix).partition("/") for name in self.list(prefix))
+        return list({folder for folder, slash, _ in found if slash})
+
+    @override
     def close(self) -> None:
         self.closed_count += 1
 

@@ -73,8 +73,8 @@ class BlobCheckpointStore(CheckpointStore):
     @override
     async def attempts(self) -> Collection[tuple[int, int]]:
         await self._blobs.init()
-        blob_ids = await self._blobs.list(f"{self._scope}/checkpoints/")
-        found = (_ATTEMPT.fullmatch(blob_id.split("/")[-3]) for blob_id in blob_ids)
+        folders = await self._blobs.list_folders(f"{self._scope}/checkpoints/")
+        found = map(_ATTEMPT.fullmatch, folders)
         return {(int(match[1]), int(match[2])) for match in found if match}
 
     @override

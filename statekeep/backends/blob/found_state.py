@@ -1,6 +1,4 @@
-"""Logs of a job, and blobs of a task whose log nobody knows: found by their names."""
-
-import re
+"""Logs of a job, and blobs of a task whose log nobody knows: found by their names, folder by folder."""
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.names import job_prefix
@@ -16,18 +14,22 @@ async def find_state(manager: BlobStoreManager, task: TaskIdentity) -> str | Non
         RetriableError: The service may answer later.
     """
     await manager.init()
-    prefix = job_prefix(task.job_name)
+    begin = job_prefix(task.job_name)
+    job, _, state = begin.rpartition("/")
     below = "/".join(map(escape_name, (task.operator, task.task_name)))
-    form = re.compile(rf"{re.escape(prefix)}[^/]+/[^/]+/{re.escape(below)}/")
-    for blob_id in await manager.list(prefix):
-        match = form.search(blob_id)
-        if match is not None:
-            return match[0]
+    for uid in await manager.list_folders(f"{job}/"):
+        if not uid.startswith(state):
+            continue
+        for backend in await manager.list_folders(f"{job}/{uid}/"):
+            prefix = f"{job}/{uid}/{backend}/{below}/"
+            # A folder may be left of blobs that were deleted.
+            if await manager.list_folders(prefix) and await manager.list(prefix):
+                return prefix
     return None
 
 
 async def find_task_logs(manager: BlobStoreManager, job_name: str, operator: str) -> list[str]:
-    """Return the tasks of a job in plain Python that have records of a log, sorted.
+    """Return the tasks of a job in plain Python that have a log, sorted.
 
     Raises:
         ConfigError: The place refuses us.
@@ -35,7 +37,9 @@ async def find_task_logs(manager: BlobStoreManager, job_name: str, operator: str
     """
     await manager.init()
     prefix = f"{escape_name(job_name)}/{escape_name(operator)}/"
-    form = re.compile(rf"{re.escape(prefix)}([^/]+)/log/[^/]+$")
-    found = (form.search(blob_id) for blob_id in await manager.list(prefix))
-    parts = {match[1] for match in found if match is not None}
-    return sorted(unescape_name(part) for part in parts if is_escaped(part))
+    found = [
+        unescape_name(folder)
+        for folder in await manager.list_folders(prefix)
+        if is_escaped(folder) and "log" in await manager.list_folders(f"{prefix}{folder}/")
+    ]
+    return sorted(found)

@@ -11,7 +11,7 @@ from azure.core import MatchConditions
 from azure.core import exceptions as azure_errors
 from azure.core.credentials import TokenCredential
 from azure.core.pipeline.transport import RequestsTransport
-from azure.storage.blob import BlobBlock, BlobClient, BlobProperties, ContainerClient
+from azure.storage.blob import BlobBlock, BlobClient, BlobPrefix, BlobProperties, ContainerClient
 from requests.adapters import HTTPAdapter
 from typing_extensions import override
 
@@ -186,6 +186,17 @@ class AzureClient(ObjectClient):
             )
             return [
                 str(blob.name).removeprefix(self._prefix) for blob in found if not _is_folder(blob)
+            ]
+
+    @override
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        begin = f"{self._prefix}{prefix}"
+        with self._mapped(prefix):
+            found = self._container.walk_blobs(name_starts_with=begin, delimiter="/")
+            return [
+                str(entry.name).removeprefix(begin).rstrip("/")
+                for entry in found
+                if isinstance(entry, BlobPrefix)
             ]
 
     @override

@@ -136,6 +136,10 @@ class FsspecBlobStoreManager(BlobStoreManager):
         return sorted(await self._run(prefix, self._open_place().list, prefix))
 
     @override
+    async def list_folders(self, prefix: str) -> Sequence[str]:
+        return sorted(await self._run(prefix, self._open_place().list_folders, prefix))
+
+    @override
     async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         await self._run(prefix, self._open_place().remove_unfinished, prefix, is_closed)
 

@@ -92,6 +92,13 @@ class LocalPlace:
         """Return the names that begin with ``prefix``."""
         return [name for name in self._files(prefix) if unfinished_name(name) is None]
 
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """See `BlobStoreManager.list_folders`."""
+        try:
+            return [path.name for path in (self._root / prefix).iterdir() if path.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         """See `BlobStoreManager.remove_unfinished`."""
         for name in self._files(prefix):

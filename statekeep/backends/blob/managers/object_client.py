@@ -140,6 +140,10 @@ class ObjectClient(ABC):
         """Return the names that begin with ``prefix``, in any order."""
 
     @abstractmethod
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """See `BlobStoreManager.list_folders`; in any order."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close connections. Idempotent."""
 

@@ -165,6 +165,11 @@ class ObjectBlobStoreManager(BlobStoreManager):
         return sorted(await self._requests.run("list", prefix, 0, self._open_client().list, prefix))
 
     @override
+    async def list_folders(self, prefix: str) -> Sequence[str]:
+        list_folders = self._open_client().list_folders
+        return sorted(await self._requests.run("list", prefix, 0, list_folders, prefix))
+
+    @override
     async def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         client, run = self._open_client(), self._requests.run
         try:

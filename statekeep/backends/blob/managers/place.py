@@ -60,6 +60,10 @@ class Place(Protocol):
         """Return the names that begin with ``prefix``, in any order."""
         ...
 
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """See `BlobStoreManager.list_folders`; in any order."""
+        ...
+
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         """See `BlobStoreManager.remove_unfinished`."""
         ...

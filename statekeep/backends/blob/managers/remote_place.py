@@ -1,6 +1,6 @@
 """Blobs on any filesystem that fsspec knows, except the local one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -79,6 +79,13 @@ class RemotePlace:
             return self._names(cast("list[str]", self._fs.find(self._directory(prefix))), prefix)
         return []
 
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """See `BlobStoreManager.list_folders`."""
+        directory = self._directory(prefix)
+        with suppress(FileNotFoundError):
+            return _folders(self._entries(directory), directory)
+        return []
+
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         """Do nothing: what an unfinished write leaves is the filesystem's."""
 
@@ -123,6 +130,12 @@ class RemotePlace:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def _folders(entries: Iterable[Mapping[str, Any]], directory: str) -> Sequence[str]:
+    """Return the names of what is a directory and not the listed one, which some stores list too."""
+    names = (str(entry["name"]).rstrip("/") for entry in entries if entry["type"] == "directory")
+    return [name.rpartition("/")[2] for name in names if name != directory]
 
 
 def _has_own_find(filesystem: object) -> bool:

@@ -211,6 +211,17 @@ class S3Client(ObjectClient):
             ]
 
     @override
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        pages = self._s3.get_paginator("list_objects_v2")
+        begin = f"{self._prefix}{prefix}"
+        with self._mapped(prefix):
+            return [
+                str(entry["Prefix"]).removeprefix(begin).rstrip("/")
+                for page in pages.paginate(Bucket=self._bucket, Prefix=begin, Delimiter="/")
+                for entry in page.get("CommonPrefixes", ())
+            ]
+
+    @override
     def close(self) -> None:
         self._s3.close()
 

@@ -102,6 +102,14 @@ class SftpPlace:
         """Return the names that begin with ``prefix``."""
         return [name for name in self._files(prefix) if unfinished_name(name) is None]
 
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """See `BlobStoreManager.list_folders`."""
+        with self._connection() as connection, suppress(FileNotFoundError):
+            entries = connection.fs.ls(connection.path(prefix.rpartition("/")[0]), detail=True)
+            folders = (str(entry["name"]) for entry in entries if entry["type"] == "directory")
+            return [folder.rpartition("/")[2] for folder in folders]
+        return []
+
     def remove_unfinished(self, prefix: str, is_closed: Callable[[str], bool]) -> None:
         """See `BlobStoreManager.remove_unfinished`."""
         for name in self._files(prefix):
