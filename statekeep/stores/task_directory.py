@@ -7,9 +7,10 @@ file orders those steps that look before they act.
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -25,6 +26,7 @@ from statekeep.errors import (
     VersionDamagedError,
 )
 from statekeep.fault_points import fault_point
+from statekeep.stores.boot_mark import BootMark
 from statekeep.stores.change_set import CHANGES_SUFFIX, OUTPUT_FILE, ChangeSet
 from statekeep.stores.local_files import explained_errors, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
@@ -294,13 +296,16 @@ class TaskDirectory:
 
         Returns:
             None if the version cannot be made of what is here. What cannot be read, or is not
-            whole by names and sizes, counts as not here; contents are not compared.
+            whole by names and sizes, counts as not here. Contents are compared only once after each
+            start of the host.
 
         Raises:
             ConfigError: What is here is another user's.
         """
         if not self._is_there():
             return None if version is not None else VersionPath(None, ())
+        if held is None:
+            self._check_since_boot(stores)
         steps: list[ChangeSet] = []
         images: list[tuple[VersionId, int]] = []
         at = version
@@ -434,10 +439,47 @@ class TaskDirectory:
         return self.root / SUSPECT_FILE
 
     def _make_root(self) -> None:
+        is_new = not self.root.exists()
         if self._local_dir is None:
             self.root.mkdir(parents=True, exist_ok=True)
         else:
             make_private(self._local_dir, *self.root.relative_to(self._local_dir).parts)
+        if is_new:
+            BootMark(self.root).write()
+
+    def _check_since_boot(self, stores: Sequence[StoreName]) -> None:
+        """Set aside what was damaged by a stop of the host; once after each start of it.
+
+        Processes that do it at once all do it.
+        """
+        mark = BootMark(self.root)
+        if mark.is_current:
+            return
+        logger.info("local versions are read once, the host was started: directory=%s", self.root)
+        checks: list[tuple[Path, Callable[[], None]]] = [
+            (self.root / str(version), partial(self._verify_image, version))
+            for version in self.versions()
+        ]
+        checks += [
+            (changes.directory, partial(changes.verify, stores))
+            for version in self.change_sets()
+            if (changes := self._change_set(version)) is not None
+        ]
+        for directory, check in checks:
+            try:
+                check()
+            except VersionDamagedError:
+                logger.exception("local version is damaged and set aside: path=%s", directory)
+                self.set_aside(directory)
+            except UnknownFormatError:
+                continue  # whoever wants it is told
+        with explained_errors(self.root):
+            mark.write()
+
+    def _verify_image(self, version: VersionId) -> None:
+        image = self.find(version)
+        if image is not None:
+            image.verify()
 
     def _is_there(self) -> bool:
         """Tell whether the root is there; ConfigError if another user has a hand in it."""

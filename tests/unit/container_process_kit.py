@@ -13,7 +13,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.spark.container.handshake import CONTAINER, TASK, is_proof, job_key, proof
-from statekeep.spark.container.place import ContainerPlace, ContainerSpec
+from statekeep.spark.container.place import NO_JVM, ContainerPlace, ContainerSpec
 from statekeep.spark.container.protocol import (
     HandOver,
     Hello,
@@ -44,7 +44,7 @@ def spec_in(root: Path, **settings: str) -> ContainerSpec:
         local_dir=str(root / "local"),
         app_id="app",
         executor_id="1",
-        jvm_pid=1,
+        jvm_pid=NO_JVM,
         python_path=[str(Path(statekeep.__file__).parents[1])],
     )
 

@@ -89,7 +89,7 @@ from statekeep.errors import (
     UnknownFormatError,
 )
 from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.place import ContainerSpec
+from statekeep.spark.container.place import NO_JVM, ContainerSpec
 from statekeep.spark.container.protocol import (
     Candidate,
     Done,
@@ -681,7 +681,7 @@ def spark_decoders(outbox: Path) -> Sequence[Decoder]:
         local_dir="/tmp/x",  # noqa: S108
         app_id="app",
         executor_id="1",
-        jvm_pid=1,
+        jvm_pid=NO_JVM,
         local_name="job",
         python_path=[],
     )

@@ -15,6 +15,9 @@ from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.stores.private_directories import make_private
 
+NO_JVM: Final = 0
+"""No process has this id."""
+
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """What a container is started with; JSON on its standard input, and never on disk."""
@@ -33,6 +36,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     app_id: str
     executor_id: str
     jvm_pid: int
+    """`NO_JVM` if there is none whose end would have to be seen."""
     python_path: list[str]
 
     @override

@@ -20,7 +20,7 @@ from statekeep.spark.container.handshake import (
     proof,
 )
 from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.place import ContainerPlace
+from statekeep.spark.container.place import NO_JVM, ContainerPlace
 from statekeep.spark.container.protocol import (
     MAX_GREETING_BYTES,
     NOT_ADMITTED,
@@ -397,7 +397,7 @@ class ContainerServer:
 
 def _watch(pid: int, on_exit: Callable[[], None]) -> int | None:
     """Call ``on_exit`` once process ``pid`` has ended; return the descriptor to close."""
-    if pid <= 1:
+    if pid == NO_JVM:
         return None
     try:
         descriptor = os.pidfd_open(pid)

@@ -4,6 +4,11 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final
+
+from statekeep.spark.container.place import NO_JVM
+
+_PROC: Final = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,33 +18,44 @@ class ExecutorIdentity:
     executor_id: str
     """As Spark numbers executors; ``driver`` in a local master."""
     jvm_pid: int
-    """Process id of the executor's JVM; 1 if no JVM is among the ancestors."""
+    """Process id of the executor's JVM, which is 1 in an image without an init process; `NO_JVM` if
+    no JVM is among the ancestors."""
 
 
 @cache
 def executor_identity() -> ExecutorIdentity:
     """Find the executor among the ancestors of this process (worker, daemon, JVM)."""
-    pid = os.getppid()
-    while pid > 1:
-        command = _command(pid)
+    return find_executor(os.getppid())
+
+
+def find_executor(pid: int, proc: Path = _PROC) -> ExecutorIdentity:
+    """Find the executor: a process, or one of its ancestors.
+
+    Args:
+        pid: Where to begin.
+        proc: What the kernel tells of its processes.
+    """
+    while pid > 0:
+        command = _command(proc, pid)
         if command and Path(command[0]).name == "java":
             return ExecutorIdentity(_argument(command, "--executor-id") or "driver", pid)
-        pid = _parent(pid)
-    return ExecutorIdentity("driver", 1)
+        pid = _parent(proc, pid)
+    return ExecutorIdentity("driver", NO_JVM)
 
 
-def _command(pid: int) -> list[str]:
+def _command(proc: Path, pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except FileNotFoundError:
         return []
 
 
-def _parent(pid: int) -> int:
+def _parent(proc: Path, pid: int) -> int:
+    """Return the parent of a process; 0 for process 1."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
+        status = (proc / str(pid) / "stat").read_text()
     except FileNotFoundError:
-        return 1
+        return 1 if pid > 1 else 0  # it has just ended: its children are given to process 1
     return int(status.rpartition(")")[2].split()[1])
 
 
