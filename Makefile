@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup pins audit fmt lint types test test-long integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth chaos docs-check wheel-test ci
+.PHONY: help setup pins audit fmt lint types test test-long integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth chaos docs wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -73,8 +73,9 @@ chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|s
 	@PYTHONPATH=tests $(VENV)/python -m chaos --seed $(SEED) --runs $(RUNS) --backends $(BACKENDS) --level $(LEVEL) \
 		$(if $(REPLAY),--replay $(REPLAY)) $(ARGS)
 
-docs-check: setup  ## Links, code and commands in the documents
+docs: setup  ## Check links, code and commands of the documents, and build the site in .site
 	$(VENV)/python scripts/check_docs.py
+	$(VENV)/python scripts/build_docs.py
 
 wheel-test: setup  ## Build the wheel; import and test it in a clean environment elsewhere
 	$(VENV)/python scripts/wheel_test.py

@@ -1,4 +1,4 @@
-"""Somebody who follows docs/migration.md to the letter, for tests of the page."""
+"""Somebody who follows docs/how-to/move-state.md to the letter, for tests of the page."""
 
 import re
 import runpy
@@ -11,7 +11,7 @@ import pytest
 
 from statekeep.cli import app
 
-PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "move-state.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^## ([^\n]+)$|^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STEPS = ["Step 1", "Step 2", "Step 3", "Step 4"]
 

@@ -1,6 +1,6 @@
 """What the log of a task says, read by the verifier's own means.
 
-Shares no code with the runtime: the bytes are taken apart as ``docs/formats.md`` describes them,
+Shares no code with the runtime: the bytes are taken apart as ``docs/reference/formats.md`` describes them,
 and what they add up to is found out anew, rule by rule.
 """
 

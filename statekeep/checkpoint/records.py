@@ -1,7 +1,7 @@
 """The records of the job log, and how one record stands in bytes.
 
 Every record is JSON in a frame (`statekeep.checkpoint.framing`); its kind is the record's type.
-``docs/formats.md`` has the tables. Unknown fields are ignored, an unknown type or format version is
+``docs/reference/formats.md`` has the tables. Unknown fields are ignored, an unknown type or format version is
 an error: a log that a newer statekeep wrote is not guessed at.
 """
 

@@ -1,6 +1,6 @@
 """Checkpoints in Samza's JSON, and what a container writes for one task of an attempt.
 
-Source: Samza 1.8 ``CheckpointV2Serde``; ``docs/formats.md`` has the tables.
+Source: Samza 1.8 ``CheckpointV2Serde``; ``docs/reference/formats.md`` has the tables.
 Unlike Samza's own reader, a stream name may hold dots: the system of an input offset's key ends at
 the first dot, the partition begins after the last one.
 """

@@ -1,4 +1,4 @@
-"""What the commands exit with; ``docs/cli.md`` has the table."""
+"""What the commands exit with; ``docs/reference/cli.md`` has the table."""
 
 from enum import IntEnum
 

@@ -123,7 +123,7 @@ def migrate(
     """Copy the state of a stopped job to another backend.
 
     Makes a new commit, equal to the newest one but for the markers that are added: the next start
-    finds those of both. If the job runs, it is fenced. docs/migration.md has the way for a job that must not stop.
+    finds those of both. If the job runs, it is fenced. docs/how-to/move-state.md has the way for a job that must not stop.
     """
     settings = read_config(config, setting, set_file, location)
     if not is_sure:

@@ -1,4 +1,4 @@
-"""Writes ``docs/configuration.md`` from the definition of the settings.
+"""Writes ``docs/reference/settings.md`` from the definition of the settings.
 
 ``python -m statekeep.config.document`` writes the file; with ``--check`` it changes nothing and
 exits with 1 if the file is out of date.
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the page and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m statekeep.config.document")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    parser.add_argument("path", nargs="?", type=Path, default=Path("docs/configuration.md"))
+    parser.add_argument("path", nargs="?", type=Path, default=Path("docs/reference/settings.md"))
     options = parser.parse_args(arguments)
     path: Path = options.path
     text = render()

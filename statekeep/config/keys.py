@@ -1,7 +1,7 @@
 """Every setting that there is: the one definition of names, types, defaults and their reasons.
 
 The fields of `statekeep.config.model`, the checks of `statekeep.config.load` and the table in
-``docs/configuration.md`` all come from here.
+``docs/reference/settings.md`` all come from here.
 """
 
 from types import MappingProxyType
@@ -135,7 +135,7 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "stores.<store>.msg.serde": "stores hold bytes; the schema of the state says what they mean",
         "stores.<store>.object.cache.size": "there is no cache of objects in front of a store",
         "stores.<store>.rocksdb.ttl.ms": "the engine would drop keys and no backup would hear of "
-        "it; delete what has expired, as `docs/kafka.md` shows",
+        "it; delete what has expired, as `docs/reference/kafka.md` shows",
         "stores.<store>.side.inputs": "there are no side inputs; join the input in the query",
         "stores.<store>.side.inputs.processor.factory": "there are no side inputs; join the input "
         "in the query",

@@ -81,7 +81,7 @@ def _refuse(written: str, pattern: str, source: str, store: str = STORE_HOLE) ->
         raise ConfigError(
             f"unknown setting: key={written} source={source}",
             key=written,
-            hint="docs/configuration.md lists every setting",
+            hint="docs/reference/settings.md lists every setting",
         )
     raise ConfigError(
         f"unknown setting: key={written} nearest={nearest[0]} source={source}",

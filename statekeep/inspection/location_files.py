@@ -69,7 +69,7 @@ def open_location(uri: str) -> LocationFiles:
     except (ImportError, ValueError, TypeError, RuntimeError, OSError) as exc:
         raise ConfigError(
             f"no filesystem for the checkpoint location: location={shown}",
-            hint=f"{redact(str(exc), is_secret=False)}. docs/cli.md says which package reaches "
+            hint=f"{redact(str(exc), is_secret=False)}. docs/reference/cli.md says which package reaches "
             "which filesystem; each has its own settings for addresses and credentials",
         ) from exc
     scheme = urlsplit(uri).scheme

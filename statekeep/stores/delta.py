@@ -14,7 +14,7 @@ Records apply in order; of two records of one key the later one holds. The CRC o
 goes on from that of the block before (the first from 0), and that of the end from the last one and
 then the header's, so that blocks cannot be left out, swapped or taken from another file unseen.
 
-``docs/formats.md`` has the tables.
+``docs/reference/formats.md`` has the tables.
 """
 
 import struct

@@ -1,6 +1,6 @@
 """The conformance kit for state backends: subclass `StateBackendTests` and fill in its hooks.
 
-``docs/writing-a-backend.md`` shows how. The tests drive a backend as a container does
+``docs/how-to/write-a-backend.md`` shows how. The tests drive a backend as a container does
 (`statekeep.testing.backend_harness`), and look at its storage through hooks that must not use the
 code under test.
 """

@@ -121,7 +121,7 @@ class Totals(StatefulProcessor):
 
     @override
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._total = handle.getValueState("totals", "total long")
+        self._total = handle.getValueState("total", "total long")
 
     @override
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:

@@ -1,4 +1,4 @@
-"""A query on Spark that moves from a blob store to HDFS's files, step by step, as docs/migration.md says."""
+"""A query on Spark that moves from a blob store to HDFS's files, step by step, as docs/how-to/move-state.md says."""
 
 import shutil
 from collections.abc import Mapping

@@ -125,7 +125,7 @@ def header_of(data: bytes) -> dict[str, Any]:
 
 
 def records_of(data: bytes) -> list[tuple[bytes, bytes | None]]:
-    """Take a file that is not compressed apart, by `docs/formats.md`."""
+    """Take a file that is not compressed apart, by `docs/reference/formats.md`."""
     offset = 20 + struct.unpack_from("<I", data, 12)[0]
     records: list[tuple[bytes, bytes | None]] = []
     while (stored := struct.unpack_from("<I", data, offset)[0]) != 0xFFFFFFFF:

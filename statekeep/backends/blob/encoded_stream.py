@@ -1,6 +1,6 @@
 """Compressed and encrypted streams: frames, each authenticated with its place in the stream.
 
-``docs/formats.md`` has the layout. A stream may be cut between any two frames and stored in several
+``docs/reference/formats.md`` has the layout. A stream may be cut between any two frames and stored in several
 blobs. What is encrypted cannot be changed, cut off, repeated, put into another order or taken from
 another place unseen:
 

@@ -16,7 +16,7 @@ class QueryEvent:
     """One thing that happened."""
 
     kind: str
-    """One of those that ``docs/formats.md`` lists under "Progress events"."""
+    """One of those that ``docs/reference/formats.md`` lists under "Progress events"."""
     time_ms: int
     """Wall clock of the driver; a label."""
     details: dict[str, Any] = field(default_factory=dict[str, Any])

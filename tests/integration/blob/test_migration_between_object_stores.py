@@ -1,4 +1,4 @@
-"""The walk-through in docs/migration.md between object stores: nothing of the old place is needed."""
+"""The walk-through in docs/how-to/move-state.md between object stores: nothing of the old place is needed."""
 
 from pathlib import Path
 

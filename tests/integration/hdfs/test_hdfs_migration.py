@@ -1,4 +1,4 @@
-"""The walk-through in docs/migration.md to a real HDFS, and away from it."""
+"""The walk-through in docs/how-to/move-state.md to a real HDFS, and away from it."""
 
 import uuid
 from pathlib import Path

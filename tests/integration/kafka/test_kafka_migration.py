@@ -1,4 +1,4 @@
-"""The walk-through in docs/migration.md from Kafka to a blob store, and from a blob store to Kafka."""
+"""The walk-through in docs/how-to/move-state.md from Kafka to a blob store, and from a blob store to Kafka."""
 
 import uuid
 from pathlib import Path

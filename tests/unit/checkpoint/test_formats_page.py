@@ -1,4 +1,4 @@
-"""The samples in docs/formats.md are what the code reads."""
+"""The samples in docs/reference/formats.md are what the code reads."""
 
 import io
 import re
@@ -20,7 +20,7 @@ from statekeep.stores.delta import DeltaHeader, DeltaReader
 from statekeep.stores.version import SealManifest
 from statekeep.testing.executor import SerialExecutor
 
-PAGE = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text()
 SAMPLES = [
     text.encode() for text in re.findall(r"```text\n(statekeep 1 .*?)\n```", PAGE, re.DOTALL)
 ]

@@ -1,4 +1,4 @@
-"""What people read about the commands: the help, on a terminal of 80 columns, and docs/cli.md."""
+"""What people read about the commands: the help, on a terminal of 80 columns, and docs/reference/cli.md."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from cli_kit import CommandLine
 from statekeep.cli.app import app
 from statekeep.cli.exit_status import ExitStatus
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 def groups(app: typer.Typer, *path: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The walk-through in docs/migration.md: its code, settings and commands, run step by step."""
+"""The walk-through in docs/how-to/move-state.md: its code, settings and commands, run step by step."""
 
 import runpy
 import shlex

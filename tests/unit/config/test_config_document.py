@@ -7,7 +7,7 @@ import pytest
 from statekeep.config.document import main, render
 from statekeep.config.keys import KEYS, UNSUPPORTED
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 
 
 def test_the_page_in_the_repository_is_up_to_date() -> None:
@@ -41,6 +41,6 @@ def test_a_page_that_is_out_of_date_fails_the_check_and_is_left_alone(
 
 
 def test_a_page_that_was_just_written_passes_the_check(tmp_path: Path) -> None:
-    page = tmp_path / "docs" / "configuration.md"
+    page = tmp_path / "docs" / "reference" / "settings.md"
     assert main([str(page)]) == 0
     assert main(["--check", str(page)]) == 0

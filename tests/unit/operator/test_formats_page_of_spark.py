@@ -1,4 +1,4 @@
-"""The samples in docs/formats.md of what driver, tasks and containers tell each other."""
+"""The samples in docs/reference/formats.md of what driver, tasks and containers tell each other."""
 
 import json
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.spark.container.protocol import HandOver, decode_request, encode
 from statekeep.spark.worker.job_spec import Receipt
 
-PAGE = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text()
 
 
 def sample_below(heading: str) -> str:

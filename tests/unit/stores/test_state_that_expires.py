@@ -8,7 +8,7 @@ from typing import Any
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.stores.memory import MemoryStore
 
-PAGE = Path(__file__).parents[3] / "docs" / "kafka.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "kafka.md"
 HOUR = 3600
 
 

@@ -1,0 +1,107 @@
+"""The how-to pages on a query that has run: their commands in the order of the pages, and new jobs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages_kit import block, blocks, commands
+from pyspark.sql import DataFrame, SparkSession
+from reader_kit import START, Reader, run_command
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+
+READ = "docs/how-to/read-state.md"
+SINKS = "docs/how-to/sinks.md"
+PANDAS = "docs/coming-from/apply-in-pandas-with-state.md"
+
+
+@pytest.fixture
+def reader(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    monkeypatch.chdir(tmp_path)
+    return Reader(spark, tmp_path)
+
+
+def goes_on(reader: Reader, capsys: pytest.CaptureFixture[str], **settings: str) -> None:
+    """Start the query of a new job at its own location, and compare state with input."""
+    before = reader.names
+    name = settings["job.name"]
+    reader.names = before | {
+        "settings": before["settings"] | settings,
+        "path": str(reader.directory / "checkpoints" / name),
+    }
+    _, mark, start_of_query = START.partition("totals = sk")
+    delivered, expected = dict(reader.delivered), dict(reader.expected)
+    reader.process(mark + start_of_query)
+    assert reader.state(capsys) == reader.expected
+    number = len(list((reader.directory / "in").iterdir())) - 1
+    (reader.directory / "in" / f"{number:03d}.parquet").unlink()  # the old job has not seen it
+    reader.names, reader.delivered, reader.expected = before, delivered, expected
+
+
+def test_a_job_is_watched_kept_copied_and_rescaled_as_the_pages_say(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader.names["path"] = str(reader.directory / "checkpoints" / "totals")
+    reader.process(START)
+    reader.run(block("docs/how-to/operate.md", "Watch", "python"))
+    assert "CommitSummary" in capsys.readouterr().out
+    reader.write_properties()
+
+    def run(page: str, heading: str | None = None) -> None:
+        for line in commands(f"docs/how-to/{page}.md", heading):
+            if line.startswith("statekeep "):
+                here = line.replace("/mnt/checkpoints", str(reader.directory / "checkpoints"))
+                run_command(here, monkeypatch, capsys)
+
+    run("choose-a-backend")
+    run("operate")
+    run("savepoints", "While the job runs")
+    run("savepoints", "While the job is stopped")
+    run("savepoints", "A new job from a savepoint")
+    run("rescale")
+    goes_on(reader, capsys, **{"job.name": "totals-copy"})
+    goes_on(reader, capsys, **{"job.name": "totals-8", "task.count": "8"})
+    run("savepoints", "Drop it")
+
+
+def test_the_state_of_a_query_without_settings_is_read(
+    reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader.names["path"] = str(reader.directory / "checkpoints" / "totals")
+    lines = block("docs/coming-from/transform-with-state.md", "", "diff").splitlines()
+    program = "\n".join(line[1:] for line in lines if not line.startswith("-"))
+    reader.process(program.replace(".option(", '.queryName("totals").option('))
+    reader.run(block(READ, "A query without settings", "python"))
+    assert reader.state(capsys) == reader.expected
+
+
+def test_a_function_of_pandas_frames_becomes_a_class_as_printed(reader: Reader) -> None:
+    rows: dict[int, int] = {}
+
+    def write(frame: DataFrame, _: int) -> None:
+        rows.update({row.id: row.n for row in frame.collect()})
+
+    reader.add_batch()
+    reader.names["write"] = write
+    for program in blocks(PANDAS, "", "python"):
+        reader.run(program)
+    query: Any = reader.names["query"]
+    query.processAllAvailable()
+    query.stop()
+    assert rows == dict.fromkeys([0, 1, 2, 3], 1)
+
+
+@pytest.mark.parametrize("heading", ["A driver that was paused", "A directory for each batch"])
+def test_the_functions_for_foreach_batch_run_as_printed(
+    reader: Reader, capsys: pytest.CaptureFixture[str], heading: str
+) -> None:
+    program = block(SINKS, heading, "python").replace("hdfs:///data", str(reader.directory))
+    reader.run(program)
+    reader.add_batch()
+    query = reader.run(START)["query"]
+    query.processAllAvailable()
+    query.stop()
+    if heading == "A driver that was paused":
+        assert capsys.readouterr().out.split()[2:] == ["1", "0"]
+    else:
+        assert list((reader.directory / "totals" / "batch=0").glob("*.parquet"))

@@ -1,0 +1,143 @@
+"""README.md and the pages in docs/: every program, setting and command on them is tested."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages_kit import PAGES, ROOT, commands, printed, text_of
+from typer.core import TyperGroup
+from typer.main import get_command
+
+import statekeep
+from statekeep.cli.app import app
+from statekeep.commit.metrics import COUNTERS, GAUGES, TIMERS
+from statekeep.config.load import load_properties
+
+PARSED = "scripts/check_docs.py"
+"""Needs what no test machine has, such as a database, or has holes: its syntax is checked."""
+ON_SPARK = "tests/spark/test_pages_on_spark.py"
+README = "tests/spark/test_readme_on_spark.py"
+START = "tests/spark/test_start_page.py"
+MIGRATION = "tests/unit/cli/test_migration_page.py"
+BACKEND = "docs/how-to/write-a-backend.md"
+PROGRAMS = {
+    "README.md": {("Use it", README)},
+    "docs/start.md": {("A first job", START), ("Look at the state", START)},
+    "docs/how-to/read-state.md": {
+        ("", README),
+        ("Print it", README),
+        ("A query without settings", ON_SPARK),
+    },
+    "docs/how-to/operate.md": {("Watch", ON_SPARK)},
+    "docs/how-to/move-state.md": {
+        ("In short, on Spark", README),
+        ("A job to try it with", MIGRATION),
+    },
+    BACKEND: {
+        ("In short", "tests/conformance/test_tape_backend.py"),
+        ("What you provide", PARSED),
+        ("Proving it", PARSED),
+        ("Only a client: a `BlobStoreManager`", PARSED),
+    },
+    "docs/how-to/sinks.md": {
+        ("A driver that was paused", ON_SPARK),
+        ("Upsert into a database", PARSED),
+        ("A directory for each batch", ON_SPARK),
+    },
+    "docs/coming-from/transform-with-state.md": {("", README)},
+    "docs/coming-from/apply-in-pandas-with-state.md": {("", ON_SPARK)},
+    "docs/reference/kafka.md": {
+        ("Reading topics on Spark", PARSED),
+        ("State that expires", "tests/unit/stores/test_state_that_expires.py"),
+    },
+    "docs/developing/crash-harness.md": {("Fault points in any process", PARSED)},
+}
+"""By page: below which heading a program stands, and what runs it."""
+
+
+def test_it_is_known_what_runs_each_program_of_the_pages() -> None:
+    found = {
+        page: {heading for heading, language, _ in printed(page) if language in {"python", "diff"}}
+        for page in PAGES
+    }
+    assert {page: headings for page, headings in found.items() if headings} == {
+        page: {heading for heading, _ in programs} for page, programs in PROGRAMS.items()
+    }
+    for programs in PROGRAMS.values():
+        for _, test in programs:
+            assert (ROOT / test).is_file(), test
+
+
+SETTINGS = [
+    pytest.param(text, id=f"{page} {heading} {number}")
+    for page in PAGES
+    for number, (heading, language, text) in enumerate(printed(page))
+    if language == "properties" and page != BACKEND  # those name a backend of the reader's own
+]
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_the_settings_of_the_pages_are_accepted(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.properties"
+    path.write_text(text)
+    config = load_properties(path)
+    if config.settings.get("job.name") is not None and config.backend_names():
+        config.check()
+
+
+COMMANDS = sorted({line for page in PAGES for line in commands(page)})
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("statekeep ")])
+def test_the_command_line_knows_the_commands_of_the_pages(line: str) -> None:
+    _, *words = shlex.split(line)
+    command: Any = get_command(app)
+    while isinstance(command, TyperGroup):
+        name, *words = words
+        command = command.commands[name]
+    command.make_context("statekeep", words).close()  # a wrong option or argument raises
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("make ")])
+def test_make_knows_the_targets_of_the_pages(line: str) -> None:
+    dry_run = ["make", "--dry-run", *shlex.split(line)[1:]]
+    assert subprocess.run(dry_run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_every_other_command_of_the_pages_is_known_to_a_test() -> None:
+    others = [line for line in COMMANDS if not line.startswith(("statekeep ", "make "))]
+    assert {line.partition("'")[0] for line in others} == {
+        "pip install ",  # test_readme.py: the extras
+        "pkill -9 -f job.py",  # test_start_page.py
+        "python job.py",  # test_start_page.py, test_migration_page.py
+        "python read.py",  # test_start_page.py
+        "rm -r /tmp/first-job/local",  # test_start_page.py
+        "python -m examples.kafka_consumer --servers broker-1:9092 --topic words --local-dir ./local",
+    }
+
+
+CODE = "\n".join(
+    path.read_text(encoding="utf-8") for path in Path(statekeep.__file__).parent.rglob("*.py")
+)
+ERRORS = re.findall(r"^\| `([^`]+)` \|", text_of("docs/how-to/troubleshoot.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_the_code_raises_the_errors_that_people_look_for(error: str) -> None:
+    assert error in CODE
+
+
+METRICS = [
+    *COUNTERS,
+    *TIMERS,
+    *GAUGES,
+    *re.findall(r'"([a-z]\w+)": ', CODE[CODE.index('"customMetrics": {') :].partition("}")[0])[1:],
+]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_page_of_metrics_has_all_of_them(name: str) -> None:
+    assert f"`{name}`" in text_of("docs/reference/metrics.md")
