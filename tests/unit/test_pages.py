@@ -15,6 +15,7 @@ import statekeep
 from statekeep.cli.app import app
 from statekeep.commit.metrics import COUNTERS, GAUGES, TIMERS
 from statekeep.config.load import load_properties
+from statekeep.config.lookup import find_key
 
 PARSED = "scripts/check_docs.py"
 """Needs what no test machine has, such as a database, or has holes: its syntax is checked."""
@@ -141,3 +142,27 @@ METRICS = [
 @pytest.mark.parametrize("name", METRICS)
 def test_the_page_of_metrics_has_all_of_them(name: str) -> None:
     assert f"`{name}`" in text_of("docs/reference/metrics.md")
+
+
+_KEY = re.compile(
+    r"`((?:job|task|stores|kafka|blob\.store|hdfs\.store|checkpoint\.(?:retain|local)|backends)\.[a-z0-9.<>-]+)(?: = [^`]*)?`"
+)
+_NO_KEYS = {"job.properties", "job.py", "backends.old", "blob.store.<key>", "task.max.in.flight"}
+"""Files, and parts of keys."""
+_OLDER = ("docs/decisions/", "docs/coming-from/samza.md", "docs/reference/settings.md")
+NAMED = sorted(
+    {
+        (page, key)
+        for page in PAGES
+        if not page.startswith(_OLDER)
+        for key in {*_KEY.findall(text_of(page))} - _NO_KEYS
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "key"), NAMED)
+def test_the_settings_that_pages_name_are_known(page: str, key: str) -> None:
+    if key.endswith("."):  # the beginning of keys
+        assert f"`{key}" in text_of("docs/reference/settings.md") or key.startswith("backends.")
+    else:
+        find_key(re.sub(r"<\w+>", "s1", key), page)
