@@ -7,7 +7,7 @@ what it is, whose it is, where it stands, and what stands before it.
 
 Nobody can so forge a record, change one, move it to another position, job or task, or cut one out.
 What whoever can write to the place still can do is to give back an *older whole* log, or none at all:
-`docs/reference/blob-stores.md` says what notices that.
+`docs/how-to/encrypt.md` says what notices that.
 """
 
 import hashlib

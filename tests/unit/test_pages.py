@@ -1,5 +1,6 @@
 """README.md and the pages in docs/: every program, setting and command on them is tested."""
 
+import base64
 import re
 import shlex
 import subprocess
@@ -108,8 +109,15 @@ def test_make_knows_the_targets_of_the_pages(line: str) -> None:
     assert subprocess.run(dry_run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+def test_the_command_for_a_key_prints_one() -> None:
+    (line,) = [line for line in COMMANDS if line.startswith("echo ")]
+    printed_line = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    _, key = printed_line.stdout.split()
+    assert len(base64.b64decode(key, validate=True)) == 32
+
+
 def test_every_other_command_of_the_pages_is_known_to_a_test() -> None:
-    others = [line for line in COMMANDS if not line.startswith(("statekeep ", "make "))]
+    others = [line for line in COMMANDS if not line.startswith(("statekeep ", "make ", "echo "))]
     assert {line.partition("'")[0] for line in others} == {
         "pip install ",  # test_readme.py: the extras
         "pkill -9 -f job.py",  # test_start_page.py

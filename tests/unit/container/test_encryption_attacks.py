@@ -250,7 +250,7 @@ async def test_the_log_of_another_task_is_refused(job: Job) -> None:
 async def test_an_older_whole_log_is_not_noticed_without_something_outside_the_place(
     job: Job,
 ) -> None:
-    """What `docs/reference/blob-stores.md` says that nothing in the place itself can tell."""
+    """What `docs/how-to/encrypt.md` says that nothing in the place itself can tell."""
     await job.commit(b"first")
     before = job.root / "before"
     shutil.copytree(job.place, before)
