@@ -12,12 +12,18 @@ from statekeep.checkpoint.records import (
     Record,
     decode_record,
     is_damaged_batch,
+    link_of,
 )
 from statekeep.errors import CheckpointCorruptError, ConfigError
 
 logger = logging.getLogger(__name__)
 
-_WAY_OUT: Final = "hint: put the record back from a copy of the log, or reset the job"
+_WAY_OUT: Final = (
+    "hint: put the record back from a copy of the log; or begin with empty state: reset the job, or, "
+    "where the log cannot even be listed, choose another job.name"
+)
+_SPARE_LINKS: Final = 64
+"""Of released commits, until they are dropped together."""
 
 
 class LogReader:
@@ -32,7 +38,18 @@ class LogReader:
 
     def __init__(self, log: JobLog) -> None:
         self._log = log
+        self._link = ""
+        self._commit_links: dict[int, str] = {}
+        """`link_of` each retained commit, and of some that are not: it may be read once more."""
         self.view = LogView()
+
+    @property
+    def link(self) -> str:
+        """What the record at `LogView.next_position` is to have as ``previous``.
+
+        "" where nothing, or a damaged record, stands before it: then it may have anything.
+        """
+        return self._link
 
     async def catch_up(self) -> Sequence[tuple[int, Record]]:
         """Fold what was written since the last call and return it, with positions.
@@ -40,46 +57,62 @@ class LogReader:
         A damaged batch record is logged and noted in the view; the batch can be made again.
 
         Raises:
-            CheckpointCorruptError: Any other record cannot be read, or some are missing.
+            CheckpointCorruptError: Any other record cannot be read, some are missing, or one does not
+                follow the one before it.
             UnknownFormatError: A newer version of Statekeep has written to the log.
             RetriableError: The service may answer later; what was folded stays folded.
         """
+        try:
+            return await self._catch_up()
+        except CheckpointCorruptError as exc:
+            if not exc.hints:
+                exc.add_note(_WAY_OUT)
+            raise
+
+    async def _catch_up(self) -> Sequence[tuple[int, Record]]:
         found: list[tuple[int, Record]] = []
         began_at = 0
         for position, data in await self._log.read(self.view.next_position):
             if position > self.view.next_position:
                 self.view = LogView(next_position=position)
+                self._link = ""
                 began_at = position
             record = _decode(position, data)
             if record is None:
                 self.view.fold_unreadable_batch(position)
+                self._link = ""
             else:
-                self.fold(position, record)
+                self._require_next(position, record)
+                self.fold(position, record, data)
                 found.append((position, record))
         if began_at > 0 and not self.view.commits and not _begins_anew(found):
             msg = f"the job log was cut off behind its newest commit: position={began_at}"
-            error = CheckpointCorruptError(msg)
-            error.add_note(_WAY_OUT)
-            raise error
+            raise CheckpointCorruptError(msg)
         return found
 
     async def read_commits(self, positions: Iterable[int]) -> Mapping[int, CommitRecord]:
-        """Return the records of commits, those that are not in the view any more from the log.
+        """Return the records of retained commits, those that the view has no more from the log.
 
         Raises:
-            CheckpointCorruptError: One is missing, or cannot be read.
+            CheckpointCorruptError: One is missing, cannot be read, or is another than before.
             RetriableError: The service may answer later.
         """
         wanted = sorted(set(positions))
         found = {p: self.view.commit_records[p] for p in wanted if p in self.view.commit_records}
         for position, data in await self._log.read_at([p for p in wanted if p not in found]):
             record = _decode(position, data)
-            if isinstance(record, CommitRecord):
+            if isinstance(record, CommitRecord) and link_of(data) == self._commit_links.get(
+                position
+            ):
                 found[position] = record
         missing = [position for position in wanted if position not in found]
         if missing:
-            msg = f"a commit is missing in the job log: position={missing[0]} count={len(missing)}"
-            raise CheckpointCorruptError(msg)
+            error = CheckpointCorruptError(
+                "a commit is missing in the job log, or another than before: "
+                f"position={missing[0]} count={len(missing)}"
+            )
+            error.add_note(_WAY_OUT)
+            raise error
         return dict(sorted(found.items()))
 
     def require_here(self) -> None:
@@ -96,9 +129,22 @@ class LogReader:
                 f"job.log.backend={self.view.moved_to}",
             )
 
-    def fold(self, position: int, record: Record) -> None:
-        """Take in a record that is known to stand at ``position``, the next one."""
+    def fold(self, position: int, record: Record, data: bytes) -> None:
+        """Take in a record that is known to stand at ``position``, the next one, as these bytes."""
         self.view.fold(position, record)
+        self._link = link_of(data)
+        if isinstance(record, CommitRecord):
+            self._commit_links[position] = self._link
+            if len(self._commit_links) > 2 * len(self.view.commits) + _SPARE_LINKS:
+                kept = self._commit_links.keys() & self.view.commits.keys()
+                self._commit_links = {p: self._commit_links[p] for p in kept}
+
+    def _require_next(self, position: int, record: Record) -> None:
+        """Make sure that a record was written behind the one before it: here, and not elsewhere."""
+        if self._link and record.previous not in {"", self._link}:
+            raise CheckpointCorruptError(
+                f"a record of the job log does not follow the one before it: position={position}"
+            )
 
 
 def _decode(position: int, data: bytes) -> Record | None:

@@ -18,6 +18,7 @@ from statekeep.checkpoint.records import (
     UnpinRecord,
     decode_record,
     encode_record,
+    link_of,
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
@@ -43,6 +44,8 @@ class LogRemains:
     """Names of those that hold what the commits need."""
     pins: set[str] = field(default_factory=set[str])
     """Names under which commits are kept."""
+    link: str = ""
+    """What a record behind all these has as ``previous``."""
     moved_to: str | None = None
     """The backend in which the log goes on, and with it the job whose backups these are."""
     _job_uid: str | None = field(default=None, init=False)
@@ -154,7 +157,9 @@ async def reset_log(
         remains = await read_remains(log)
         check(remains)
         position, epoch = remains.next_position, remains.newest_epoch + 1
-        record = EpochRecord(epoch=epoch, nonce=new_nonce(), owner=owner, is_reset=True)
+        record = EpochRecord(
+            epoch=epoch, nonce=new_nonce(), previous=remains.link, owner=owner, is_reset=True
+        )
         try:
             await log.append(position, encode_record(record))
         except PositionTakenError:
@@ -173,7 +178,8 @@ def _fold(records: Sequence[tuple[int, bytes]]) -> LogRemains:
             key="job.name",
             hint="check job.name, the place of the backend and, in plain Python, --task",
         )
-    remains = LogRemains(next_position=records[-1][0] + 1)
+    newest, data = records[-1]
+    remains = LogRemains(next_position=newest + 1, link=link_of(data))
     for position, data in records:
         try:
             record = decode_record(data, where=f"position={position}")

@@ -50,7 +50,8 @@ class _Append:
     asked: Record
     """As the caller gave it."""
     stamped: Record
-    """With epoch and nonce. The nonce is the same in every try, so that the record lands at most once."""
+    """With epoch and nonce. The nonce is the same in every try, so that the record lands at most once;
+    what stands before it is stated by each try for its own position."""
     tried: int = -1
     """The last position tried; all lower ones hold other records."""
     position: int | None = None
@@ -410,15 +411,17 @@ class LogSession:
     async def _try_place(self, append: _Append) -> int | None:
         """Try the next position; None when another record stood there, which is folded then."""
         position = append.tried = self.view.next_position
+        linked = msgspec.structs.replace(append.stamped, previous=self._reader.link)
+        data = encode_record(linked)
         try:
-            await self._log.append(position, encode_record(append.stamped))
+            await self._log.append(position, data)
         except PositionTakenError as exc:
             await self._catch_up(append)
             if self.view.next_position == position:
                 msg = f"the job log refuses a position that it does not show: position={position}"
                 raise RetriableError(msg) from exc
         else:
-            self._reader.fold(position, append.stamped)
+            self._reader.fold(position, linked, data)
             append.position = position
         return append.position
 

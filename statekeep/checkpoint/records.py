@@ -5,6 +5,7 @@ Every record is JSON in a frame (`statekeep.checkpoint.framing`); its kind is th
 an error: a log that a newer statekeep wrote is not guessed at.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final, get_args
 
@@ -27,6 +28,9 @@ class _Record(
     """Epoch of the writer. `LogSession` fills it in, and the nonce."""
     nonce: str = ""
     """Drawn for each append: the writer knows its own record again after an unclear answer."""
+    previous: str = ""
+    """`link_of` the record before it, which its writer had read; "" where there was none, or where a
+    release wrote it that stated none."""
 
 
 class EpochRecord(_Record, frozen=True, kw_only=True, tag="epoch"):
@@ -219,6 +223,8 @@ Record = (
 )
 """Every record of the job log."""
 
+_LINK_DIGITS: Final = 32
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
@@ -226,6 +232,11 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 def encode_record(record: Record) -> bytes:
     """Return the bytes of one record: header line and JSON payload."""
     return frame(_kind_of(type(record)), _encoder.encode(record))
+
+
+def link_of(data: bytes) -> str:
+    """Return what the next record has as ``previous``, given the bytes of this one."""
+    return hashlib.sha256(data).hexdigest()[:_LINK_DIGITS]
 
 
 def decode_record(data: bytes, *, where: str) -> Record:

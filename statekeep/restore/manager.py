@@ -188,7 +188,12 @@ class TaskRestorer:
                 return self._outcome(candidate, version, sources, elapsed_ms)
         finally:
             self._meter.end()
-        raise self._error(is_for_good=True)
+        error = self._error(is_for_good=True)
+        error.add_note(
+            "hint: put back from a copy what is missing or damaged and start again; or begin with empty"
+            " state: reset the job, or choose another job.name"
+        )
+        raise error
 
     async def _restore_candidate(
         self, candidate: RestoreCandidate
