@@ -36,6 +36,13 @@ def _plain() -> Level:
     return Level(level.run_schedule, level.points)
 
 
+def _malice() -> Level:
+    from chaos.malice import level  # noqa: PLC0415  # only what is asked for is loaded
+
+    atexit.register(level.close)
+    return Level(level.run_schedule, level.points)
+
+
 def _spark() -> Level:
     from chaos.spark import level  # noqa: PLC0415  # loads Spark
 
@@ -43,8 +50,8 @@ def _spark() -> Level:
     return Level(level.run_schedule, level.points)
 
 
-# In this order: the plain level forks, and Spark's session would start threads before.
-LEVELS: Final = {"plain": _plain, "spark": _spark}
+# In this order: the first two fork, and Spark's session would start threads before.
+LEVELS: Final = {"plain": _plain, "malice": _malice, "spark": _spark}
 
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made there has a name of its own

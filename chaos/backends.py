@@ -98,7 +98,7 @@ class Place:
         if self.form != "kafka":
             return FileLog(self.files(), scope)
         # As the Kafka page says of `_`; the names of these jobs have nothing else to escape.
-        name = ".".join([self._topic_prefix, *scope.replace("_", "_5f").split("/"), "job-log"])
+        name = ".".join([self.topic_prefix, *scope.replace("_", "_5f").split("/"), "job-log"])
         return TopicLog(Topic(_READER, self.server.address, name))
 
     def content(self, marker: str) -> Mapping[bytes, bytes]:
@@ -118,7 +118,8 @@ class Place:
         return folded(Topic(_READER, self.server.address, topic, partition), offset)
 
     @property
-    def _topic_prefix(self) -> str:
+    def topic_prefix(self) -> str:
+        """What the names of its topics begin with."""
         return f"chaos-{self.uid}-{self.name}"
 
 
@@ -143,7 +144,7 @@ def _kafka(place: Place) -> Mapping[str, str]:
     return {
         "factory": "kafka",
         "bootstrap.servers": place.server.address,
-        "topic.prefix": place._topic_prefix,  # noqa: SLF001 - a function of this module's own
+        "topic.prefix": place.topic_prefix,
         "timeout.ms": "5000",
         "retry.max.duration.ms": "5000",
     }

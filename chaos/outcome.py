@@ -19,6 +19,8 @@ class Outcome:
     as ``disk.wiped``."""
     points: frozenset[str] = frozenset()
     """Fault points that were reached at all."""
+    verdicts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of the malice level: what starts came to, and how often."""
     kills: int = 0
     """Processes that died or were stopped."""
     invariants: frozenset[int] = frozenset()

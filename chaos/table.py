@@ -39,6 +39,10 @@ def show(
     checked = Counter(number for outcome in outcomes for number in outcome.invariants)
     figures = " ".join(f"{number:02d}:{count}" for number, count in sorted(checked.items()))
     console.print(f"invariants checked, by schedules: {figures}")
+    verdicts = sum((Counter(outcome.verdicts) for outcome in outcomes), Counter[str]())
+    if verdicts:
+        told = "  ".join(f"{verdict}: {count}" for verdict, count in sorted(verdicts.items()))
+        console.print(f"what starts came to: {told}")
     failed = [outcome for outcome in outcomes if outcome.failures]
     console.print(
         f"schedules: {len(outcomes)}  processes killed or stopped: "
@@ -70,6 +74,7 @@ def _document(outcome: Outcome) -> Mapping[str, object]:
         "backends": list(outcome.backends),
         "faults": {point: list(actions) for point, actions in outcome.faults.items()},
         "points": sorted(outcome.points),
+        "verdicts": dict(outcome.verdicts),
         "kills": outcome.kills,
         "invariants": sorted(outcome.invariants),
         "failures": list(outcome.failures),

@@ -177,12 +177,12 @@ _CALLS: Mapping[str, Callable[..., object]] = {
 }
 
 
-def main() -> None:
+def serve(calls: Mapping[str, Callable[..., object]]) -> None:
     """Answer until standard input ends."""
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         try:
-            answer = {"found": _CALLS[name](*arguments)}
+            answer = {"found": calls[name](*arguments)}
         except Exception as exc:  # noqa: BLE001 - whoever asked is told
             answer = {"error": f"{type(exc).__name__}: {exc}"}
         sys.stdout.write(json.dumps(answer) + "\n")
@@ -190,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(_CALLS)

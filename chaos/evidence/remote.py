@@ -25,18 +25,20 @@ class UnreadableError(Exception):
 class Reader:
     """The process, started with the first question; used by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "chaos.evidence.reader") -> None:
+        """Name the module that is run; its functions are what can be asked for."""
+        self._module = module
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - JSON
-        """Return the answer of a function of `chaos.evidence.reader`.
+        """Return the answer of a function of the module.
 
         Raises:
             UnreadableError: It failed.
         """
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "chaos.evidence.reader"],
+                [sys.executable, "-m", self._module],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -6,7 +6,7 @@ what state each task started, which commits it began, which it took for durable.
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,7 @@ class Job:
     places: Sequence[Place]
     directory: Path
     journal: Journal
+    name: str = JOB
 
     async def run(self) -> None:
         """Go on from the last commit to the end of this life; errors are noted, not raised."""
@@ -78,7 +79,9 @@ class Job:
         except* TaskFencedError:
             self.journal({"event": "fenced"})
         except* (StateBackupError, OSError) as group:
-            self.journal({"event": "failed", "error": _describe(group)})
+            self.journal(
+                {"event": "failed", "error": _describe(group), "errors": list(_kinds(group))}
+            )
 
     @asynccontextmanager
     async def _endpoints(self) -> AsyncGenerator[Mapping[str, str]]:
@@ -96,7 +99,7 @@ class Job:
 
     def _config(self, endpoints: Mapping[str, str]) -> Config:
         settings: dict[str, str] = {
-            "job.name": JOB,
+            "job.name": self.name,
             "job.logged.store.base.dir": str(self.directory / self.life.local),
             "stores.backup.factories": ",".join(place.name for place in self.places),
             **self.schedule.settings,
@@ -132,6 +135,9 @@ class Job:
                 "restore_from": self.life.restore_from,
                 "damaged_sources": sorted(
                     {f.backend for f in task.restored.failures if f.is_marker_bad}
+                ),
+                "failed_sources": sorted(
+                    {name for f in task.restored.failures for name in f.backend.split(",")}
                 ),
             }
         )
@@ -216,3 +222,18 @@ def _describe(error: BaseException) -> str:
         return "; ".join(map(_describe, error.exceptions))
     cause = f" from {_describe(error.__cause__)}" if error.__cause__ is not None else ""
     return f"{type(error).__name__}: {error}{cause}"
+
+
+def _kinds(error: BaseException) -> Iterator[Mapping[str, object]]:
+    """Tell of each error in a group whether it is one of ours, and says what to do."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _kinds(inner)
+        return
+    is_ours = isinstance(error, StateBackupError)
+    yield {
+        "type": type(error).__name__,
+        "text": str(error)[:500],
+        "is_ours": is_ours,
+        "has_hint": isinstance(error, StateBackupError) and bool(error.hints),
+    }

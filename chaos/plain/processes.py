@@ -43,6 +43,8 @@ class JobProcess:
     is_stopped: bool = False
     status: int | None = None
     """As `os.waitpid` gave it; None while it lives."""
+    peak_bytes: int = 0
+    """Of its memory, once it has ended."""
     _journal: bytearray = field(default_factory=bytearray)
 
     @property
@@ -80,7 +82,8 @@ class JobProcess:
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
             os.kill(self.pid, signal.SIGKILL)
             self.kill_at = None
-        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        flags = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
+        pid, status, used = os.wait4(self.pid, flags)
         if pid == 0:
             return
         if os.WIFSTOPPED(status):
@@ -89,6 +92,7 @@ class JobProcess:
             self.is_stopped = False
         else:
             self.status, self.is_stopped = status, False
+            self.peak_bytes = used.ru_maxrss * 1024
             self.poll()
 
     def wake(self) -> None:

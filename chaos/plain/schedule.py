@@ -112,7 +112,7 @@ def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedu
         },
         records=records,
         is_eager=is_eager,
-        settings={**_draw_settings(draw), **draw_late_snapshots(seed)},
+        settings={**draw_settings(draw), **draw_late_snapshots(seed)},
         optional=draw.choice(places[1:]).name if places[1:] and _happens(draw, 0.15) else "",
         victim=victim,
     )
@@ -139,7 +139,8 @@ def _with_large_value(schedule: Schedule, places: Sequence[Place]) -> Schedule:
     return replace(schedule, large=large, settings=settings)
 
 
-def _draw_settings(draw: random.Random) -> Mapping[str, str]:
+def draw_settings(draw: random.Random) -> Mapping[str, str]:
+    """Draw the settings of a job, besides its places."""
     return {
         "task.commit.ms": draw.choice(("0", "3", "20")),
         "task.commit.max.delay.ms": draw.choice(("0", "10", "1000")),

@@ -1,0 +1,124 @@
+"""The process that writes to servers as somebody else would: past the runtime, by plain clients.
+
+``python -m chaos.malice.hand`` answers requests as `chaos.evidence.reader` does.
+"""
+
+# Clients without types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import base64
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from chaos.evidence.reader import hdfs_read, kafka_read, serve
+
+_TIMEOUT_S: Final = 30
+_CHUNK: Final = 1 << 24
+
+
+@cache
+def _hdfs(address: str) -> Any:  # noqa: ANN401 - no types
+    import hdfs_native  # noqa: PLC0415 - only what is asked for is loaded
+
+    return hdfs_native.Client(address)
+
+
+def hdfs_write(address: str, root: str, name: str, data: str, zeros: int) -> None:
+    """Put a file in the place of whatever has the name: bytes in Base64, and zeros behind them."""
+    import hdfs_native  # noqa: PLC0415
+
+    hdfs_delete(address, root, name)
+    options = hdfs_native.WriteOptions(overwrite=True, create_parent=True)
+    with _hdfs(address).create(f"{urlsplit(root).path.rstrip('/')}/{name}", options) as file:
+        file.write(base64.b64decode(data))
+        while zeros > 0:
+            file.write(bytes(min(zeros, _CHUNK)))
+            zeros -= _CHUNK
+
+
+def hdfs_delete(address: str, root: str, name: str) -> None:
+    """Delete a file, if it is there."""
+    _hdfs(address).delete(f"{urlsplit(root).path.rstrip('/')}/{name}", recursive=True)
+
+
+def hdfs_make_directory(address: str, root: str, name: str) -> None:
+    """Put a directory in the place of whatever has the name."""
+    hdfs_delete(address, root, name)
+    _hdfs(address).mkdirs(f"{urlsplit(root).path.rstrip('/')}/{name}", create_parent=True)
+
+
+def kafka_topics(address: str, prefix: str) -> dict[str, int]:
+    """Return the topics whose names begin so, and how many partitions each has."""
+    topics = _admin(address).list_topics(timeout=_TIMEOUT_S).topics
+    return {name: len(found.partitions) for name, found in topics.items() if name.startswith(prefix)}
+
+
+def kafka_write(
+    address: str, topic: str, partition: int, records: list[tuple[str, str | None]]
+) -> None:
+    """Write records, keys and values in Base64, without any transaction."""
+    from confluent_kafka import Producer  # noqa: PLC0415
+
+    producer = Producer({"bootstrap.servers": address, "message.max.bytes": 8 << 20})
+    for key, value in records:
+        data = None if value is None else base64.b64decode(value)
+        producer.produce(topic, data, base64.b64decode(key), partition)
+    producer.flush(_TIMEOUT_S)
+
+
+def kafka_cut(address: str, topic: str, partition: int, offset: int) -> None:
+    """Delete the records before an offset."""
+    from confluent_kafka import TopicPartition  # noqa: PLC0415
+
+    place = TopicPartition(topic, partition, offset)
+    for done in _admin(address).delete_records([place]).values():
+        done.result(_TIMEOUT_S)
+
+
+def kafka_rewrite(
+    address: str, topic: str, partitions: list[list[tuple[str, str | None]]]
+) -> None:
+    """Delete a topic and make it anew, with these records in its partitions."""
+    from confluent_kafka.admin import NewTopic  # noqa: PLC0415
+
+    admin = _admin(address)
+    for done in admin.delete_topics([topic], operation_timeout=_TIMEOUT_S).values():
+        done.result(_TIMEOUT_S)
+    for _ in range(50):  # the name is free a moment later
+        new = NewTopic(topic, len(partitions), 1, config={"retention.ms": "-1"})
+        try:
+            for done in admin.create_topics([new]).values():
+                done.result(_TIMEOUT_S)
+            break
+        except Exception as exc:  # noqa: BLE001 - a class without types
+            if "TOPIC_ALREADY_EXISTS" not in str(exc):
+                raise
+    for number, records in enumerate(partitions):
+        kafka_write(address, topic, number, records)
+
+
+@cache
+def _admin(address: str) -> Any:  # noqa: ANN401 - no types
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    return AdminClient({"bootstrap.servers": address})
+
+
+_CALLS: Final[Mapping[str, Callable[..., object]]] = {
+    "hdfs_delete": hdfs_delete,
+    "hdfs_make_directory": hdfs_make_directory,
+    "hdfs_read": hdfs_read,
+    "hdfs_write": hdfs_write,
+    "kafka_cut": kafka_cut,
+    "kafka_read": kafka_read,
+    "kafka_rewrite": kafka_rewrite,
+    "kafka_topics": kafka_topics,
+    "kafka_write": kafka_write,
+}
+
+
+if __name__ == "__main__":
+    serve(_CALLS)
