@@ -419,7 +419,9 @@ class LogSession:
             await self._catch_up(append)
             if self.view.next_position == position:
                 msg = f"the job log refuses a position that it does not show: position={position}"
-                raise RetriableError(msg) from exc
+                error = RetriableError(msg)
+                error.add_note("hint: if it goes on, remove what has the record's name and is none")
+                raise error from exc
         else:
             self._reader.fold(position, linked, data)
             append.position = position

@@ -7,13 +7,14 @@ committed need not survive power loss.
 import errno
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from statekeep.errors import ConfigError, StateBackupError
+from statekeep.errors import CheckpointCorruptError, ConfigError, StateBackupError
 
 LOCAL_DIR_KEY: Final = "job.logged.store.base.dir"
 """The setting that says where local state lives."""
@@ -30,6 +31,8 @@ _REASONS: Final = {
     errno.ENOTDIR: "a part of the local directory's path is not a directory",
 }
 _CHUNK_BYTES: Final = 1 << 20
+_MAX_DOCUMENT_BYTES: Final = 256 << 20
+"""As of what backends keep: a seal manifest has a line for each file."""
 
 
 @contextmanager
@@ -86,10 +89,44 @@ def clone_image(source: Path, target: Path) -> None:
                 shutil.copyfile(entry.path, target / entry.name)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read, and nothing else that may have its name: a pipe would never answer.
+
+    Raises:
+        FileNotFoundError: There is no file.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileNotFoundError(errno.ENOENT, "no regular file", str(path))
+    return file
+
+
+def read_document(path: Path) -> bytes:
+    """Return the bytes of a small file that may be another's than we wrote, within a bound.
+
+    Raises:
+        FileNotFoundError: There is no file.
+        CheckpointCorruptError: It is larger than what we write.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _MAX_DOCUMENT_BYTES:
+            raise CheckpointCorruptError(
+                f"file is larger than it may be: path={path} bytes={size} "
+                f"max_bytes={_MAX_DOCUMENT_BYTES}"
+            )
+        return file.read(size)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def crc32_of(path: Path) -> int:
     """Return the CRC-32 of a file's bytes, with bounded memory."""
     crc = 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             crc = zlib.crc32(chunk, crc)
     return crc

@@ -28,7 +28,7 @@ from statekeep.errors import (
 from statekeep.fault_points import fault_point
 from statekeep.stores.boot_mark import BootMark
 from statekeep.stores.change_set import CHANGES_SUFFIX, OUTPUT_FILE, ChangeSet
-from statekeep.stores.local_files import explained_errors, remove_tree
+from statekeep.stores.local_files import explained_errors, read_document, remove_tree
 from statekeep.stores.locks import OwnerLock, has_living_owner, locked
 from statekeep.stores.private_directories import is_private, make_private, require_own
 from statekeep.stores.version import CHECKPOINT_FILE, MANIFEST_FILE, SealedVersion, SealManifest
@@ -548,8 +548,8 @@ class TaskDirectory:
     def _read_manifest(self, directory: Path, version: VersionId) -> SealManifest:
         path = directory / MANIFEST_FILE
         try:
-            manifest = SealManifest.decode(path.read_bytes(), where=f"path={path}")
-        except (FileNotFoundError, NotADirectoryError) as exc:
+            manifest = SealManifest.decode(read_document(path), where=f"path={path}")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
             raise VersionDamagedError(f"version has no seal manifest: path={path}") from exc
         except CheckpointCorruptError as exc:
             raise VersionDamagedError(f"seal manifest is damaged: path={path}") from exc

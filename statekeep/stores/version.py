@@ -9,6 +9,7 @@ Layout of a version's directory, ``<batch>_<uid>``::
     <other files>                     such as the output of the batch
 """
 
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,12 @@ from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError, VersionDamagedError
-from statekeep.stores.local_files import crc32_of, explained_errors, replace_durably
+from statekeep.stores.local_files import (
+    crc32_of,
+    explained_errors,
+    read_document,
+    replace_durably,
+)
 
 MANIFEST_FILE: Final = "SEAL-MANIFEST"
 CHECKPOINT_FILE: Final = "CHECKPOINT-V2"
@@ -195,19 +201,21 @@ class SealedVersion:
         for entry in self.manifest.files:
             path = self.directory / entry.path
             try:
-                size = path.stat().st_size
+                found = path.lstat()
             except (FileNotFoundError, NotADirectoryError) as exc:
                 raise VersionDamagedError(f"file of a version is missing: path={path}") from exc
-            if size != entry.size:
-                msg = f"file of a version is damaged: path={path} expected_bytes={entry.size} actual_bytes={size}"
+            if not stat.S_ISREG(found.st_mode):
+                raise VersionDamagedError(f"file of a version is none: path={path}")
+            if found.st_size != entry.size:
+                msg = f"file of a version is damaged: path={path} expected_bytes={entry.size} actual_bytes={found.st_size}"
                 raise VersionDamagedError(msg)
 
     def read_checkpoint(self) -> bytes | None:
         """Return what `write_checkpoint` wrote; None where it cannot be read."""
         path = self.directory / CHECKPOINT_FILE
         try:
-            found = unframe(path.read_bytes(), where=f"path={path}")
-        except (FileNotFoundError, CheckpointCorruptError, UnknownFormatError):
+            found = unframe(read_document(path), where=f"path={path}")
+        except (OSError, CheckpointCorruptError, UnknownFormatError):
             return None
         return found.payload if found.kind == _CHECKPOINT_KIND else None
 

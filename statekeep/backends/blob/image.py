@@ -12,6 +12,7 @@ from statekeep.backends.blob.diff import LocalDir, LocalFile, local_tree
 from statekeep.backends.blob.index import FileMetadata
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import VersionDamagedError
+from statekeep.stores.local_files import open_regular
 from statekeep.stores.version import SealedVersion
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -54,7 +55,7 @@ class FileDigests:
 def digest_file(path: Path) -> FileDigests:
     """Read a file once, with bounded memory."""
     size, crc32, sha256 = 0, 0, hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             size += len(chunk)
             crc32 = zlib.crc32(chunk, crc32)
@@ -94,6 +95,12 @@ def digest_sealed_file(path: Path, sealed: LocalFile) -> FileDigests:
         VersionDamagedError: It is gone or no longer what was sealed: it must not become a backup.
     """
     try:
+        size = path.stat().st_size
+        if size != sealed.size:
+            raise VersionDamagedError(
+                f"a file differs from the seal manifest: path={path} "
+                f"expected_bytes={sealed.size} actual_bytes={size}"
+            )
         digests = digest_file(path)
     except FileNotFoundError as exc:
         raise gone(path) from exc
@@ -108,7 +115,9 @@ def read_sealed_file(path: Path, sealed: LocalFile) -> tuple[bytes, FileDigests]
         VersionDamagedError: As of `digest_sealed_file`.
     """
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            # One byte more than it was sealed with tells that it has grown.
+            data = file.read(sealed.size + 1)
     except FileNotFoundError as exc:
         raise gone(path) from exc
     digests = digest_bytes(data)

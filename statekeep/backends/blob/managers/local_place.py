@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 from statekeep.backends.blob.names import temporary_path, unfinished_name
 from statekeep.checkpoint.log_session import random_nonce
-from statekeep.stores.local_files import private_opener, sync_directory
+from statekeep.stores.local_files import open_regular, private_opener, sync_directory
 
 _COPY_BYTES: Final = 1 << 20
 _MAX_TRIES: Final = 100
@@ -68,7 +68,7 @@ class LocalPlace:
 
     def read(self, name: str, start: int, end: int | None) -> bytes:
         """Return the bytes of a blob from ``start`` up to ``end``; None: to its end."""
-        with (self._root / name).open("rb") as file:
+        with open_regular(self._root / name) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(start)
             # Never more than there is: memory for all that is asked for is taken at once.
