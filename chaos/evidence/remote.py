@@ -37,7 +37,7 @@ class Reader:
             UnreadableError: It failed.
         """
         if self._process is None:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - a module of ours
                 [sys.executable, "-m", self._module],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,

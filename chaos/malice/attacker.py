@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chaos.malice.prey import LocalPrey, Prey, Topics
+from chaos.plain.schedule import happens
 
 _ODD_NAMES: Final = (
     "foreign",
@@ -78,6 +79,11 @@ class Attacker:
     job: str
     spoils: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
+    @property
+    def weight(self) -> int:
+        """How often it strikes where there are others."""
+        return _WEIGHT * len(self.places) or 1
+
     def look(self) -> None:
         """Take note of everything that is there: some of it will be gone, and can be put back."""
         for name, prey in self._all().items():
@@ -96,7 +102,7 @@ class Attacker:
         kind = draw.choices(kinds, [_WEIGHTS.get(k, _WEIGHT) for k in kinds])[0]
         names = sorted((n for n in there if kind_of(n) == kind), key=self._age(place))
         # What is newest matters most.
-        name = names[-1] if draw.random() < 0.4 else draw.choice(names)
+        name = names[-1] if happens(draw, 0.4) else draw.choice(names)
         target = _Target(prey, place, kind, name, there[name], names)
         acts = [
             self._mutate,
@@ -130,27 +136,27 @@ class Attacker:
         for _ in range(draw.choice((1, 1, 2, 8))):
             at = draw.randrange(len(data))
             data[at] ^= 1 << draw.randrange(8)
-        if draw.random() < 0.2:
+        if happens(draw, 0.2):
             at = draw.randrange(len(data))
             data[at : at + 64] = draw.randbytes(min(64, len(data) - at))
-        return target.replaced("mutate", bytes(data), is_through=draw.random() < 0.5)
+        return target.replaced("mutate", bytes(data), is_through=happens(draw, 0.5))
 
     def _truncate(self, draw: random.Random, target: "_Target") -> Attack | None:
-        if draw.random() < 0.3:
+        if happens(draw, 0.3):
             return target.replaced("extend", target.data + draw.randbytes(draw.randrange(1, 99)))
         size = draw.choice((0, draw.randrange(len(target.data) + 1)))
         return target.replaced("truncate", target.data[:size])
 
     def _exchange(self, draw: random.Random, target: "_Target") -> Attack | None:
         """Give two things of a kind each other's name: of any task, store, version or job."""
-        if target.kind in _LOCAL_KINDS and draw.random() < 0.3:
+        if target.kind in _LOCAL_KINDS and happens(draw, 0.3):
             return self._exchange_versions(draw, target)
         seen = self.spoils.get(target.place, {})
         others = [n for n, d in seen.items() if kind_of(n) == target.kind and d != target.data]
         if not others:
             return None
         other = draw.choice(others)
-        if other in target.names and draw.random() < 0.7:
+        if other in target.names and happens(draw, 0.7):
             undo = target.undo(other, seen[other])
             target.prey.write(target.name, seen[other])
             target.prey.write(other, target.data)
@@ -158,8 +164,10 @@ class Attacker:
         return target.replaced("exchange", seen[other], f" by {other}")
 
     def _exchange_versions(self, draw: random.Random, target: "_Target") -> Attack | None:
-        versions = sorted({name.rpartition("/")[0] for name in target.names if "/work-" not in name})
-        if len(versions) < 2 or not isinstance(target.prey, LocalPrey):
+        versions = sorted(
+            {name.rpartition("/")[0] for name in target.names if "/work-" not in name}
+        )
+        if not versions[1:] or not isinstance(target.prey, LocalPrey):
             return None
         one, other = draw.sample(versions, 2)
         prey = target.prey
@@ -172,7 +180,7 @@ class Attacker:
         """Put back what was there before: under its own name, or under that of something newer."""
         seen = self.spoils.get(target.place, {})
         gone = [n for n in seen if kind_of(n) == target.kind and n not in target.names]
-        if gone and draw.random() < 0.4:
+        if gone and happens(draw, 0.4):
             name = draw.choice(gone)
             return target.of(name).written("replay", seen[name])
         scope = target.name.rpartition("/")[0].rpartition("/")[0]
@@ -188,9 +196,9 @@ class Attacker:
 
     def _strip(self, draw: random.Random, target: "_Target") -> Attack | None:
         """Put what is plain in the place of what is encrypted or authenticated."""
-        if target.kind == "record" and draw.random() < 0.7:
+        if target.kind == "record" and happens(draw, 0.7):
             inner = target.data.partition(b"\n")[2].partition(b"\n")[2]
-            if inner and draw.random() < 0.5:
+            if inner and happens(draw, 0.5):
                 inner = _forged(inner, draw)
             return target.replaced("plain", inner) if inner else None
         others = [data for name, data in self.plain.items() if kind_of(name) == target.kind]
@@ -202,7 +210,7 @@ class Attacker:
         target.prey.write(target.name, target.data, zeros=zeros)
         return Attack(f"inflate.{target.kind}", f"{target.name} by {zeros}", undo)
 
-    def _nest(self, draw: random.Random, target: "_Target") -> Attack | None:
+    def _nest(self, _draw: random.Random, target: "_Target") -> Attack | None:
         """Put JSON in its place that is nested deeply, in a whole frame where there was one."""
         payload = b'{"type":"commit","x":' + b"[" * _DEEP + b"]" * _DEEP + b"}"
         if target.data.startswith(b"statekeep "):
@@ -222,13 +230,13 @@ class Attacker:
             names.append(f"{directory}-floor/{draw.randrange(newest + 1):020d}")
         name = draw.choice(names)
         data = draw.choice((b"", b"\0\xff garbage", target.data, draw.randbytes(300)))
-        if draw.random() < 0.2:
+        if happens(draw, 0.2):
             other = target.of(f"{name}-directory")
             target.prey.make_directory(other.name)
             return Attack(f"foreign.{target.kind}", other.name, other.undo())
         return target.of(name).written("foreign", data)
 
-    def _lose(self, draw: random.Random, target: "_Target") -> Attack | None:
+    def _lose(self, _draw: random.Random, target: "_Target") -> Attack | None:
         """Remove it; not the end of a log, which nobody can tell from a log that ends there."""
         undo = target.undo()
         log = target.name.rpartition("/")[0]
@@ -314,6 +322,11 @@ class TopicAttacker:
         default_factory=dict
     )
 
+    @property
+    def weight(self) -> int:
+        """How often it strikes where there are others."""
+        return _WEIGHT
+
     def look(self) -> None:
         """Take note of every record."""
         for place, records in self.topics.records().items():
@@ -329,10 +342,8 @@ class TopicAttacker:
         topic, partition = draw.choice(own)
         records = there[topic, partition]
         kind = "job-log" if topic.endswith("job-log") else "changelog"
-        act = draw.choice(
-            ("garbage", "garbage", "mutate", "mutate", "replay", "replay", "exchange", "exchange")
-            + ("huge", "tombstone", "cut", "rewrite")
-        )
+        twice = ("garbage", "mutate", "replay", "exchange")
+        act = draw.choice((*twice, *twice, "huge", "tombstone", "cut", "rewrite"))
         _, key, value = draw.choice(records)
         match act:
             case "cut":
@@ -384,9 +395,9 @@ class TopicAttacker:
         records = draw.choice([p for p in partitions if p])
         at = draw.randrange(len(records))
         key, value = records[at]
-        if draw.random() < 0.3:
+        if happens(draw, 0.3):
             records.clear()
-        elif draw.random() < 0.5:
+        elif happens(draw, 0.5):
             del records[at]
         else:
             records[at] = key, (value or b"") + b"!"

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from chaos.evidence.reader import hdfs_read, kafka_read, serve
+from chaos.evidence.reader import serve
 
 _TIMEOUT_S: Final = 30
 _CHUNK: Final = 1 << 24
@@ -50,10 +50,56 @@ def hdfs_make_directory(address: str, root: str, name: str) -> None:
     _hdfs(address).mkdirs(f"{urlsplit(root).path.rstrip('/')}/{name}", create_parent=True)
 
 
-def kafka_topics(address: str, prefix: str) -> dict[str, int]:
-    """Return the topics whose names begin so, and how many partitions each has."""
-    topics = _admin(address).list_topics(timeout=_TIMEOUT_S).topics
-    return {name: len(found.partitions) for name, found in topics.items() if name.startswith(prefix)}
+def kafka_read_all(
+    address: str, prefix: str
+) -> list[tuple[str, int, list[tuple[int, str, str | None]]]]:
+    """Return the committed records of all partitions of the topics whose names begin so.
+
+    Each with its topic, its number and its records: offset, key and value in Base64.
+    """
+    from confluent_kafka import (  # noqa: PLC0415
+        OFFSET_BEGINNING,
+        Consumer,
+        KafkaError,
+        KafkaException,
+        TopicPartition,
+    )
+
+    settings = {
+        "bootstrap.servers": address,
+        "group.id": "malice",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+    }
+    consumer = Consumer(settings)
+    found: dict[tuple[str, int], list[tuple[int, str, str | None]]] = {}
+    try:
+        for name, topic in consumer.list_topics(timeout=_TIMEOUT_S).topics.items():
+            if name.startswith(prefix):
+                found.update({(name, number): [] for number in topic.partitions})
+        unread = set(found)
+        consumer.assign([TopicPartition(*place, OFFSET_BEGINNING) for place in sorted(found)])
+        while unread:
+            message = consumer.poll(_TIMEOUT_S)
+            if message is None:
+                raise TimeoutError(prefix)
+            place, error = (message.topic(), message.partition()), message.error()
+            if error is None:
+                found[place].append(_record_of(message))
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                unread.discard(place)
+            elif error.fatal() or not error.retriable():
+                raise KafkaException(error)
+    finally:
+        consumer.close()
+    return [(*place, records) for place, records in sorted(found.items())]
+
+
+def _record_of(message: Any) -> tuple[int, str, str | None]:  # noqa: ANN401 - no types
+    value = message.value()
+    text = None if value is None else base64.b64encode(value).decode()
+    return message.offset() or 0, base64.b64encode(message.key() or b"").decode(), text
 
 
 def kafka_write(
@@ -78,9 +124,7 @@ def kafka_cut(address: str, topic: str, partition: int, offset: int) -> None:
         done.result(_TIMEOUT_S)
 
 
-def kafka_rewrite(
-    address: str, topic: str, partitions: list[list[tuple[str, str | None]]]
-) -> None:
+def kafka_rewrite(address: str, topic: str, partitions: list[list[tuple[str, str | None]]]) -> None:
     """Delete a topic and make it anew, with these records in its partitions."""
     from confluent_kafka.admin import NewTopic  # noqa: PLC0415
 
@@ -93,7 +137,7 @@ def kafka_rewrite(
             for done in admin.create_topics([new]).values():
                 done.result(_TIMEOUT_S)
             break
-        except Exception as exc:  # noqa: BLE001 - a class without types
+        except Exception as exc:
             if "TOPIC_ALREADY_EXISTS" not in str(exc):
                 raise
     for number, records in enumerate(partitions):
@@ -110,12 +154,10 @@ def _admin(address: str) -> Any:  # noqa: ANN401 - no types
 _CALLS: Final[Mapping[str, Callable[..., object]]] = {
     "hdfs_delete": hdfs_delete,
     "hdfs_make_directory": hdfs_make_directory,
-    "hdfs_read": hdfs_read,
     "hdfs_write": hdfs_write,
     "kafka_cut": kafka_cut,
-    "kafka_read": kafka_read,
+    "kafka_read_all": kafka_read_all,
     "kafka_rewrite": kafka_rewrite,
-    "kafka_topics": kafka_topics,
     "kafka_write": kafka_write,
 }
 

@@ -74,7 +74,7 @@ class Judge:
             self._fail(f"{life}: {name} started at {offset} with another state: {event['content']}")
         if offset == task.durable or offset in task.begun:
             has_fallen_back = set(event["failed_sources"]) - {"local"}
-            self.verdicts["another backend" if has_fallen_back else "right"] += 1
+            self.verdicts["right, from another copy" if has_fallen_back else "right"] += 1
         elif offset not in task.ever or offset > task.durable:
             self._fail(f"{life}: {name} started at {offset}, where no commit was begun")
         elif not is_told:

@@ -21,11 +21,11 @@ from chaos.plain.schedule import Life, Schedule
 from chaos.plain.verifier import Verifier
 from chaos.servers import NO_SERVER, Server
 from statekeep.fault_points import FAULT_POINTS
-from statekeep.testing.faults import Action, ProcessPlan
+from statekeep.testing.faults import ProcessPlan
 
 LEVEL: Final = "malice"
 _OTHER: Final = "other"
-_TIMEOUT_S: Final = 60.0
+_TIMEOUT_S: Final = 90.0
 _SERVER_TIMEOUT_S: Final = 240.0
 _MOST_BYTES: Final = 1 << 30
 """Of a process of the job, which counts to a dozen: what it takes beyond some 150 MB is for damage."""
@@ -125,18 +125,15 @@ class _Run:
             spare = places(["blob"], self._directory / "theirs")
             self._live_beside(plain(self._schedule.other), spare, JOB)
             theirs = dict(LocalPrey(spare[0].directory).contents())
-        found: list[Attacker | TopicAttacker] = []
-        if files:
-            preys = {place.name: prey_of(place, _HAND) for place in files}
-            local = LocalPrey(self._directory / "local")
-            found.append(Attacker(preys, local, theirs, JOB))
-        for place in self._places:
-            if place.form == "kafka":
-                found += [TopicAttacker(Topics(place, _HAND), JOB)] * 3
-        return found
+        preys = {place.name: prey_of(place, _HAND) for place in files}
+        local = LocalPrey(self._directory / "local")
+        topics = [Topics(place, _HAND) for place in self._places if place.form == "kafka"]
+        return [Attacker(preys, local, theirs, JOB), *(TopicAttacker(each, JOB) for each in topics)]
 
     def _live_beside(self, schedule: Schedule, drawn: Sequence[Place], name: str) -> None:
-        life = Life(name=f"beside-{name}", until=schedule.records, is_calm=True, local=f"{name}-disk")
+        life = Life(
+            name=f"beside-{name}", until=schedule.records, is_calm=True, local=f"{name}-disk"
+        )
         process = self._start(life, Job(schedule, life, drawn, self._directory, _ignore, name))
         self._wait(process)
         if not any(event["event"] == "ended" for event in process.events):
@@ -204,8 +201,9 @@ class _Run:
             attacker.look()
 
     def _strike(self, draw: random.Random) -> None:
+        weights = [attacker.weight for attacker in self._attackers]
         for _ in range(10):
-            attack = draw.choice(self._attackers).strike(draw)
+            attack = draw.choices(self._attackers, weights)[0].strike(draw)
             if attack is not None:
                 self._attacks.append(attack)
                 return

@@ -92,6 +92,8 @@ class LocalPrey(Prey):
 
     def exchange(self, one: str, other: str) -> None:
         """Let two files or directories have each other's name."""
+        if not ((self._root / one).exists() and (self._root / other).exists()):
+            return  # the job has removed one meanwhile
         spare = self._root / f"{one}.spare"
         (self._root / one).rename(spare)
         (self._root / other).rename(self._root / one)
@@ -154,16 +156,13 @@ class Topics:
 
     def records(self) -> Mapping[tuple[str, int], Sequence[tuple[int, bytes, bytes | None]]]:
         """Return what each partition holds: offset, key and value of its records."""
-        topics: Mapping[str, int] = self._hand.ask("kafka_topics", self._address, self._prefix)
+        found = self._hand.ask("kafka_read_all", self._address, self._prefix)
         return {
             (topic, number): [
                 (offset, base64.b64decode(key), None if value is None else base64.b64decode(value))
-                for offset, key, value in self._hand.ask(
-                    "kafka_read", self._address, topic, number
-                )
+                for offset, key, value in records
             ]
-            for topic, count in sorted(topics.items())
-            for number in range(count)
+            for topic, number, records in found
         }
 
     def write(self, topic: str, partition: int, records: Sequence[Record]) -> None:

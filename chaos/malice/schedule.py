@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from chaos.backends import Place, draw_late_snapshots, fault_points_of
-from chaos.plain.schedule import Life, Schedule, draw_settings
+from chaos.plain.schedule import Life, Schedule, draw_settings, happens
 from statekeep.fault_points import FAULT_POINTS
 from statekeep.testing.faults import Action, ArmedFault
 
@@ -48,7 +48,7 @@ def draw_malice(seed: int, places: Sequence[Place], directory: Path) -> MaliceSc
     records = draw.randrange(12, 40)
     ends = sorted(draw.randrange(1, records + 1) for _ in range(draw.randrange(2, 5)))
     points = (*FAULT_POINTS, *fault_points_of([place.kind for place in places]))
-    is_encrypted = any(place.has_blobs for place in places) and draw.random() < 0.5
+    is_encrypted = any(place.has_blobs for place in places) and happens(draw, 0.5)
     job = Schedule(
         seed=seed,
         tasks=[f"Partition {number}" for number in range(draw.randrange(1, 4))],
@@ -57,7 +57,7 @@ def draw_malice(seed: int, places: Sequence[Place], directory: Path) -> MaliceSc
             for name in ("sums", "counts", "page_views")[: draw.randrange(1, 4)]
         },
         records=records,
-        is_eager=draw.random() < 0.3,
+        is_eager=happens(draw, 0.3),
         settings={
             **draw_settings(draw),
             **draw_late_snapshots(seed),
@@ -94,7 +94,7 @@ def _draw_round(draw: random.Random, number: int, until: int, points: Sequence[s
         )
         for each in range(draw.choice((0, 1, 1, 2)))
     ]
-    if draw.random() < 0.3:
+    if happens(draw, 0.3):
         crash = ArmedFault(
             name=f"life-{number}-crash",
             point=draw.choice(points),
@@ -103,10 +103,10 @@ def _draw_round(draw: random.Random, number: int, until: int, points: Sequence[s
         )
         faults.append(crash)
     return Round(
-        life=Life(name=f"life-{number}", until=until, faults=faults, is_calm=draw.random() < 0.3),
+        life=Life(name=f"life-{number}", until=until, faults=faults, is_calm=happens(draw, 0.3)),
         # The first life finds nothing yet.
         strikes_while_down=draw.choice((0, 1, 1, 2, 3)) if number > 1 else 0,
-        is_disk_wiped=draw.random() < 0.5,
+        is_disk_wiped=happens(draw, 0.5),
     )
 
 

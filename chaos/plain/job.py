@@ -17,7 +17,7 @@ from typing_extensions import override
 from chaos.backends import Place
 from chaos.plain.records import changes_of, shown
 from chaos.plain.s3_weather import weathered_endpoint
-from chaos.plain.schedule import Life, Schedule
+from chaos.plain.schedule import Life, Schedule, happens
 from chaos.plain.weather import MANAGER, set_forecast
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.clock import SystemClock
@@ -150,12 +150,12 @@ class Job:
             self._process(task, number, stores)
             if task.is_commit_due() or draw.random() < eagerness:
                 commit = await self._commit(
-                    task, number, is_forced=_happens(draw, 0.3 + eagerness / 2)
+                    task, number, is_forced=happens(draw, 0.3 + eagerness / 2)
                 )
                 commits.append((number, commit))
-                if _happens(draw, 0.4):
+                if happens(draw, 0.4):
                     await self._settle(task, commits)
-            elif _happens(draw, 0.3):
+            elif happens(draw, 0.3):
                 await asyncio.sleep(0)
             await self._note_ended(task, commits)
         if self.life.is_calm:
@@ -201,10 +201,6 @@ class Job:
                 identity = checkpoint.checkpoint_id.serialize()
                 self.journal({"event": "acknowledged", **note, "checkpoint": identity})
         commits[:] = [entry for entry in commits if not entry[1].done()]
-
-
-def _happens(draw: random.Random, chance: float) -> bool:
-    return draw.random() < chance
 
 
 def _offset_of(task: Task) -> int:

@@ -19,7 +19,8 @@ from statekeep.testing.faults import Action, ArmedFault, ProcessPlan
 from statekeep.testing.faults.process_faults import corrupt_one
 
 LEVEL: Final = "plain"
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 120.0
+"""Of a life, which takes about a second: what is slow on a busy machine does not hang."""
 _SERVER_TIMEOUT_S: Final = 180.0
 """Of a life whose places are on servers: a commit takes them most of a second on a busy machine."""
 

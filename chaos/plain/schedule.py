@@ -95,7 +95,7 @@ class Schedule:
 def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedule:
     """Draw a schedule; equal arguments give equal schedules."""
     draw = random.Random(seed)  # noqa: S311 - the same schedule each time
-    is_eager = _happens(draw, 0.15)
+    is_eager = happens(draw, 0.15)
     damageable = [place for place in places if place.is_damageable]
     victim = draw.choice(damageable).name if damageable else ""
     records = draw.randrange(40, 80) if is_eager else draw.randrange(12, 40)
@@ -113,7 +113,7 @@ def draw_schedule(seed: int, places: Sequence[Place], directory: Path) -> Schedu
         records=records,
         is_eager=is_eager,
         settings={**draw_settings(draw), **draw_late_snapshots(seed)},
-        optional=draw.choice(places[1:]).name if places[1:] and _happens(draw, 0.15) else "",
+        optional=draw.choice(places[1:]).name if places[1:] and happens(draw, 0.15) else "",
         victim=victim,
     )
     return _with_large_value(schedule, places)
@@ -126,7 +126,7 @@ def _with_large_value(schedule: Schedule, places: Sequence[Place]) -> Schedule:
     """
     seed = f"large-value-{schedule.seed}"
     draw = random.Random(seed)  # noqa: S311 - replayable, not secret
-    if not _happens(draw, 0.25) or all(place.kind != "blob-s3" for place in places):
+    if not happens(draw, 0.25) or all(place.kind != "blob-s3" for place in places):
         return schedule
     large = LargeValue(
         task=draw.choice(schedule.tasks),
@@ -157,15 +157,15 @@ def draw_settings(draw: random.Random) -> Mapping[str, str]:
 
 def _draw_step(draw: random.Random, lives: "_Lives", number: int, until: int) -> Step:
     drawn = [lives.draw(f"life-{number}", until)]
-    if _happens(draw, 0.2):
+    if happens(draw, 0.2):
         drawn.append(lives.draw(f"rival-{number}", until, is_rival=True))
     is_restoring = any(
         f.point.startswith(("restore", "adopt")) for life in drawn for f in life.faults
     )
     return Step(
         lives=drawn,
-        is_disk_wiped=_happens(draw, 0.8 if is_restoring else 0.25),
-        is_disk_damaged=_happens(draw, 0.15),
+        is_disk_wiped=happens(draw, 0.8 if is_restoring else 0.25),
+        is_disk_damaged=happens(draw, 0.15),
         wakes=draw.choice(("", "with", "with", "after")),
     )
 
@@ -203,7 +203,7 @@ class _Lives:
         weather = {
             place.name: draw.choice(WEATHER[place.kind])
             for place in self._places
-            if place.kind in WEATHER and _happens(draw, 0.2)
+            if place.kind in WEATHER and happens(draw, 0.2)
         }
         latest_ms = _LATEST_MS
         if any(place.server is not NO_SERVER for place in self._places):
@@ -213,16 +213,16 @@ class _Lives:
             until=until,
             faults=faults,
             weather=weather,
-            clock_days=draw.choice(_DAYS) if _happens(draw, 0.25) else 0,
-            kill_after_ms=draw.randrange(5, latest_ms) if _happens(draw, 0.15) else None,
-            server_fails_after_ms=draw.randrange(5, latest_ms) if _happens(draw, 0.15) else None,
-            file_limit_bytes=draw.randrange(200, 9000) if _happens(draw, 0.08) else None,
+            clock_days=draw.choice(_DAYS) if happens(draw, 0.25) else 0,
+            kill_after_ms=draw.randrange(5, latest_ms) if happens(draw, 0.15) else None,
+            server_fails_after_ms=draw.randrange(5, latest_ms) if happens(draw, 0.15) else None,
+            file_limit_bytes=draw.randrange(200, 9000) if happens(draw, 0.08) else None,
             local=draw.choice(("local", "local-2")) if is_rival else "local",
         )
 
     def _draw_fault(self, name: str) -> ArmedFault:
         draw = self._draw
-        point = draw.choice(RECOVERY_POINTS if _happens(draw, 0.2) else self._points)
+        point = draw.choice(RECOVERY_POINTS if happens(draw, 0.2) else self._points)
         action = draw.choice(
             (Action.CRASH, Action.CRASH, Action.STOP, Action.FAIL, Action.DELAY, Action.CORRUPT)
         )
@@ -237,9 +237,10 @@ class _Lives:
             error=draw.choice(("retriable", "ENOSPC", "EIO")),
             seconds=draw.random() / 20,
             path=str((self._victim or Path("/nowhere")) / "chaos" / "state-*" / "**" / "*"),
-            is_truncated=_happens(draw, 0.5),
+            is_truncated=happens(draw, 0.5),
         )
 
 
-def _happens(draw: random.Random, chance: float) -> bool:
+def happens(draw: random.Random, chance: float) -> bool:
+    """Draw whether something of some chance happens."""
     return draw.random() < chance

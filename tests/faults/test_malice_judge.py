@@ -48,7 +48,7 @@ def _judged(*events: Event) -> Judge:
     [
         ((_started(5),), "right"),
         ((_begun(7), _started(7)), "right"),
-        ((_started(5, "blob-1"),), "another backend"),
+        ((_started(5, "blob-1"),), "right, from another copy"),
         ((_started(3, "blob-1", "blob-2", "local"),), "older commit, said"),
         ((_started(-1, "blob-1", "blob-2"),), "older commit, said"),
         ((_failed(is_ours=True, has_hint=True),), "clear error"),
