@@ -8,9 +8,14 @@ from typing import Final
 
 from chaos.backends import Place, draw_late_snapshots, fault_points_of
 from chaos.plain.schedule import Life, Schedule, draw_settings, happens
+from chaos.servers import NO_SERVER
 from statekeep.fault_points import FAULT_POINTS
 from statekeep.testing.faults import Action, ArmedFault
 
+_RECORDS: Final = (12, 40)
+_RECORDS_ON_SERVERS: Final = (5, 16)
+"""There a commit takes most of a second."""
+_OTHERS_RECORDS: Final = 4
 KEYS: Final = "2026-11 AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n"
 
 
@@ -45,7 +50,8 @@ class MaliceSchedule:
 def draw_malice(seed: int, places: Sequence[Place], directory: Path) -> MaliceSchedule:
     """Draw a schedule; equal arguments give equal schedules."""
     draw = random.Random(f"malice-{seed}")  # noqa: S311 - the same schedule each time
-    records = draw.randrange(12, 40)
+    is_remote = any(place.server is not NO_SERVER for place in places)
+    records = draw.randrange(*(_RECORDS_ON_SERVERS if is_remote else _RECORDS))
     ends = sorted(draw.randrange(1, records + 1) for _ in range(draw.randrange(2, 5)))
     points = (*FAULT_POINTS, *fault_points_of([place.kind for place in places]))
     is_encrypted = any(place.has_blobs for place in places) and happens(draw, 0.5)
@@ -72,7 +78,7 @@ def draw_malice(seed: int, places: Sequence[Place], directory: Path) -> MaliceSc
     )
     return MaliceSchedule(
         job=job,
-        other=replace(job, seed=-seed, records=6, is_eager=True),
+        other=replace(job, seed=-seed, records=_OTHERS_RECORDS, is_eager=True),
         rounds=[_draw_round(draw, number, end, points) for number, end in enumerate(ends, 1)],
         is_encrypted=is_encrypted,
     )
@@ -81,7 +87,7 @@ def draw_malice(seed: int, places: Sequence[Place], directory: Path) -> MaliceSc
 def plain(schedule: Schedule) -> Schedule:
     """Return the same job without encryption."""
     settings = {k: v for k, v in schedule.settings.items() if "encryption" not in k}
-    return replace(schedule, settings=settings, records=6, is_eager=True)
+    return replace(schedule, settings=settings, records=_OTHERS_RECORDS, is_eager=True)
 
 
 def _draw_round(draw: random.Random, number: int, until: int, points: Sequence[str]) -> Round:
