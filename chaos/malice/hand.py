@@ -84,7 +84,8 @@ def kafka_read_all(
             message = consumer.poll(_TIMEOUT_S)
             if message is None:
                 raise TimeoutError(prefix)
-            place, error = (message.topic(), message.partition()), message.error()
+            place = message.topic() or "", message.partition() or 0
+            error = message.error()
             if error is None:
                 found[place].append(_record_of(message))
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
