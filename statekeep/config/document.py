@@ -13,41 +13,49 @@ from statekeep.config.key import Key
 from statekeep.config.keys import GROUPS, UNSUPPORTED
 
 _INTRODUCTION = """\
-# Configuration
+# Settings
 
 <!-- Written by `python -m statekeep.config.document`; change `statekeep/config/` instead. -->
 
-Settings come from a dict, a Java `.properties` file, a TOML file, the environment, or a Spark conf
-(`statekeep.config.load`). A key that is not listed here is an error that names the nearest one.
-Most keys are Apache Samza's.
+Settings come from a dict, a Java `.properties` file, a TOML file, the environment, or a Spark conf.
+A key that is not listed here is an error that names the nearest one. The text in italics says why the default is what it is.
 
-In TOML, tables and dotted keys are one and the same, and a list may be an array; a name that is both
-a setting and the beginning of another one is written in quotes. In the environment a key begins with
-`STATEKEEP__`, and two underscores stand for a dot: `STATEKEEP__TASK__COMMIT__MS=30s`. In a Spark conf
-it begins with `spark.statekeep.`. One default comes from a variable by Samza's name: the local
-directory, from `LOGGED_STORE_BASE_DIR`.
+## How to write them
 
-What the environment has goes before files, dict and Spark conf: on Spark always (the driver's), on the
-command line, where only `--set-file` and `--set` go before it, and in plain Python with
-`load_job("job.properties")`, which reads both.
+| where | how |
+| -- | -- |
+| a dict | `sk.grouped(df.groupBy("id"), {"task.commit.ms": "30s"})` |
+| a file | `load_file("job.properties")` or `load_file("job.toml")` of `statekeep.config.load` gives what `sk.grouped` takes |
+| TOML | tables and dotted keys are the same, and a list may be an array. A name that is both a setting and the beginning of another one is written in quotes |
+| the environment | `STATEKEEP__TASK__COMMIT__MS=30s`: the prefix `STATEKEEP__`, and two underscores for a dot |
+| a Spark conf | `spark.statekeep.task.commit.ms` |
 
-A secret belongs into the environment, into a file that only you can read (on the command line
-`--set-file FILE`), or into the dict that the program gives to `grouped`. It does not belong into
-`--set`, nor into a Spark conf: every user of the machine sees what `spark-submit --conf` and the
-session builder are given in the process list. Spark's UI and event log show a Spark conf as well,
-unless `spark.redaction.regex` hides it, as in a session of `sk.session_builder()`: where it does
-not, a secret in `spark.statekeep.*` is refused.
+| value | how |
+| -- | -- |
+| a duration | milliseconds, or a number with a unit: `500ms`, `60s`, `5m`, `2h`, `1d` |
+| a size | bytes, or a number with a unit: `64KiB`, `128MiB`, `1GiB`, `1GB` |
+| a list | separated by commas; an empty one means none |
 
-A duration is a whole number of milliseconds, or a number with a unit: `500ms`, `60s`, `5m`, `2h`,
-`1d`. A size is a whole number of bytes, or a number with a unit: `64KiB`, `128MiB`, `1GiB`, `1GB`.
-A list is separated by commas; an empty one means none.
+## Which one wins
 
-For a store, its own key (`stores.<store>.*`) goes before the key for all stores, and that before
-the default. Logs, errors and `config explain` hide the value of a key that speaks of a secret: a
-password, passphrase, pin, token, key, credential, authentication, JAAS, signature or connection string.
-They show a URI without its user and query. Of a setting that is not ours (`client.*`,
-`storage.options.*`, those of a plug-in) they show the value only if the last word of the name is known to
-be harmless, such as `uri`, `region` or `ms`.
+The environment wins over files, dict and Spark conf. On Spark it is the driver's environment; in plain Python `load_job("job.properties")` reads both. On the
+command line `--set-file` and `--set` win over the environment. The local directory has one more source: the variable `LOGGED_STORE_BASE_DIR`
+gives its default.
+
+For a store, its own key (`stores.<store>.*`) wins over the key for all stores, and that over the default. For a backend, `backends.<name>.*` wins over
+the key for all backends of its kind.
+
+## Secrets
+
+Put a secret into the environment, into a file that only you can read (on the command line `--set-file FILE`), or into the dict that the
+program gives to `grouped`. Do not put it into `--set` or a Spark conf: every user of the machine sees the arguments of a process. Spark's UI and
+event log show a Spark conf too, unless `spark.redaction.regex` hides it, as in a session of `sk.session_builder()`. Without that, a
+secret in `spark.statekeep.*` is refused.
+
+Logs, errors and `config explain` hide the value of a key whose name speaks of a secret: a password, passphrase, pin, token, key, credential,
+authentication, JAAS, signature or connection string. They show a URI without its user and query. Of a setting that is not ours (`client.*`,
+`storage.options.*`, those of a plug-in) they show the value only if the last word of the name is known to be harmless, such as `uri`,
+`region` or `ms`.
 """
 
 
@@ -58,7 +66,7 @@ def render() -> str:
         parts.append(f"## {title}\n\n{_key_table(keys)}")
     refused = [(f"`{name}`", reason) for name, reason in sorted(UNSUPPORTED.items())]
     parts.append(
-        "## Refused\n\nSettings of Samza that have no meaning here, or not yet:\n\n"
+        "## Refused\n\nSettings of Apache Samza that have no meaning here:\n\n"
         + _table(("Key", "Why"), refused)
     )
     return "\n".join(parts)
