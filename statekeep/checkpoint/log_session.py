@@ -474,7 +474,7 @@ def _raise_if_contradicted(record: Record, view: LogView) -> None:
     match record:
         case CommitRecord():
             if (record.attempt_epoch, record.attempt) in view.void_attempts:
-                msg = "the attempt is void"
+                msg = "the attempt was aborted"
                 raise CommitFailedError(msg, checkpoint_id=record.checkpoint_id, step="record")
         case ReleaseRecord():
             if view.last_commit_position in record.positions:

@@ -152,7 +152,7 @@ def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind o
             attempt = f"{record.attempt_epoch}-{record.attempt}"
             return f"batch {record.batch} is committed by attempt {attempt}, begun {moment}"
         case VoidRecord():
-            return f"attempt {record.attempt_epoch}-{record.attempt} is void: {record.reason}"
+            return f"attempt {record.attempt_epoch}-{record.attempt} was aborted: {record.reason}"
         case ReleaseRecord():
             return f"commits {', '.join(map(str, record.positions))} are released"
         case PinRecord():

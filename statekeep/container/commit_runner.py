@@ -318,7 +318,7 @@ class CommitRunner:
             self._fence = exc
         except StateBackupError as exc:
             logger.warning(
-                "attempt is not yet void, the next commit makes it so: task=%s error=%s",
+                "attempt is not yet aborted, the next commit aborts it: task=%s error=%s",
                 self._task.task_name,
                 exc,
             )

@@ -173,7 +173,7 @@ class Anchor:
         try:
             self._frame.unpersist()
         except (PySparkException, Py4JError, OSError) as exc:
-            logger.info("the anchor goes with its session: error=%s", exc)
+            logger.info("the placement table ends with its session: error=%s", exc)
 
     def _collect(self, spark: SparkSession, frame: DataFrame) -> list[Row]:
         """Run a job and return its rows; once more if it was cancelled as stalled."""

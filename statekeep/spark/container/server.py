@@ -130,7 +130,7 @@ class ContainerServer:
                 try:
                     self._outbox.remove(request)
                 except OSError as exc:  # the next application's sweep takes it
-                    logger.warning("hand-over is left: attempt=%s error=%s", key, exc)
+                    logger.warning("request stays in the outbox: attempt=%s error=%s", key, exc)
 
     async def _end_work(self) -> None:
         """Close within `_CLOSE_S`; then give up the blocking calls that keep it from ending.
@@ -334,7 +334,7 @@ class ContainerServer:
 
     def _refuse_older(self, key: tuple[int, int]) -> None:
         if key < self._newest:
-            msg = f"a newer attempt was handed over: attempt={key} newest={self._newest}"
+            msg = f"a newer attempt was submitted: attempt={key} newest={self._newest}"
             raise StateBackupError(msg)
 
     def _start_upload(self, request: HandOver) -> None:

@@ -185,7 +185,7 @@ class Committer:
         if errors:
             is_lost = {p: error.startswith(VERSION_NOT_HERE) for p, error in errors.items()}
             partition = min(errors, key=lambda p: (is_lost[p], p))
-            reason = f"hand-over failed: task={task_name(partition)} {errors[partition]}"
+            reason = f"submit failed: task={task_name(partition)} {errors[partition]}"
             end = self._abandon if is_lost[partition] else self._fail
             await end(attempt, reason)
             return
@@ -355,7 +355,7 @@ class Committer:
             return
         if attempt.follower is None:
             # Its batch was interrupted, or its record may not have landed: nobody works on it all.
-            await self._abandon(attempt, "it was not handed over")
+            await self._abandon(attempt, "it was not submitted")
             return
         await asyncio.wait([attempt.follower], timeout=timeout_s)
         if await self._make_void(attempt, "timed out"):
@@ -398,7 +398,7 @@ class Committer:
         if view.is_committed(plan.epoch, plan.attempt):
             self._succeeded(attempt, view.last_commit_position)
             return False
-        logger.warning("commit is void: checkpoint_id=%s reason=%s", plan.checkpoint_id, reason)
+        logger.warning("commit was aborted: checkpoint_id=%s reason=%s", plan.checkpoint_id, reason)
         self._note(
             "void", attempt_epoch=plan.epoch, attempt=plan.attempt, batch=plan.batch, reason=reason
         )

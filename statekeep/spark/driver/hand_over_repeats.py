@@ -53,11 +53,11 @@ class HandOverRepeats:
         if plan is None or now_ns < self._repeat_at_ns:
             return
         self._repeat_at_ns = now_ns + self._patience_ns
-        logger.warning("commit takes long, its hand-over is repeated: batch=%d", plan.batch)
+        logger.warning("commit takes long, its versions are submitted again: batch=%d", plan.batch)
         try:
             errors = await self._hand_over(plan)
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-            logger.warning("hand-over could not be repeated: error=%s", exc)
+            logger.warning("versions could not be submitted again: error=%s", exc)
             return
         lost = [p for p, error in errors.items() if error.startswith(VERSION_NOT_HERE)]
         await self._committer.void_if_lost({p: plan.versions[p] for p in lost})

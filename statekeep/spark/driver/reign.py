@@ -123,7 +123,7 @@ class Reign:
     def committer(self) -> Committer:
         """Its coroutines run by `run` alone."""
         if self._committer is None:
-            msg = "the reign has not begun"
+            msg = "the driver session has not begun"
             raise RuntimeError(msg)
         return self._committer
 

@@ -197,7 +197,7 @@ async def roll_forward(
         return await committer.record_now(key, attempt, gathered)
     except (CommitFailedError, CheckpointCorruptError, UnknownFormatError) as exc:
         logger.error(  # noqa: TRY400 - the text says it all
-            "open attempt cannot be completed, it is void: attempt=%d-%d batch=%d error=%s",
+            "open attempt cannot be completed, it is aborted: attempt=%d-%d batch=%d error=%s",
             *key,
             attempt.batch,
             exc,

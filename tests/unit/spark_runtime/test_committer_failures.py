@@ -119,7 +119,7 @@ async def test_an_attempt_whose_batch_was_interrupted_gives_way_to_the_next_unco
     again = await rig.begin(0, {0: V0, 1: V1})
     assert again.attempt == 2
     assert (rig.gate.timeouts, rig.gate.failures) == (0, 0)
-    assert [details["reason"] for _, details in rig.notes] == ["it was not handed over"]
+    assert [details["reason"] for _, details in rig.notes] == ["it was not submitted"]
 
 
 @pytest.mark.asyncio
@@ -204,7 +204,7 @@ async def test_a_void_attempt_is_told_with_its_reason() -> None:
     rig = await new_rig()
     plan = await rig.begin(0, {0: V0})
     await rig.committer.handed_over(plan, {0: "RetriableError: it does not start"})
-    reason = "hand-over failed: task=Partition 0 RetriableError: it does not start"
+    reason = "submit failed: task=Partition 0 RetriableError: it does not start"
     (note,) = rig.notes
     assert note == ("void", {"attempt_epoch": 1, "attempt": 1, "batch": 0, "reason": reason})
 

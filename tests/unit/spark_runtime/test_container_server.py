@@ -158,7 +158,7 @@ async def test_a_hand_over_that_waited_for_the_disk_while_a_newer_one_came_is_re
     older = await rig.ask(hand_over(attempt=1))
     assert newer == [Done()]
     assert isinstance(older, Refused)
-    assert "a newer attempt was handed over" in older.message
+    assert "a newer attempt was submitted" in older.message
     await until(lambda: rig.work.began == [2])
     rig.work.may_end.set()
     await until(lambda: not rig.server._uploads)
