@@ -59,7 +59,7 @@ bench-kafka: setup  ## The changelog beside a plain loop and Quix Streams (ARGS=
 	@.venv/quix/bin/python -m pip install --quiet 'quixstreams>=3.28,<4'
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.kafka_changelog --quix-python .venv/quix/bin/python $(ARGS)
 
-bench-growth: setup  ## What a job costs as it grows old, commit by commit (ARGS="--commits 2000 --tasks 8")
+bench-growth: setup  ## What a job costs as it grows old, commit by commit (ARGS="--commits 2000 --plot growth.svg")
 	@$(VENV)/python -m benchmarks.growth $(ARGS)
 
 bench-hdfs: setup  ## Commits and restores on a real HDFS, beside reading the same files plainly

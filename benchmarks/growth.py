@@ -1,99 +1,38 @@
-"""What a job's driver and its places cost as the job grows old: memory, log, requests, start.
+"""What a job and its backends cost as the job grows old: memory, log, index, requests, start.
 
-Commits pass on a simulated clock, over an in-process store, with the driver's own log writer and
-clean-up; uploads are two blobs a task, a file and its index. Everything that is measured at the
-first mark should be the same at the last one: the last row says by how much it grows with every
-thousand commits.
+Commits pass on a simulated clock, over an in-process store. A job on Spark is its driver's log session
+and clean-up; its uploads are two blobs a task, a file and its index. The scenario ``task`` is a whole task
+in plain Python: a real store, its deltas, snapshots and indexes. A commit of it takes five times as long,
+so it makes fewer of them.
+
+Everything that is measured at the first mark should be the same at the last one. The last row says by
+how much it grows with every thousand commits.
 """
 
 import argparse
 import asyncio
 import gc
-import hashlib
 import json
 import logging
+import sys
 import time
-import tracemalloc
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final
 
 import msgspec
-from typing_extensions import override
 
-from statekeep.backends.base import BlockingExecutor, TaskIdentity
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
-from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.index import (
-    SCHEMA_VERSION,
-    DirIndex,
-    FileBlob,
-    FileIndex,
-    FileMetadata,
-    SnapshotIndex,
-    SnapshotMetadata,
-    encode_index,
-)
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
-from statekeep.backends.blob.names import TaskPrefix, file_blob_name, index_blob_name
-from statekeep.backends.blob_store import BlobMetadata
-from statekeep.backends.wrappers import WrappedBlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import (
-    BackendName,
-    CheckpointV2,
-    Marker,
-    StoreName,
-    TaskName,
-)
-from statekeep.checkpoint.log_session import LogSession
-from statekeep.checkpoint.records import (
-    AttemptRecord,
-    BatchRecord,
-    CommitRecord,
-    JobIdentity,
-    PinRecord,
-    QueryState,
-    TaskBatch,
-    VoidRecord,
-)
-from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.config.load import load_dict
-from statekeep.spark.driver.clean_up import CleanUp
-from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.tasks import STATE_STORE, task_name
-from statekeep.spark.worker.job_spec import JobSpec
-from statekeep.testing.clock import FakeClock
-from statekeep.testing.executor import SerialExecutor
+from benchmarks.ageing import Ageing, AgeingJob, AgeingTask, stored
+from benchmarks.curves import Curve, draw
 
-T = TypeVar("T")
-
-BLOB: Final = BackendName("blob")
-SECONDS_A_COMMIT: Final = 10
 MARKS: Final = 8
-SCENARIOS: Final = ("plain", "pin", "voids", "damage")
-"""A pin on the first commit; a void attempt beside every other commit; a lost index behind a pin."""
-_METADATA: Final = BlobMetadata(task=None, store_name=None, payload_name="growth")
-
-
-class CountedBlobs(WrappedBlobStoreManager):
-    """Counts the calls of a client by their kind, and what they transfer."""
-
-    def __init__(self, inner: MemoryBlobStoreManager, counts: Counter[str]) -> None:
-        super().__init__(inner)
-        self._counts = counts
-
-    @override
-    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
-        answer = await call()
-        if operation != "init":
-            self._counts[operation] += 1
-        if operation == "list":
-            self._counts["names listed"] += len(cast("Sequence[str]", answer))
-        return answer
+SCENARIOS: Final = ("plain", "age", "pin", "voids", "damage", "task")
+"""Commits kept for an hour; a pin on the first commit; a void attempt beside every other commit; a lost
+index behind a pin; a task in plain Python."""
+AGE_MS: Final = 3_600_000
+TASK_SHARE: Final = 20
+"""Commits of a job on Spark for one of the task in plain Python."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +41,11 @@ class Mark:
 
     commits: int
     memory_kb: float
-    """Traced memory of the program, without what the in-process store holds."""
+    """Of all objects of the program, without what the in-process store holds."""
     log_records: int
+    log_kb: float
+    index_kb: float
+    """Of an index, on average."""
     blobs: int
     """That the store holds: log, checkpoints and state."""
     put: float
@@ -111,262 +53,76 @@ class Mark:
     list: float
     names_listed: float
     delete: float
-    clean_up_ms: float
-    """Of wall time, for one clean-up."""
+    other: float
+    """Looks for unfinished puts, and tags."""
+    commit_ms: float
+    """Of processor time, clean-up included."""
     start_ms: float
-    """Of wall time, for reading the log."""
+    """Of processor time: reading the log, and for the task in plain Python restoring."""
     start_requests: int
 
 
 _NAMES: Final = tuple(field.name for field in fields(Mark))
 
 
-class AgeingJob:
-    """Commits again and again; its newest attempts, pins and failures are those of a scenario."""
+def object_kb(left_out: dict[str, bytes]) -> float:
+    """Return the size of all Python objects of the program, but for those of a store.
 
-    def __init__(self, tasks: int, scenario: str, retain_ms: int) -> None:
-        self._root = f"growth-{tasks}-{scenario}"
-        forget_root(self._root)
-        self._tasks = range(tasks)
-        self._scenario = scenario
-        self._clock = FakeClock()
-        self._executor = SerialExecutor()
-        self.counts: Counter[str] = Counter()
-        self.clean_up_s = 0.0
-        config = load_dict(
-            {
-                "job.name": "j",
-                "job.logged.store.base.dir": str(Path("/nonexistent")),
-                "stores.backup.factories": "blob",
-                "blob.store.uri": "file:///nonexistent",
-                "checkpoint.retain.ms": str(retain_ms),
-            }
-        )
-        self._spec = JobSpec(
-            config=config,
-            job_uid="u",
-            log_backend="blob",
-            app_id="app",
-            operator=cast("OperatorSpec", None),
-            processor=b"",
-            python_path=(),
-        )
-        self._factories = {
-            BLOB: BlobBackendFactory(
-                BLOB, {"uri": "memory://growth"}, make_manager=self._make_manager
-            )
-        }
-        self._writer = LogSession(BlobJobLog(self.blobs(), "j"))
-        self._checkpoints = BlobCheckpointStore(self.blobs(), "j")
-        self._attempts = 0
-        self._batch = -1
-        self._clean_up = CleanUp(
-            spec=self._spec,
-            partitions=tasks,
-            factories=self._factories,
-            writer=self._writer,
-            checkpoints=self._checkpoints,
-            executor=self._executor,
-            clock=self._clock,
-        )
-
-    def blobs(self) -> CountedBlobs:
-        """Return a client of the job's store."""
-        return CountedBlobs(MemoryBlobStoreManager(self._root, self._executor), self.counts)
-
-    async def begin(self) -> None:
-        """Take the log over, as the driver of a new job does."""
-        await self._writer.open()
-        await self._writer.take_over("growth")
-        await self._commit_record(0, {}, batch=-1)
-
-    async def commit(self, number: int) -> None:
-        """Process a batch, commit it, and clean up."""
-        self._clock.advance(SECONDS_A_COMMIT)
-        if self._scenario == "voids" and number % 2:
-            await self._void()
-        self._batch += 1
-        version = f"{self._batch}_{self._uid('v')[:16]}"
-        await self._writer.append(
-            BatchRecord(
-                query_id="q",
-                batch=self._batch,
-                offsets=f'v1\n{{"batchTimestampMs":{self._clock.time_ns() // 1_000_000}}}\n[{number}]',
-                previous_commit='v1\n{"nextBatchWatermarkMs":0}',
-                tasks={
-                    str(task_name(p)): TaskBatch(
-                        version=version, rows_in=number, input_digest=self._uid(f"i{p}")[:32]
-                    )
-                    for p in self._tasks
-                },
-            )
-        )
-        attempt = await self._begin_attempt(version)
-        markers = {p: await self._upload(p, attempt) for p in self._tasks}
-        await self._commit_record(attempt, markers, batch=self._batch)
-        if self._scenario == "pin" and number == 1:
-            position = self._writer.view.last_commit_position
-            await self._writer.append(PinRecord(name="p", position=position))
-        if self._scenario == "damage" and number == 1:
-            position = self._writer.view.last_commit_position
-            await self._writer.append(PinRecord(name="p", position=position))
-            await MemoryBlobStoreManager(self._root, self._executor).delete(markers[0])
-        began = time.perf_counter()
-        await self._clean_up.run()
-        self.clean_up_s += time.perf_counter() - began
-
-    async def measure_start(self) -> tuple[float, int]:
-        """Return how long a successor reads the log, and with how many requests."""
-        before = self.counts.copy()
-        began = time.perf_counter()
-        await LogSession(BlobJobLog(self.blobs(), "j")).look()
-        elapsed_s = time.perf_counter() - began
-        made = self.counts - before
-        self.counts.subtract(made)
-        return elapsed_s * 1e3, sum(n for kind, n in made.items() if kind != "names listed")
-
-    async def held(self) -> tuple[int, int, int]:
-        """Return how many log records, how many blobs, and how many bytes the store holds."""
-        inner = MemoryBlobStoreManager(self._root, self._executor)
-        names = await inner.list("")
-        sizes = [len(await inner.get(name)) + len(name) + 150 for name in names]
-        return sum("/log/" in name for name in names), len(names), sum(sizes)
-
-    async def _begin_attempt(self, version: str) -> int:
-        self._attempts += 1
-        names = [str(task_name(p)) for p in self._tasks]
-        await self._writer.append(
-            AttemptRecord(
-                attempt=self._attempts,
-                batch=self._batch,
-                checkpoint_id=CheckpointId.at(self._clock.time_ns()).serialize(),
-                versions=dict.fromkeys(names, version),
-                uploads=names,
-            )
-        )
-        return self._attempts
-
-    async def _void(self) -> None:
-        attempt = await self._begin_attempt("0_0")
-        await self._writer.append(VoidRecord(attempt_epoch=1, attempt=attempt, reason="growth"))
-
-    async def _upload(self, partition: int, attempt: int) -> Marker:
-        """Upload one file and its index, and tell so, as the container of a task does."""
-        blobs, uid = self.blobs(), self._uid(f"u{partition}")[:16]
-        prefix = TaskPrefix(BLOB, self._spec.task(partition)).attempt(STATE_STORE, 1, attempt)
-        blob_id = await blobs.put(file_blob_name(prefix, uid, 0, "f"), b"content", _METADATA)
-        data = _index(self._spec.task(partition), STATE_STORE, blob_id, attempt)
-        marker = Marker(await blobs.put(index_blob_name(prefix, uid, data), data, _METADATA))
-        name = task_name(partition)
-        await self._checkpoints.write(f"1-{attempt}", TaskName(name), b"told")
-        return marker
-
-    async def _commit_record(
-        self, attempt: int, markers: Mapping[int, Marker], *, batch: int
-    ) -> None:
-        checkpoint_id = CheckpointId.at(self._clock.time_ns())
-        await self._writer.append(
-            CommitRecord(
-                attempt_epoch=1,
-                attempt=attempt,
-                batch=batch,
-                checkpoint_id=checkpoint_id.serialize(),
-                identity=JobIdentity(job_uid="u", job_name="j", partitions=len(self._tasks)),
-                checkpoints={
-                    str(task_name(p)): msgspec.Raw(
-                        encode_checkpoint_v2(
-                            CheckpointV2(checkpoint_id, {}, {BLOB: {STATE_STORE: marker}})
-                        )
-                    )
-                    for p, marker in markers.items()
-                },
-                versions={str(task_name(p)): f"{batch}_{self._uid('v')[:16]}" for p in markers},
-                query=QueryState(query_id="q", metadata="{}", offsets="v1"),
-            )
-        )
-
-    def _uid(self, what: str) -> str:
-        return hashlib.sha256(f"{what} {self._batch} {self._attempts}".encode()).hexdigest()
-
-    def _make_manager(self, _: Mapping[str, str], __: BlockingExecutor) -> CountedBlobs:
-        return self.blobs()
+    Counted once at each mark: tracing each allocation takes longer than what is measured.
+    """
+    gc.collect()
+    seen = {id(left_out), *map(id, left_out), *map(id, left_out.values())}
+    total, waiting = 0, list(gc.get_objects())
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or found is seen:
+            continue
+        seen.add(id(found))
+        total += len(bytes(found)) if isinstance(found, msgspec.Raw) else sys.getsizeof(found)
+        # The others are in the list already.
+        waiting += [each for each in gc.get_referents(found) if not gc.is_tracked(each)]
+    return round(total / 1024, 1)
 
 
-def _index(task: TaskIdentity, store: StoreName, blob_id: str, number: int) -> bytes:
-    """Return the bytes of an index that names one file."""
-    plain = FileMetadata(
-        creation_time_millis=0,
-        last_modified_time_millis=0,
-        size=7,
-        owner="",
-        group="",
-        permissions="rw-------",
-    )
-    file = FileIndex(
-        file_name="f",
-        blobs=(FileBlob(blob_id=blob_id, offset=0),),
-        file_metadata=plain,
-        checksum=0,
-    )
-    return encode_index(
-        SnapshotIndex(
-            creation_time_millis=0,
-            snapshot_metadata=SnapshotMetadata(
-                checkpoint_id=f"{number}-1",
-                job_name=task.job_name,
-                job_id="1",
-                task_name=task.task_name,
-                store_name=store,
-            ),
-            dir_index=DirIndex(
-                dir_name="",
-                files_present=(file,),
-                files_removed=(),
-                sub_dirs_present=(),
-                sub_dirs_removed=(),
-            ),
-            prev_snapshot_index_blob_id=None,
-            schema_version=SCHEMA_VERSION,
-            version=f"{number}_0",
-        )
-    )
-
-
-async def grow(commits: int, tasks: int, scenario: str, retain_ms: int) -> list[Mark]:
-    """Let a job commit so often, and measure it `MARKS` times, at even distances."""
-    job = AgeingJob(tasks, scenario, retain_ms)
+async def grow(job: Ageing, commits: int) -> list[Mark]:
+    """Let a job commit so often; measure it `MARKS` times, at even distances, and print that."""
+    print_row([name.replace("_", " ") for name in _NAMES])
     await job.begin()
     marks: list[Mark] = []
     step = max(1, commits // MARKS)
-    tracemalloc.start()
+    began_s = time.process_time()
     for number in range(1, step * MARKS + 1):
         await job.commit(number)
         if number % step:
             continue
+        commit_ms = (time.process_time() - began_s) / step * 1e3
         per = {kind: round(count / step, 2) for kind, count in job.counts.items()}
-        records, blobs, held = await job.held()
-        gc.collect()
-        memory_kb = (tracemalloc.get_traced_memory()[0] - held) / 1024
+        held = job.held()
+        memory_kb = object_kb(stored(job.root))
         start_ms, requests = await job.measure_start()
         marks.append(
             Mark(
                 commits=number,
-                memory_kb=round(memory_kb, 1),
-                log_records=records,
-                blobs=blobs,
+                memory_kb=memory_kb,
+                log_records=held.log_records,
+                log_kb=held.log_kb,
+                index_kb=held.index_kb,
+                blobs=held.blobs,
                 put=per.get("put", 0),
                 get=per.get("get", 0),
                 list=per.get("list", 0),
                 names_listed=per.get("names listed", 0),
                 delete=per.get("delete", 0),
-                clean_up_ms=round(job.clean_up_s / step * 1e3, 2),
+                other=per.get("other", 0),
+                commit_ms=round(commit_ms, 2),
                 start_ms=round(start_ms, 1),
                 start_requests=requests,
             )
         )
+        print_row(list(asdict(marks[-1]).values()))
         job.counts.clear()
-        job.clean_up_s = 0.0
-    tracemalloc.stop()
+        began_s = time.process_time()
+    await job.end()
     return marks
 
 
@@ -388,37 +144,61 @@ def slopes(marks: Sequence[Mark]) -> dict[str, float]:
     return found
 
 
-def print_table(marks: Sequence[Mark]) -> None:
-    """Print a row for each mark, and the slopes."""
-    rows = [[str(getattr(mark, name)) for name in _NAMES] for mark in marks]
-    rows.append(["per 1,000", *(f"{slope:+}" for slope in slopes(marks).values())])
-    table = [[name.replace("_", " ") for name in _NAMES], *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+def print_row(cells: Sequence[object]) -> None:
+    """Print a row of the table at once: a long run is looked at while it goes on."""
+    names = [name.replace("_", " ") for name in _NAMES]
+    padded = (str(cell).rjust(max(len(name), 9)) for cell, name in zip(cells, names, strict=True))
+    print("  ".join(padded), flush=True)
+
+
+def job_of(scenario: str, tasks: int, retain_ms: int) -> Ageing:
+    """Return what a scenario measures."""
+    if scenario == "task":
+        return AgeingTask()
+    return AgeingJob(tasks, scenario, AGE_MS if scenario == "age" else retain_ms)
+
+
+def curves(scenario: str, marks: Sequence[Mark]) -> list[Curve]:
+    """Return a curve for each figure."""
+    return [
+        Curve(
+            f"{scenario}: {name.replace('_', ' ')}",
+            [(mark.commits, float(getattr(mark, name))) for mark in marks],
+        )
+        for name in _NAMES[1:]
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print a table for each scenario."""
+    """Measure, print a table for each scenario, and write figures and curves where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commits", type=int, default=100_000)
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--retain-ms", type=int, default=0, help="checkpoint.retain.ms of the job")
-    parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="default: plain")
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, action="append", help="default: plain and task"
+    )
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--plot", type=Path, help="file for the curves, as SVG")
     given = parser.parse_args(arguments)
     logging.disable(logging.ERROR)  # a damaged index is told at every clean-up
     figures: dict[str, object] = {}
-    for scenario in given.scenario or ["plain"]:
-        print(f"{scenario}: {given.commits} commits, {given.tasks} tasks")
-        marks = asyncio.run(grow(given.commits, given.tasks, scenario, given.retain_ms))
-        print_table(marks)
+    drawn: list[Curve] = []
+    for scenario in given.scenario or ["plain", "task"]:
+        commits = given.commits // (TASK_SHARE if scenario == "task" else 1)
+        print(f"{scenario}: {commits} commits", flush=True)
+        job = job_of(scenario, given.tasks, given.retain_ms)
+        marks = asyncio.run(grow(job, commits))
+        print_row(["per 1,000", *(f"{slope:+}" for slope in slopes(marks).values())])
         figures[scenario] = {
             "marks": [asdict(mark) for mark in marks],
             "per 1,000 commits": slopes(marks),
         }
+        drawn += curves(scenario, marks)
     if given.json is not None:
         given.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if given.plot is not None:
+        given.plot.write_text(draw(drawn), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""What the growth bench measures: a job that commits on and on takes no more memory for it."""
+
+import asyncio
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from benchmarks.ageing import Ageing, AgeingJob, AgeingTask
+from benchmarks.curves import Curve, draw
+from benchmarks.growth import Mark, grow, slopes
+
+DAY_MS = 86_400_000
+
+
+def measured(job: Ageing, commits: int) -> list[Mark]:
+    return asyncio.run(grow(job, commits))
+
+
+def test_commits_kept_by_age_stay_out_of_memory() -> None:
+    marks = measured(AgeingJob(16, "plain", DAY_MS), 80)
+    # A commit of 16 tasks takes 10 kB in full, and less than 1 kB as a line.
+    assert slopes(marks[3:])["memory_kb"] < 1_000
+    assert marks[-1].log_records > marks[0].log_records
+    assert marks[-1].get <= marks[0].get + 1
+
+
+def test_what_a_job_holds_and_asks_for_does_not_grow() -> None:
+    marks = measured(AgeingJob(2, "plain", 0), 80)
+    for name in ("log_records", "blobs", "put", "get", "list", "start_requests"):
+        assert getattr(marks[-1], name) == pytest.approx(getattr(marks[3], name), rel=0.1), name
+
+
+def test_a_task_in_plain_python_is_measured_with_its_indexes() -> None:
+    marks = measured(AgeingTask(), 16)
+    assert marks[-1].index_kb > 0
+    assert marks[-1].start_requests > 0
+
+
+def test_curves_are_drawn_from_zero() -> None:
+    drawn = ET.fromstring(draw([Curve("a < b", [(0, 1), (10, 1)]), Curve("none", [])]))  # noqa: S314 - our own
+    lines = [e.get("points") for e in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert lines == ["30.0,30.0 245.0,30.0", ""]
