@@ -17,6 +17,8 @@ from statekeep.cli.app import app
 from statekeep.commit.metrics import COUNTERS, GAUGES, TIMERS
 from statekeep.config.load import load_properties
 from statekeep.config.lookup import find_key
+from statekeep.spark.dataframe import _STATELESS
+from statekeep.spark.sinks import _OTHERS, FILE_FORMATS
 
 PARSED = "scripts/check_docs.py"
 """Needs what no test machine has, such as a database, or has holes: its syntax is checked."""
@@ -24,6 +26,7 @@ ON_SPARK = "tests/spark/test_pages_on_spark.py"
 README = "tests/spark/test_readme_on_spark.py"
 START = "tests/spark/test_start_page.py"
 MIGRATION = "tests/unit/cli/test_migration_page.py"
+AFTER = "docs/how-to/after-the-operator.md"
 BACKEND = "docs/how-to/write-a-backend.md"
 PROGRAMS = {
     "README.md": {("Use it", README)},
@@ -174,3 +177,15 @@ def test_the_settings_that_pages_name_are_known(page: str, key: str) -> None:
         assert f"`{key}" in text_of("docs/reference/settings.md") or key.startswith("backends.")
     else:
         find_key(re.sub(r"<\w+>", "s1", key), page)
+
+
+def test_the_page_lists_what_works_after_the_operator() -> None:
+    rows = re.findall(
+        r"^\| (?!works)[a-z ]+ \| (.*) \|$", text_of(AFTER).partition("##")[0], re.MULTILINE
+    )
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == _STATELESS
+
+
+@pytest.mark.parametrize("name", [*FILE_FORMATS, *_OTHERS])
+def test_the_page_lists_every_sink(name: str) -> None:
+    assert re.search(rf'`(format\(")?{name}("\))?`', text_of(AFTER)) is not None
