@@ -188,8 +188,8 @@ class SealedJobLog(JobLog):
         self._note(_Mark(position, made.link, made.key_check))
 
     @override
-    async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
-        records = await self._log.read(start)
+    async def read(self, start: int, *, limit: int | None = None) -> Sequence[tuple[int, bytes]]:
+        records = await self._log.read(start, limit=limit)
         opened = await self._sealer.executor.run(self._open_all, records, self._last)
         for mark, _ in opened:
             self._note(mark)

@@ -44,8 +44,10 @@ class JobLog(ABC):
         """
 
     @abstractmethod
-    async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
-        """Return the records from position ``start`` to the end, in order, without gaps.
+    async def read(self, start: int, *, limit: int | None = None) -> Sequence[tuple[int, bytes]]:
+        """Return the records from position ``start`` on, in order, without gaps.
+
+        All to the end of the log, or the first ``limit`` of them: fewer than that are the end.
 
         What is below the floor is left out, even where it is still there: the first position
         returned is then the floor instead of ``start``. The floor that counts is one read *after*

@@ -429,10 +429,13 @@ class LogSession:
 
     async def _catch_up(self, *appends: _Append) -> None:
         """Fold what was written since, and find out where own records landed, by their nonces."""
-        for position, record in await self._reader.catch_up():
+
+        def find_own(position: int, record: Record) -> None:
             for append in (*appends, *self._unsettled):
                 if append.stamped.nonce == record.nonce:
                     append.position = position
+
+        await self._reader.catch_up(find_own)
 
     def _raise_if_fenced(self) -> None:
         newer_epoch = max(self._fenced_by, self.view.epoch)

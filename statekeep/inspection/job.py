@@ -312,7 +312,9 @@ async def open_job(
     async with open_log_place(config, clock, task=task) as place:
         # Asked first: where a log is a topic, what is not there is read in vain for long.
         reader = LogReader(place.log)
-        records = await reader.catch_up() if await place.log.is_there() else ()
+        records: list[tuple[int, Record]] = []
+        if await place.log.is_there():
+            await reader.catch_up(lambda position, record: records.append((position, record)))
         if not records:
             raise _no_such_job(config, place.log_backend, task)
         reader.require_here()

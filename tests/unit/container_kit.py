@@ -202,8 +202,8 @@ class _HeldLog(JobLog):
         raise RetriableError("the answer was lost")
 
     @override
-    async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
-        return await self._inner.read(start)
+    async def read(self, start: int, *, limit: int | None = None) -> Sequence[tuple[int, bytes]]:
+        return await self._inner.read(start, limit=limit)
 
     @override
     async def read_floor(self) -> int:

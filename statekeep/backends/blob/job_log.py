@@ -65,6 +65,8 @@ class BlobJobLog(JobLog):
         self._new_uid = new_uid
         self._trimmed_to: int | None = None
         """Below this floor nothing is left, by a trim of this object's own."""
+        self._newest_listed = -1
+        """Position of the newest record that a listing has shown: a read that ends before has lost some."""
 
     @override
     async def probe(self) -> None:
@@ -90,21 +92,27 @@ class BlobJobLog(JobLog):
             raise PositionTakenError(position)
 
     @override
-    async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
+    async def read(self, start: int, *, limit: int | None = None) -> Sequence[tuple[int, bytes]]:
         await self._blobs.init()
         while True:
-            records = await self._fetch(start)
+            records = await self._fetch(start, limit)
             # Read last: what was at a position below a floor that is raised by now may have been
             # deleted, or even written anew by a fenced writer.
             floor = await self.read_floor()
             if floor <= start:
                 break
             start = floor
-        for expected, (position, _) in enumerate(records, start):
-            if position != expected:
+        found: list[tuple[int, bytes]] = []
+        for expected, (position, data) in enumerate(records, start):
+            if position != expected or data is None:
                 msg = f"a record of the job log is missing: {self._place} position={expected}"
                 raise CheckpointCorruptError(msg)
-        return records
+            found.append((position, data))
+        end = start + len(found)
+        if (limit is None or len(found) < limit) and end <= self._newest_listed:
+            msg = f"a record of the job log is missing: {self._place} position={end}"
+            raise CheckpointCorruptError(msg)
+        return found
 
     @override
     async def read_at(self, positions: Collection[int]) -> Sequence[tuple[int, bytes]]:
@@ -158,16 +166,16 @@ class BlobJobLog(JobLog):
 
         await self._blobs.remove_unfinished(f"{self._scope}/log/", is_trimmed)
 
-    async def _fetch(self, start: int) -> list[tuple[int, bytes]]:
-        """Return the records from ``start`` on, in order; one that went meanwhile is left out."""
-        listed = await self._listed_from(start)
-        positions = sorted(position for position in listed if position >= start)
+    async def _fetch(self, start: int, limit: int | None) -> list[tuple[int, bytes | None]]:
+        """Return the first records from ``start`` on, in order; None for one that went meanwhile."""
+        listed = await self._listed_from(start, limit)
+        self._newest_listed = max([self._newest_listed, *listed])
+        positions = sorted(position for position in listed if position >= start)[:limit]
         contents = await run_bounded([partial(self._get, listed[p]) for p in positions])
-        pairs = zip(positions, contents, strict=True)
-        return [(position, data) for position, data in pairs if data is not None]
+        return list(zip(positions, contents, strict=True))
 
-    async def _listed_from(self, start: int) -> dict[int, str]:
-        """Return the records from ``start`` on, and perhaps some before: their positions and ids.
+    async def _listed_from(self, start: int, limit: int | None) -> dict[int, str]:
+        """Return the first records from ``start`` on, and perhaps some before: positions and ids.
 
         All are listed unless the record before ``start`` is there: what is read then goes on where
         something was read before.
@@ -178,7 +186,8 @@ class BlobJobLog(JobLog):
         found = await self._listed_block(block)
         if start - 1 not in found:
             return await self._listed("log", _RECORD)
-        while max(found) >= (block + 1) * _BLOCK - _NEAR_END:
+        end = None if limit is None else start + limit
+        while max(found) >= (block + 1) * _BLOCK - _NEAR_END and (end is None or max(found) < end):
             block += 1
             found |= await self._listed_block(block)
         return found

@@ -105,7 +105,7 @@ class KafkaJobLog(JobLog):
         await self._write_if(lambda: at_position(self._next_position), b"%d" % position, data)
 
     @override
-    async def read(self, start: int) -> Sequence[tuple[int, bytes]]:
+    async def read(self, start: int, *, limit: int | None = None) -> Sequence[tuple[int, bytes]]:
         if start < self._passed:
             self._passed = self._next_offset = 0
             self._records.clear()
@@ -122,7 +122,7 @@ class KafkaJobLog(JobLog):
         self._passed = start
         for position in [p for p in self._records if p < start]:
             del self._records[position]
-        return found
+        return found[:limit]
 
     @override
     async def read_at(self, positions: Collection[int]) -> Sequence[tuple[int, bytes]]:

@@ -14,7 +14,12 @@ from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.job_log import PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.records import EpochRecord, encode_record
-from statekeep.errors import BlobExistsError, CheckpointCorruptError, ConfigError
+from statekeep.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    ConfigError,
+)
 
 T = TypeVar("T")
 
@@ -325,6 +330,48 @@ async def test_records_that_are_lost_at_the_end_of_a_block_are_missed(
 
     with pytest.raises(CheckpointCorruptError, match="position=990"):
         await BlobJobLog(blobs, "job").read(990)
+
+
+@pytest.mark.parametrize("limit", [400, 1_000, 3_000])
+async def test_records_are_read_so_many_at_a_time(limit: int) -> None:
+    blobs = new_blobs()
+    for position in range(2_105):
+        await blobs.put(f"job/log/{position:020d}.json", b"x", METADATA)
+    log, found = BlobJobLog(blobs, "job"), list[int]()
+    while records := await log.read(len(found), limit=limit):
+        assert len(records) <= limit
+        found += [position for position, _ in records]
+    assert found == list(range(2_105))
+
+
+async def test_a_hole_is_not_the_end_of_a_log_that_is_read_in_parts() -> None:
+    blobs = new_blobs()
+    for position in (*range(1_850), *range(2_000, 2_100)):
+        await blobs.put(f"job/log/{position:020d}.json", b"x", METADATA)
+    log = BlobJobLog(blobs, "job")
+
+    assert len(await log.read(0, limit=1_000)) == 1_000
+    with pytest.raises(CheckpointCorruptError, match="position=1850"):
+        await log.read(1_000, limit=1_000)
+
+
+class LosingOne(WrappedBlobStoreManager):
+    """Loses a record after it was listed."""
+
+    @override
+    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
+        if operation == "get" and subject.endswith("00005.json"):
+            raise BlobNotFoundError(subject)
+        return await call()
+
+
+async def test_a_record_that_goes_while_it_is_read_is_not_the_end() -> None:
+    blobs = new_blobs()
+    for position in range(10):
+        await blobs.put(f"job/log/{position:020d}.json", b"x", METADATA)
+
+    with pytest.raises(CheckpointCorruptError, match="position=5"):
+        await BlobJobLog(LosingOne(blobs), "job").read(0, limit=6)
 
 
 async def test_a_log_whose_floor_is_lost_is_not_empty(blobs: BlobStoreManager) -> None:

@@ -7,6 +7,7 @@ from newer_frames import of_next_format
 
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.checkpoint import log_reader
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import reset_log
 from statekeep.checkpoint.records import EpochRecord, Record, ReleaseRecord, encode_record
@@ -22,10 +23,16 @@ async def test_each_record_is_returned_once_with_its_position() -> None:
     writer = await driver_on(blobs)
     reader = LogReader(log_on(blobs))
 
-    assert [position for position, _ in await reader.catch_up()] == [0]
+    found: list[int] = []
+
+    def take(position: int, _: Record) -> None:
+        found.append(position)
+
+    assert await reader.catch_up(take) == 1
     await writer.append(commit_record(1))
-    assert [position for position, _ in await reader.catch_up()] == [1]
-    assert await reader.catch_up() == []
+    assert await reader.catch_up(take) == 1
+    assert await reader.catch_up(take) == 0
+    assert found == [0, 1]
     assert reader.view == writer.view
 
 
@@ -53,6 +60,19 @@ async def committed_often(blobs: MemoryBlobStoreManager, count: int) -> LogReade
     reader = LogReader(log_on(blobs))
     await reader.catch_up()
     return reader
+
+
+async def test_a_long_log_is_read_in_parts_and_gives_the_same_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blobs = new_blobs()
+    whole = await committed_often(blobs, 25)
+    for at_once in (1, 2, 26, 27):
+        monkeypatch.setattr(log_reader, "_AT_ONCE", at_once)
+        parts = LogReader(log_on(blobs))
+        assert await parts.catch_up() == 26
+        assert parts.view == whole.view
+        assert parts.link == whole.link
 
 
 async def test_commits_that_are_not_in_memory_are_read_from_the_log() -> None:
