@@ -83,7 +83,7 @@ class Anchor:
         self.tag = tag
         self._is_given_up = False
         self._buckets = bucket_values(len(self.slots))
-        self._columns: tuple[Column, ...] | None = None
+        self._columns: tuple[StructType, tuple[Column, ...]] | None = None
         with fixed_partitioning(spark):
             self._frame = self._cache()
             self._hinted = self._frame.hint("shuffle_hash")
@@ -116,6 +116,7 @@ class Anchor:
         key_columns: Sequence[str],
         only: Collection[int] | None,
         is_sorted: bool,
+        first: Column | None = None,
     ) -> list[Row]:
         """Route the rows of ``data`` to their slots, run ``function``, return what it yields.
 
@@ -124,19 +125,21 @@ class Anchor:
             function: Gets the columns of ``schema``, `DIGEST_COLUMN`, an order-free hash of each
                 row, and `TASK_COLUMN`; yields rows of `ANSWER_COLUMN`, a text, and `OUTPUT_COLUMN`,
                 a list of bytes.
-            schema: What is sent to Python; the same in every call.
+            schema: What is sent to Python.
             key_columns: Route rows; rows of one key go to one task.
             only: Drop the rows of other tasks before the shuffle; None keeps all.
             is_sorted: Let Spark sort each slot by task and key, spilling to disk where it must.
+            first: True for rows that come before all others of their task, if sorted.
         """
-        if self._columns is None:
-            self._columns = self._routed_columns(schema, key_columns)
-        routed = data.select(*self._columns)
+        if self._columns is None or self._columns[0] != schema:
+            self._columns = schema, self._routed_columns(schema, key_columns)
+        sent = data.select(*self._columns[1])
         if only is not None:
-            routed = routed.where(column(TASK_COLUMN).isin(sorted(only)))
-        rows = routed.join(self._hinted, BUCKET_COLUMN)
+            sent = sent.where(column(TASK_COLUMN).isin(sorted(only)))
+        rows = sent.join(self._hinted, BUCKET_COLUMN)
         if is_sorted:
-            rows = rows.sortWithinPartitions(TASK_COLUMN, *map(column, key_columns))
+            order = [] if first is None else [first.desc()]
+            rows = rows.sortWithinPartitions(TASK_COLUMN, *order, *map(column, key_columns))
         frame = rows.mapInArrow(function, _PROCESSED)
         return self._collect(data.sparkSession, frame)
 
@@ -188,11 +191,11 @@ class Anchor:
             return frame.collect()
 
     def _routed_columns(self, schema: StructType, key_columns: Sequence[str]) -> tuple[Column, ...]:
-        """Return the columns that are sent: made once, as each costs calls into the JVM."""
+        """Return the columns that are sent: made once for a schema, as each costs calls into the JVM."""
         taken = {BUCKET_COLUMN, DIGEST_COLUMN, TASK_COLUMN} & set(schema.names)
         if taken:
             raise ConfigError(f"column names are reserved: columns={','.join(sorted(taken))}")
-        task = F.pmod(F.hash(*_routed(schema, key_columns)), F.lit(self.tasks)).cast("int")
+        task = F.pmod(F.hash(*routed(schema, key_columns)), F.lit(self.tasks)).cast("int")
         bucket_of = {
             number: bucket
             for tasks, bucket in zip(self.slots, self._buckets, strict=True)
@@ -342,7 +345,7 @@ def bucket_values(count: int) -> list[int]:
     return [found[partition] for partition in range(count)]
 
 
-def _routed(schema: StructType, key_columns: Sequence[str]) -> list[Column]:
+def routed(schema: StructType, key_columns: Sequence[str]) -> list[Column]:
     """Return the key columns as they are hashed: -0.0 becomes 0.0, as groupBy has it."""
     return [
         column(name) + F.lit(0.0).cast(schema[name].dataType)

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
+from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.writer import StatefulStreamWriter
 
@@ -71,14 +72,14 @@ class StatefulDataFrame:
         operator: OperatorSpec,
         config: Config,
         *,
-        output_mode: str,
+        initial: InitialState | None = None,
         shape: DataFrame | None = None,
         transformations: tuple[Transformation, ...] = (),
     ) -> None:
         self._source = source
         self._operator = operator
         self._config = config
-        self._output_mode = output_mode
+        self._initial = initial
         self._shape = shape or source.sparkSession.createDataFrame([], operator.output_schema)
         self._transformations = transformations
 
@@ -106,7 +107,7 @@ class StatefulDataFrame:
     def writeStream(self) -> StatefulStreamWriter:  # noqa: N802 - Spark's name
         """Begin to write the stream."""
         return StatefulStreamWriter(
-            self._source, self._operator, self._config, self._output_mode, self._transformations
+            self._source, self._operator, self._config, self._transformations, self._initial
         )
 
     def printSchema(self, level: int | None = None) -> None:  # noqa: N802 - Spark's name
@@ -145,7 +146,7 @@ class StatefulDataFrame:
             self._source,
             self._operator,
             self._config,
-            output_mode=self._output_mode,
+            initial=self._initial,
             shape=apply(self._shape),
             transformations=(*self._transformations, apply),
         )

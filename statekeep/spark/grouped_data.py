@@ -7,6 +7,7 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,14 +20,19 @@ from pyspark.sql.types import DataType, StructType
 from statekeep.config.load import load_spark_conf
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
+from statekeep.spark.batch_query import transform_batch
 from statekeep.spark.dataframe import StatefulDataFrame
 from statekeep.spark.given_settings import Settings, read_settings
+from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.declarations import check_declarations
+from statekeep.spark.operator.inputs import FrameLimits
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.redaction import check_redaction
 from statekeep.spark.session import check_session
 
 _OUTPUT_MODES = ("append", "update")
+_INT_TO_DECIMAL = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
+_NO_LIMIT = (1 << 31) - 1
 _STATEFUL = {
     "Aggregate": "an aggregation",
     "Deduplicate": "dropDuplicates",
@@ -41,10 +47,11 @@ _STATEFUL = {
 
 
 def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGroupedData":
-    """Wrap a grouped streaming frame so that its stateful operators run on statekeep.
+    """Wrap a grouped frame so that its stateful operators run on statekeep.
 
     Args:
-        data: ``df.groupBy(...)`` of a streaming frame.
+        data: ``df.groupBy(...)`` of a streaming frame; or of a batch frame, whose state is dropped
+            at the end of the query, as in Spark.
         settings: Statekeep's keys, over those in the Spark conf (``spark.statekeep.*``). Over both
             goes the environment of the driver (``STATEKEEP__*``).
 
@@ -53,18 +60,17 @@ def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGro
             Spark's UI shows a secret, or a stateful Spark operator is upstream.
     """
     frame: DataFrame = data._df  # noqa: SLF001 - GroupedData has no public way to its frame
-    check_session(frame.sparkSession)
-    if not frame.isStreaming:
-        msg = "not a streaming frame: statekeep keeps the state of streams"
-        raise ConfigError(msg, hint="read the input by spark.readStream")
+    # The state of a batch frame begins and ends with a query: nothing has to stay in its place.
+    check_session(frame.sparkSession, is_forced=not frame.isStreaming)
     _check_upstream(frame)
     conf = load_spark_conf(frame.sparkSession.sparkContext.getConf().getAll())
-    check_redaction(frame.sparkSession, conf)
+    if frame.isStreaming:
+        check_redaction(frame.sparkSession, conf)
     return StatefulGroupedData(frame, _keys(data, frame), read_settings(settings, conf))
 
 
 class StatefulGroupedData:
-    """A grouped stream: what Spark's `GroupedData` offers for state, with the same arguments."""
+    """A grouped stream or batch: what Spark's `GroupedData` offers for state, with the same arguments."""
 
     def __init__(self, frame: DataFrame, keys: Mapping[str, Column | None], config: Config) -> None:
         self._frame = frame
@@ -79,12 +85,15 @@ class StatefulGroupedData:
         timeMode: str,  # noqa: N803
         initialState: GroupedData | None = None,  # noqa: N803
         eventTimeColumnName: str = "",  # noqa: N803
-    ) -> StatefulDataFrame:
+    ) -> Any:  # noqa: ANN401 - see `_transform`
         """Run a processor on rows, as ``GroupedData.transformWithState`` does.
+
+        Returns:
+            A `StatefulDataFrame`; of a batch frame, a `DataFrame`.
 
         Raises:
             ConfigError: The processor cannot be sent to executors, or an argument, or ``init``, asks
-                for what is not supported yet: timers, TTL, initial state.
+                for what is not supported yet: timers, TTL.
             StateSchemaError: A state variable that ``init`` declares cannot be kept. As in Spark, it is
                 called on the driver once, and `close` after it.
         """
@@ -93,7 +102,8 @@ class StatefulGroupedData:
             outputStructType,
             outputMode,
             timeMode,
-            has_more=initialState is not None or bool(eventTimeColumnName),
+            initialState,
+            eventTimeColumnName,
             is_pandas=False,
         )
 
@@ -105,7 +115,7 @@ class StatefulGroupedData:
         timeMode: str,  # noqa: N803
         initialState: GroupedData | None = None,  # noqa: N803
         eventTimeColumnName: str = "",  # noqa: N803
-    ) -> StatefulDataFrame:
+    ) -> Any:  # noqa: ANN401 - see `_transform`
         """Run a processor on pandas frames, as ``GroupedData.transformWithStateInPandas`` does.
 
         Raises:
@@ -116,29 +126,30 @@ class StatefulGroupedData:
             outputStructType,
             outputMode,
             timeMode,
-            has_more=initialState is not None or bool(eventTimeColumnName),
+            initialState,
+            eventTimeColumnName,
             is_pandas=True,
         )
 
-    def _transform(
+    def _transform(  # noqa: PLR0917 - Spark's arguments, in Spark's order
         self,
         processor: StatefulProcessor,
         output: StructType | str,
         output_mode: str,
         time_mode: str,
+        initial_data: GroupedData | None,
+        event_time_column: str,
         *,
-        has_more: bool,
         is_pandas: bool,
-    ) -> StatefulDataFrame:
-        _check_modes(output_mode, time_mode, has_more=has_more)
+    ) -> Any:  # noqa: ANN401 - a StatefulDataFrame, or a DataFrame of a batch
+        _check_modes(output_mode, time_mode, event_time_column)
         pickled = _pickled(processor)
         schema = output if isinstance(output, StructType) else _parse_schema(output)
-        frame = self._frame
-        for name, expression in self._keys.items():
-            if expression is not None:
-                frame = frame.withColumn(name, expression)
+        frame = _with_keys(self._frame, self._keys)
         key_schema = StructType([frame.schema[name] for name in self._keys])
-        check_declarations(cloudpickle.loads(pickled), key_schema)
+        declared = check_declarations(cloudpickle.loads(pickled), key_schema)
+        conf = frame.sparkSession.conf
+        initial = None if initial_data is None else _initial_state(initial_data, key_schema)
         operator = OperatorSpec(
             processor=processor,
             key_columns=tuple(self._keys),
@@ -147,9 +158,26 @@ class StatefulGroupedData:
             output_schema=schema,
             is_pandas=is_pandas,
             grouping_max_bytes=self._config.task.grouping_max_bytes,
-            time_zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
+            time_zone=str(conf.get("spark.sql.session.timeZone")),
+            declared=declared,
+            frame_limits=FrameLimits(
+                _limit(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")),
+                _limit(conf.get("spark.sql.execution.arrow.maxBytesPerBatch", "64m")),
+            ),
+            initial_state=None if initial is None else initial.spec,
+            is_int_taken_for_decimal=conf.get(_INT_TO_DECIMAL, "false") == "true",
         )
-        return StatefulDataFrame(frame, operator, self._config, output_mode=output_mode)
+        if not frame.isStreaming:
+            return transform_batch(frame, operator, pickled, initial)
+        return StatefulDataFrame(frame, operator, self._config, initial=initial)
+
+
+def _limit(text: str | None) -> int:
+    """Read a limit of Spark's Arrow batches: a number of rows, or of bytes with a unit or without."""
+    match = re.fullmatch(r"(-?\d+)([kmg]?)b?", (text or "-1").lower())
+    if match is None or int(match[1]) <= 0:
+        return _NO_LIMIT
+    return min(int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]], _NO_LIMIT)
 
 
 def _parse_schema(ddl: str) -> StructType:
@@ -158,6 +186,21 @@ def _parse_schema(ddl: str) -> StructType:
         msg = f"not a schema of columns: outputStructType={ddl!r}"
         raise ConfigError(msg)
     return schema
+
+
+def _initial_state(data: GroupedData, key_schema: StructType) -> InitialState:
+    frame: DataFrame = data._df  # noqa: SLF001 - GroupedData has no public way to its frame
+    keys = _keys(data, frame)
+    initial = InitialState(_with_keys(frame, keys), tuple(keys))
+    initial.check(key_schema)
+    return initial
+
+
+def _with_keys(frame: DataFrame, keys: Mapping[str, Column | None]) -> DataFrame:
+    for name, expression in keys.items():
+        if expression is not None:
+            frame = frame.withColumn(name, expression)
+    return frame
 
 
 def _keys(data: GroupedData, frame: DataFrame) -> dict[str, Column | None]:
@@ -201,15 +244,15 @@ def _check_upstream(frame: DataFrame) -> None:
         pending += below
 
 
-def _check_modes(output_mode: str, time_mode: str, *, has_more: bool) -> None:
+def _check_modes(output_mode: str, time_mode: str, event_time_column: str) -> None:
     if output_mode.lower() not in _OUTPUT_MODES:
         msg = f"output mode is not supported: outputMode={output_mode!r}"
         raise ConfigError(msg, hint="use Update or Append")
     if time_mode.lower() != "none":
         msg = f"timers and TTL are not supported yet: timeMode={time_mode!r}"
         raise ConfigError(msg, hint='use timeMode="None"')
-    if has_more:
-        msg = "initialState and eventTimeColumnName are not supported yet"
+    if event_time_column:
+        msg = f"eventTimeColumnName is not supported yet: eventTimeColumnName={event_time_column}"
         raise ConfigError(msg)
 
 

@@ -200,7 +200,7 @@ class StatefulStreamingQuery:
         return error
 
     def _with_state(self, progress: Any, job: StatefulJob) -> Any:  # noqa: ANN401 - Spark's class
-        entry = job.operator_progress(progress["batchId"])
+        entry = job.operator_progress(progress["batchId"], self._restarts())
         if entry is not None:
-            progress["stateOperators"] = [*progress["stateOperators"], entry | self._restarts()]
+            progress["stateOperators"] = [*progress["stateOperators"], entry]
         return progress

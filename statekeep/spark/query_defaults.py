@@ -1,5 +1,7 @@
 """What a query itself says where its settings say nothing: the job's name, and a place for state."""
 
+from pathlib import Path
+
 from statekeep.config.model import Config
 from statekeep.config.query_names import (
     BESIDE,
@@ -19,7 +21,12 @@ __all__ = [
 
 
 def with_query_defaults(
-    config: Config, location: str, query_name: str | None, *, is_every_batch: bool
+    config: Config,
+    location: str,
+    query_name: str | None,
+    *,
+    is_every_batch: bool,
+    temporary: Path | None = None,
 ) -> Config:
     """Return the configuration with what the query says itself, where nothing else says something.
 
@@ -31,6 +38,7 @@ def with_query_defaults(
         location: The checkpoint location.
         query_name: As given by ``queryName``.
         is_every_batch: Whether a source needs a commit in each batch.
+        temporary: The directory that goes with the query, if its checkpoint location is in it.
     """
     defaults: dict[str, str] = {
         "job.name": query_name or default_job_name(location),
@@ -40,6 +48,8 @@ def with_query_defaults(
         defaults[LIST_OF_THE_JOB] = DEFAULT_BACKEND
     if is_every_batch:
         defaults["task.commit.every.batch"] = "true"
+    if temporary is not None:
+        defaults["job.logged.store.base.dir"] = str(temporary / "local")
     return config.with_defaults(defaults, source="the query")
 
 

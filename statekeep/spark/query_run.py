@@ -18,6 +18,7 @@ from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.watched_query import WatchedQuery
+from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.runner import OperatorSpec
 
 _DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "Some data may have been lost")
@@ -108,6 +109,7 @@ class QueryPlan:
 
     source: DataFrame
     operator: OperatorSpec
+    initial: InitialState | None
     config: Config
     location: CheckpointLocation
     sink: Sink
@@ -140,6 +142,7 @@ class QueryPlan:
             spark=self.source.sparkSession,
             frame=self.source,
             operator=self.operator,
+            initial=self.initial,
             config=self.config,
             location=self.location,
             sink=self.sink,

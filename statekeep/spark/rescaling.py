@@ -1,6 +1,7 @@
 """The state of a Spark job on another number of tasks: each key where Spark's hash puts it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from pyspark.sql.types import StructType
@@ -9,11 +10,19 @@ from typing_extensions import override
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.inspection.splitting import RoutedWrites, StateSplitter
+from statekeep.spark.operator.evolution import (
+    MAX_SCHEMA_NUMBER,
+    EvolutionError,
+    schema_header,
+    split_header,
+)
 from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
 from statekeep.spark.operator.registry import (
     REGISTRY_KEY,
     RegisteredVariable,
+    check_evolution,
     encode_registry,
+    simple_schema,
     stored_variables,
 )
 from statekeep.stores.base import KeyValueStore
@@ -44,16 +53,16 @@ class SparkSplitter(StateSplitter):
         if not variables:
             _require_empty(source)
             return
-        prefixes = self._registry.add(key_schema, variables)
+        moves = self._registry.add(key_schema, variables)
         writes = RoutedWrites(task, targets, self.counts, on_entries)
         route = _Route(key_schema, len(targets))
         for key, value in source.scan():
             if key == REGISTRY_KEY:
                 continue
-            prefix = prefixes.get(key[:_ID_BYTES])
-            if prefix is None:
+            move = moves.get(key[:_ID_BYTES])
+            if move is None:
                 raise CheckpointCorruptError(f"entry of an unknown variable: key={key.hex()}")
-            writes.add(route(key), prefix + key[_ID_BYTES:], value)
+            writes.add(route(key), move.prefix + key[_ID_BYTES:], move.renumbered(value))
         writes.flush()
 
     @override
@@ -63,8 +72,26 @@ class SparkSplitter(StateSplitter):
                 store.put(REGISTRY_KEY, self._registry.encode())
 
 
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """What becomes of the entries of one variable of one task."""
+
+    prefix: bytes
+    numbers: Mapping[int, int]
+    """``{number of a schema there: number here}``; empty where all are the same."""
+
+    def renumbered(self, value: bytes) -> bytes:
+        """Return an entry with the number that its schema has here."""
+        if not self.numbers:
+            return value
+        number, body = split_header(value)
+        if number not in self.numbers:
+            raise CheckpointCorruptError(f"entry of an unknown schema: number={number}")
+        return schema_header(self.numbers[number]) + body
+
+
 class _MergedRegistry:
-    """One numbering for the variables of all tasks, by name."""
+    """One numbering for the variables of all tasks, by name, and for the schemas of each variable."""
 
     def __init__(self) -> None:
         self._key_schema: StructType | None = None
@@ -72,8 +99,8 @@ class _MergedRegistry:
 
     def add(
         self, key_schema: StructType, variables: Mapping[str, RegisteredVariable]
-    ) -> Mapping[bytes, bytes]:
-        """Take in the variables of one task; return ``{prefix there: prefix here}``.
+    ) -> Mapping[bytes, _Move]:
+        """Take in the variables of one task; return ``{prefix there: what becomes of its entries}``.
 
         Raises:
             StateSchemaError: Two tasks have a variable of one name, but not of one form.
@@ -86,22 +113,63 @@ class _MergedRegistry:
                 f"found={self._key_schema.simpleString()} other={key_schema.simpleString()}"
             )
         return {
-            variable.prefix: self._place(name, variable).prefix
-            for name, variable in variables.items()
+            variable.prefix: self._place(name, variable) for name, variable in variables.items()
         }
 
     def encode(self) -> bytes:
-        """Return the registry of every new task that has state."""
-        return encode_registry(self._key_schema or StructType(), self._variables)
+        """Return the registry of every new task that has state.
 
-    def _place(self, name: str, variable: RegisteredVariable) -> RegisteredVariable:
+        Raises:
+            StateSchemaError: No schema of a variable can take the values of all others.
+        """
+        variables = {name: _readable(name, found) for name, found in self._variables.items()}
+        return encode_registry(self._key_schema or StructType(), variables)
+
+    def _place(self, name: str, variable: RegisteredVariable) -> _Move:
         known = self._variables.get(name)
         if known is None:
             known = msgspec.structs.replace(variable, id=len(self._variables) + 1)
             self._variables[name] = known
-        elif msgspec.structs.replace(variable, id=known.id) != known:
-            raise StateSchemaError(f"tasks have different forms of a state variable: name={name}")
-        return known
+            return _Move(known.prefix, {})
+        merged, numbers = _merged(name, known, variable)
+        self._variables[name] = merged
+        is_same = all(here == there for there, here in numbers.items())
+        return _Move(merged.prefix, {} if is_same else numbers)
+
+
+def _merged(
+    name: str, known: RegisteredVariable, other: RegisteredVariable
+) -> tuple[RegisteredVariable, Mapping[int, int]]:
+    """Return the variable with the schemas of both, and the numbers here of the other's schemas."""
+    here = {simple_schema(text): number for number, text in known.schemas.items()}
+    schemas = dict(known.schemas)
+    numbers: dict[int, int] = {}
+    for there, text in sorted(other.schemas.items()):
+        number = here.setdefault(simple_schema(text), max(schemas) + 1)
+        schemas.setdefault(number, text)
+        numbers[there] = number
+    # A schema that the other one was changed from is the older one of the two.
+    is_other_newer = simple_schema(known.schema) in map(simple_schema, other.others.values())
+    merged = known.with_schemas(schemas, numbers[other.number] if is_other_newer else known.number)
+    is_alike = (known.kind, known.map_key_schema) == (other.kind, other.map_key_schema)
+    if not is_alike or max(schemas) > MAX_SCHEMA_NUMBER:
+        raise StateSchemaError(f"tasks have different forms of a state variable: name={name}")
+    return merged, numbers
+
+
+def _readable(name: str, variable: RegisteredVariable) -> RegisteredVariable:
+    """Return the variable with a schema as which all its entries can be read."""
+    schemas = variable.schemas
+    failure: EvolutionError | None = None
+    for number in sorted(schemas, key=lambda n: (n != variable.number, -n)):
+        candidate = variable.with_schemas(schemas, number)
+        try:
+            check_evolution(candidate)
+        except EvolutionError as exc:
+            failure = failure or exc
+        else:
+            return candidate
+    raise StateSchemaError(f"tasks have different forms of a state variable: name={name} {failure}")
 
 
 class _Route:

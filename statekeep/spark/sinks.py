@@ -100,7 +100,7 @@ def _file_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> Bat
     if target.output_mode.lower() != "append":
         raise ConfigError(
             f"files cannot be written in this output mode: outputMode={target.output_mode!r}",
-            hint='give transformWithState outputMode="Append"',
+            hint='give the writer outputMode("append")',
         )
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark's sink is a class of the JVM
     execution = jvm.org.apache.spark.sql.execution

@@ -15,12 +15,12 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import open_job
 from statekeep.spark.given_settings import Settings, read_settings
-from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.registry import (
     RegisteredVariable,
     read_schema,
     stored_variables,
+    value_codec,
 )
 from statekeep.spark.operator.rows import row_maker
 from statekeep.spark.own_loop import run_apart
@@ -96,7 +96,7 @@ def _entries(
 def _decoded(
     store: KeyValueStore, task: TaskName, key_schema: StructType, variable: RegisteredVariable
 ) -> Iterator[StateEntry]:
-    keys, values = KeyCodec(key_schema), ValueCodec(read_schema(variable.schema))
+    keys, values = KeyCodec(key_schema), value_codec(variable)
     key_row, value_row = row_maker(key_schema.names), values.make_row
     map_keys: KeyCodec | None = None
     map_key_row: Callable[[Sequence[Any]], Row] = row_maker(())

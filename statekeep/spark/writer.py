@@ -7,8 +7,13 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
+import logging
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -17,6 +22,7 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.replay_checks import source_limits
+from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.query import StatefulStreamingQuery
 from statekeep.spark.query_defaults import with_query_defaults
@@ -25,11 +31,16 @@ from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, table_sink
 from statekeep.spark.termination import termination
 
+logger = logging.getLogger(__name__)
+
 Transformation = Callable[[DataFrame], DataFrame]
 
 _REFUSED_OPTIONS: Mapping[str, str] = {
     "asyncprogresstrackingenabled": "Spark's offsets and commits would not follow each batch",
 }
+_OUTPUT_MODES: Final = ("append", "update")
+_WITHOUT_LOCATION: Final = ("console", "noop")
+"""Formats for which Spark makes a temporary checkpoint location, as for ``foreachBatch``."""
 
 
 class StatefulStreamWriter:
@@ -40,14 +51,15 @@ class StatefulStreamWriter:
         source: DataFrame,
         operator: OperatorSpec,
         config: Config,
-        output_mode: str,
         transformations: tuple[Transformation, ...],
+        initial: InitialState | None,
     ) -> None:
         self._source = source
         self._operator = operator
         self._config = config
-        self._output_mode = output_mode
+        self._output_mode = "append"
         self._transformations = transformations
+        self._initial = initial
         self._batch_function: Callable[[DataFrame, int], None] | None = None
         self._format: str | None = None
         self._options: dict[str, str] = {}
@@ -94,16 +106,17 @@ class StatefulStreamWriter:
         return self
 
     def outputMode(self, outputMode: str) -> Self:  # noqa: N802, N803 - Spark's names
-        """Repeat the operator's output mode; another one is an error.
+        """Say how the sink takes rows: ``append``, which is the default, or ``update``.
+
+        As in Spark, it may be another mode than that of ``transformWithState``.
 
         Raises:
-            ConfigError: It differs from that of ``transformWithState``.
+            ConfigError: It is neither.
         """
-        if outputMode.lower() != self._output_mode.lower():
-            raise ConfigError(
-                f"output mode differs from the operator's: outputMode={outputMode!r}"
-                f" operator={self._output_mode!r}"
-            )
+        if outputMode.lower() not in _OUTPUT_MODES:
+            msg = f"output mode is not possible after transformWithState: outputMode={outputMode!r}"
+            raise ConfigError(msg, hint="use append or update")
+        self._output_mode = outputMode.lower()
         return self
 
     def partitionBy(self, *cols: str | list[str]) -> Self:  # noqa: N802 - Spark's name
@@ -206,8 +219,10 @@ class StatefulStreamWriter:
         return frame
 
     def _start(self, sink: BatchSink) -> StatefulStreamingQuery:
-        location = CheckpointLocation(self._spark, self._checkpoint_location())
-        config = self._complete(location.uri)
+        given = self._checkpoint_location()
+        temporary = None if given else self._temporary_directory()
+        location = CheckpointLocation(self._spark, given or f"{temporary}/checkpoint")
+        config = self._complete(location.uri, temporary)
 
         def deliver(output: DataFrame, batch: int) -> None:
             sink(self._transform(output), batch)
@@ -215,35 +230,63 @@ class StatefulStreamWriter:
         plan = QueryPlan(
             source=self._source,
             operator=self._operator,
+            initial=self._initial,
             config=config,
             location=location,
             sink=deliver,
             query_name=self._query_name,
             trigger=dict(self._trigger),
         )
-        query = StatefulStreamingQuery.start(plan, SystemClock())
+        try:
+            query = StatefulStreamingQuery.start(plan, SystemClock())
+        except BaseException:
+            _remove(temporary)
+            raise
+        weakref.finalize(query, _remove, temporary)
         termination.stop_before_end(query, config.task.shutdown_ms)
         return query
 
-    def _checkpoint_location(self) -> str:
+    def _checkpoint_location(self) -> str | None:
+        """Return where the query's checkpoints are, None if nobody has said it."""
         given = self._options.get("checkpointLocation")
-        if given:
-            return given
         root = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-        if root and self._query_name:
+        if not given and root and self._query_name:
             return f"{root.rstrip('/')}/{self._query_name}"
-        raise ConfigError(
-            "the query has no checkpoint location",
-            key="checkpointLocation",
-            hint='give .option("checkpointLocation", ...)',
-        )
+        return given
 
-    def _complete(self, location: str) -> Config:
+    def _temporary_directory(self) -> Path:
+        """Make the directory of a query that leaves nothing behind, where Spark makes one.
+
+        Raises:
+            ConfigError: The sink keeps rows, so that a query without its location would write them
+                twice.
+        """
+        if self._batch_function is None and (self._format or "").lower() not in _WITHOUT_LOCATION:
+            raise ConfigError(
+                "the query has no checkpoint location",
+                key="checkpointLocation",
+                hint='give .option("checkpointLocation", ...)',
+            )
+        directory = Path(tempfile.mkdtemp(prefix="statekeep-temporary-"))
+        logger.warning(
+            "the query has no checkpoint location: its state is lost with it, temporary=%s",
+            directory,
+        )
+        return directory
+
+    def _complete(self, location: str, temporary: Path | None) -> Config:
         config = with_query_defaults(
             self._config,
             location,
             self._query_name,
             is_every_batch=bool(source_limits(self._source)),
+            temporary=temporary,
         )
         check_settings(config)
         return config
+
+
+def _remove(temporary: Path | None) -> None:
+    """Remove what a query without a checkpoint location has written, as far as that is possible."""
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)

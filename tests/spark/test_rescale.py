@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 
 import statekeep.spark as sk
 from statekeep.cli.app import app
-from statekeep.spark.anchor import _routed
+from statekeep.spark.anchor import routed
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.key_hash import KeyHasher
 
@@ -100,7 +100,7 @@ def test_a_stored_key_has_the_hash_by_which_spark_routes_it(spark: SparkSession)
         part = StructType([schema[name] for name in names])
         codec, hasher = KeyCodec(part), KeyHasher(part)
         columns = [f"`{name}`" for name in names]
-        rows = frame.select(F.hash(*_routed(frame.schema, names)).alias("hash"), *columns).collect()
+        rows = frame.select(F.hash(*routed(frame.schema, names)).alias("hash"), *columns).collect()
         for expected, *key in rows:
             data = codec.encode(key)
             assert hasher.hash_front(data + b"behind") == (expected % (1 << 32), len(data)), key

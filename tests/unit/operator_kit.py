@@ -83,8 +83,9 @@ def run(
     is_pandas: bool = False,
     grouping_max_bytes: int = 1 << 30,
     digest_column: str | None = None,
+    **options: Any,
 ) -> tuple[OperatorOutcome, pa.Table]:
-    """Run one batch; return its outcome and output."""
+    """Run one batch; return its outcome and output. Options are those of the operator."""
     key_schema = parse_schema(key)
     output_schema = parse_schema(output)
     row_schema = parse_schema(schema)
@@ -96,6 +97,7 @@ def run(
         output_schema=output_schema,
         is_pandas=is_pandas,
         grouping_max_bytes=grouping_max_bytes,
+        **options,
     )
     is_arrow = bool(rows) and isinstance(rows[0], pa.RecordBatch)
     batches = list(rows) if is_arrow else [record_batch(rows, schema)]

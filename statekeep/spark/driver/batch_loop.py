@@ -1,7 +1,7 @@
 """The batch loop: process, deliver, record; heal what is lost in between (R3-R6)."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -84,6 +84,7 @@ class BatchLoop:
         self._events = events
         self._clock = clock
         self._is_new = True
+        self._undeclared: set[str] = set()
         self.head = -1
         """H: the newest batch that is recorded."""
         self.last_batch = BatchStatistics()
@@ -236,6 +237,7 @@ class BatchLoop:
             keep=self._history.kept(kept),
             settled_batch=batch - 1,
             committed=self._committed_versions(),
+            has_initial_state=self._history.begins_at(batch),
         )
 
     def _record_beside(
@@ -355,7 +357,20 @@ class BatchLoop:
         named = {str(task_name(partition)): done for partition, done in tasks.items()}
         self._reign.append(msgspec.structs.replace(known, tasks=named))
 
+    def _warn_undeclared(self, names: Collection[str]) -> None:
+        """Name state that the processor does not declare, once a variable."""
+        new = sorted(set(names) - self._undeclared)
+        if new:
+            self._undeclared.update(new)
+            self._events.add("undeclared-state", variables=",".join(new))
+            logger.warning(
+                "the state holds variables that the processor does not declare; they stay as they are,"
+                " until deleteIfExists in init() deletes them: variables=%s",
+                ",".join(new),
+            )
+
     def _note(self, batch: int, result: BatchResult) -> None:
+        self._warn_undeclared(result.undeclared)
         done = result.tasks.values()
         self.last_batch = BatchStatistics(
             batch=batch,

@@ -35,6 +35,10 @@ class VersionHistory:
         """Return ``{partition: VersionId}`` after ``batch``."""
         return {partition: done.version for partition, done in self._batches[batch].items()}
 
+    def begins_at(self, batch: int) -> bool:
+        """Return whether ``batch`` is the first of a job whose state was empty before."""
+        return batch == 0 and not any(self.versions(-1).values())
+
     def candidates(self, partition: int, head: int) -> list[tuple[int, str]]:
         """Return (batch, version) that a task could start from, newest first, each version once.
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
@@ -20,6 +20,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no t
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
@@ -60,6 +61,7 @@ from statekeep.spark.driver.watched_query import (
     WatchedQuery,
     is_interruption,
 )
+from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.job_spec import JobSpec
@@ -90,6 +92,7 @@ class StatefulJob:
         location: CheckpointLocation,
         sink: Sink,
         clock: Clock,
+        initial: InitialState | None = None,
         events: EventList | None = None,
     ) -> None:
         """Wire the job; no I/O.
@@ -102,11 +105,13 @@ class StatefulJob:
             location: The query's checkpoint location.
             sink: Gets the output of each batch, with its number.
             clock: For delays.
+            initial: What the state of a new job begins with.
             events: Where events go; None: a list of its own.
         """
         self._spark = spark
         self._frame = frame
         self._operator = operator
+        self._initial = initial
         self._config = config
         self._location = location
         self._sink = sink
@@ -174,7 +179,7 @@ class StatefulJob:
             self._reign.check_followed(own_epoch)
         self._identity = self._reign.fence(expected)
         spec = self._job_spec()
-        self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign)
+        self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign, self._initial)
         resumption = self._reign.take_over(
             spec, self._identity, self._committed, self._jobs.abandoned
         )
@@ -339,12 +344,16 @@ class StatefulJob:
             "cleanUpFailing": None if failing is None else asdict(failing),
         }
 
-    def operator_progress(self, batch: int) -> dict[str, Any] | None:
+    def operator_progress(
+        self, batch: int, restarts: Mapping[str, object]
+    ) -> StateOperatorProgress | None:
         """Return the entry of ``stateOperators`` for a batch, if it is the newest one."""
         done = self._batches.last_batch
         if done.batch != batch:
             return None
-        return operator_progress(done, self._identity.partitions, self.last_commit)
+        return operator_progress(
+            done, self._identity.partitions, self.last_commit, self._operator.declared, restarts
+        )
 
     async def _watch(self, query: WatchedQuery, patience: StopPatience) -> None:
         """Runs on the commit thread's loop for as long as the query lives, and ends the job."""

@@ -71,6 +71,8 @@ class BatchResult:
     hand_over_errors: dict[int, str] = field(default_factory=dict[int, str])
     key_ranges: dict[int, str] = field(default_factory=dict[int, str])
     """First and last grouping key of each task's rows, for messages."""
+    undeclared: set[str] = field(default_factory=set[str])
+    """State variables that some task holds and the processor does not declare."""
     local: LocalState = field(default_factory=LocalState)
 
     def merge(self, other: "BatchResult") -> None:
@@ -86,6 +88,7 @@ class BatchResult:
         self.pauses_ns += other.pauses_ns
         self.hand_over_errors |= other.hand_over_errors
         self.key_ranges |= other.key_ranges
+        self.undeclared |= other.undeclared
         self.local += other.local
 
 
@@ -108,6 +111,7 @@ class BatchProcessor:
         keep: Mapping[int, tuple[str, ...]] | None = None,
         settled_batch: int = -1,
         committed: Mapping[int, str] | None = None,
+        has_initial_state: bool = False,
     ) -> BatchResult:
         """Run one batch for the given tasks; where a task is overrun, once more sorted by Spark.
 
@@ -125,6 +129,7 @@ class BatchProcessor:
             keep=keep or {},
             settled_batch=settled_batch,
             committed=committed or {},
+            has_initial_state=has_initial_state,
         )
         answers = self._jobs.process(rows, plan)
         expected = set(bases) if only is None else set(only)
@@ -140,7 +145,15 @@ class BatchProcessor:
         )
         if overrun:
             logger.info("rows sorted by Spark: batch=%d tasks=%d", batch, len(overrun))
-            again = self.process_once(rows, batch, bases, clock, overrun, is_sorted=True)
+            again = self.process_once(
+                rows,
+                batch,
+                bases,
+                clock,
+                overrun,
+                is_sorted=True,
+                has_initial_state=has_initial_state,
+            )
             result.merge(again)
         return result
 
@@ -160,6 +173,7 @@ def _result(
             result.tasks[partition] = _task_batch(receipt, is_sorted=is_sorted)
             result.key_ranges[partition] = receipt.key_range
             result.changed_keys += receipt.changed_keys
+            result.undeclared.update(receipt.undeclared)
             if receipt.is_output_in_file:
                 result.in_files.add(partition)
             elif answer.output:

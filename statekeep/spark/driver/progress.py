@@ -1,23 +1,49 @@
 """What a query's progress reports say of its stateful operator."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from statekeep.spark.driver.batch_loop import BatchStatistics
 from statekeep.spark.driver.commit_summary import CommitSummary
 
+NOT_MEASURED: Final = -1
+"""Of a field of Spark's entry that this runtime does not count."""
+
 
 def operator_progress(
-    done: BatchStatistics, partitions: int, commit: CommitSummary | None
-) -> dict[str, Any]:
-    """Return the entry of ``stateOperators`` for the newest batch."""
+    done: BatchStatistics,
+    partitions: int,
+    commit: CommitSummary | None,
+    declared: Mapping[str, int],
+    restarts: Mapping[str, object],
+) -> StateOperatorProgress:
+    """Return the entry of ``stateOperators`` for the newest batch.
+
+    Args:
+        done: The batch.
+        partitions: How many tasks the job has.
+        commit: The newest one.
+        declared: What the processor declares, by Spark's names of metrics.
+        restarts: Entries beside Spark's.
+    """
     local, sizes = done.local, done.local.sizes.values()
     pause_ms = round(max(done.pauses_ns, default=0) / 1e6, 3)
-    return {
+    entry: dict[str, object] = {
         "operatorName": "statekeep",
+        "numRowsTotal": NOT_MEASURED,
         "numRowsUpdated": done.changed_keys,
+        "numRowsRemoved": NOT_MEASURED,
+        "allUpdatesTimeMs": NOT_MEASURED,
+        "allRemovalsTimeMs": NOT_MEASURED,
+        "commitTimeMs": NOT_MEASURED,
+        "memoryUsedBytes": NOT_MEASURED,
+        "numRowsDroppedByWatermark": 0,
         "numShufflePartitions": partitions,
         "numStateStoreInstances": partitions,
         "customMetrics": {
+            **declared,
             "rowsIn": done.rows_in,
             "rowsOut": done.rows_out,
             "maxSyncPauseMs": pause_ms,
@@ -29,4 +55,8 @@ def operator_progress(
             "committedBatch": -1 if commit is None else commit.batch,
             "lastCommitBytes": 0 if commit is None else commit.bytes_uploaded,
         },
+        **restarts,
     }
+    progress = StateOperatorProgress.fromJson(entry)
+    progress.update(entry)
+    return progress

@@ -243,6 +243,7 @@ class Recovery:
             BatchClock(time.processing_time_ms, time.watermark_ms),
             only,
             is_sorted=any(expected[p].is_sorted for p in only if p in expected),
+            has_initial_state=self._history.begins_at(batch),
         )
         if done.missing:
             raise _LostAgainError(done.missing)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -32,6 +32,12 @@ from pyspark.sql.types import (
 from statekeep.errors import RestoreFailedError
 from statekeep.spark.anchor import Anchor
 from statekeep.spark.driver.job_bar import Background, job_bar
+from statekeep.spark.initial_state import (
+    InitialState,
+    is_initial,
+    with_initial_column,
+    with_initial_state,
+)
 from statekeep.spark.operator.outputs import output_arrow_schema
 from statekeep.spark.tasks import task_name
 from statekeep.spark.worker import errands
@@ -80,7 +86,12 @@ class TaskJobs:
     """Runs one Spark job per call over the slots of all tasks. Blocking, on the driver."""
 
     def __init__(
-        self, spark: SparkSession, anchor: Anchor, spec: JobSpec, background: Background
+        self,
+        spark: SparkSession,
+        anchor: Anchor,
+        spec: JobSpec,
+        background: Background,
+        initial: InitialState | None = None,
     ) -> None:
         self._spark = spark
         self._background = background
@@ -88,6 +99,7 @@ class TaskJobs:
         self.epoch = 0
         """Of this driver, once it has taken over: goes with each request to a container."""
         self._spec = spec
+        self._initial = initial
         # "No limit" is what Spark takes 0 for, and createDataFrame does not.
         self._is_inline = int(str(spark.conf.get(_BATCH_ROWS))) > 0 and all(
             _is_simple(field.dataType) for field in spec.operator.output_schema.fields
@@ -95,14 +107,25 @@ class TaskJobs:
         """Whether output may travel with the receipts."""
 
     def process(self, rows: DataFrame, plan: BatchPlan) -> dict[int, Answer]:
-        """Process one batch; every task asked for answers with a receipt."""
+        """Process one batch; every task asked for answers with a receipt.
+
+        The rows of the initial state go along where the plan says so.
+        """
         spec, slots = self._spec, self.anchor.slots
         inline_bytes = _INLINE_BYTES // len(slots) if self._is_inline else 0
         plan = replace(plan, epoch=self.epoch, inline_bytes=inline_bytes)
+        schema = spec.operator.row_schema
+        first: Column | None = None
+        if plan.has_initial_state and self._initial is not None:
+            rows = with_initial_state(rows, spec.operator, self._initial)
+            schema, first = with_initial_column(schema, self._initial.spec), is_initial()
+        else:
+            plan = replace(plan, has_initial_state=False)
         found = self.anchor.process(
             rows,
             lambda batches: process_slot(batches, spec, plan, slots),
-            schema=spec.operator.row_schema,
+            schema=schema,
+            first=first,
             key_columns=spec.operator.key_columns,
             only=plan.only,
             is_sorted=plan.is_sorted,

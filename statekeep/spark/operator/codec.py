@@ -13,6 +13,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
+    CharType,
     DataType,
     DateType,
     DayTimeIntervalType,
@@ -27,6 +28,9 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    TimeType,
+    VarcharType,
+    VariantType,
 )
 
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
@@ -87,6 +91,9 @@ class ValueCodec:
     their scale and floats to 32 bits, as Spark does; nothing else is changed.
     """
 
+    header: bytes = b""
+    """What an entry of the store begins with, before the value or the list."""
+
     def __init__(self, schema: StructType) -> None:
         """Prepare for ``schema``.
 
@@ -107,7 +114,15 @@ class ValueCodec:
         self.make_row = row_maker(schema.names)
 
     def encode(self, value: object) -> bytes:
-        """Return ``value`` as bytes; equal values of the same types give equal bytes.
+        """Return ``value`` as an entry; equal values of the same types give equal bytes.
+
+        Raises:
+            MisfitError: It does not fit the schema.
+        """
+        return self.encode_item(value)
+
+    def encode_item(self, value: object) -> bytes:
+        """Return ``value`` as it stands in a list, without a `header`.
 
         Raises:
             MisfitError: It does not fit the schema.
@@ -144,6 +159,14 @@ class ValueCodec:
             return values if self._is_plain else [self._from(item) for item in values]
         except _UNREADABLE as exc:
             raise self._unreadable() from exc
+
+    def list_body(self, data: bytes) -> bytes:
+        """Return the encoded list of an entry, without its header and in this schema.
+
+        Raises:
+            CheckpointCorruptError: The bytes are of no schema that the variable has had.
+        """
+        return data
 
     def _unreadable(self) -> CheckpointCorruptError:
         return CheckpointCorruptError(
@@ -208,6 +231,9 @@ def _scalar_wire(data_type: DataType, path: str) -> _Wire:
         return _Wire(float, scalars.single(data_type, path), None, is_direct=False)
     if isinstance(data_type, DecimalType):
         return _Wire(str, scalars.decimal(data_type, path), scalars.to_decimal, is_direct=False)
+    if isinstance(data_type, VariantType):
+        parts = tuple[bytes, bytes]
+        return _Wire(parts, scalars.variant(data_type, path), scalars.to_variant, is_direct=False)
     if kind in _TEMPORAL:
         to_wire = scalars.temporal(data_type, path)
         return _Wire(int, to_wire, data_type.fromInternal, is_direct=False)
@@ -222,10 +248,12 @@ _DIRECT: Final[dict[type[DataType], tuple[Any, Callable[[DataType, str], ToWire]
     BooleanType: (bool, scalars.boolean),
     DoubleType: (float, scalars.double),
     StringType: (str, scalars.text),
+    CharType: (str, scalars.text),
+    VarcharType: (str, scalars.text),
     BinaryType: (bytes, scalars.binary),
 }
 
-_TEMPORAL: Final = (DateType, TimestampType, TimestampNTZType, DayTimeIntervalType)
+_TEMPORAL: Final = (DateType, TimeType, TimestampType, TimestampNTZType, DayTimeIntervalType)
 
 
 def _array_wire(data_type: ArrayType, path: str) -> _Wire:

@@ -25,6 +25,8 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    TimeType,
+    VariantType,
 )
 
 from statekeep.errors import StateSchemaError
@@ -53,6 +55,7 @@ _ATOMIC: Final[dict[str, Callable[[], DataType]]] = {
     "timestamp_ntz": TimestampNTZType,
     "string": StringType,
     "binary": BinaryType,
+    "variant": VariantType,
     "void": NullType,
 }
 
@@ -162,6 +165,8 @@ class _Parser:
         if word in ("char", "varchar"):
             self._number_arguments()
             return StringType()
+        if word == "time":
+            return TimeType(*self._number_arguments()[:1])
         if word == "interval" and self._accept("day", "to", "second"):
             return DayTimeIntervalType()
         if word in ("array", "map", "struct"):

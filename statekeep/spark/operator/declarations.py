@@ -17,7 +17,7 @@ from statekeep.stores.memory import MemoryStore
 logger = logging.getLogger(__name__)
 
 
-def check_declarations(processor: StatefulProcessor, key_schema: StructType) -> None:
+def check_declarations(processor: StatefulProcessor, key_schema: StructType) -> dict[str, int]:
     """Call ``init`` and ``close`` of a processor once, over a state that is empty and dropped.
 
     Spark does so too. Whatever else goes wrong is a warning: ``init`` may need what only executors
@@ -26,6 +26,9 @@ def check_declarations(processor: StatefulProcessor, key_schema: StructType) -> 
     Args:
         processor: A copy of the user's, for this call alone.
         key_schema: Of the grouping key.
+
+    Returns:
+        How many variables of each kind it declares, by Spark's names of metrics.
 
     Raises:
         StateSchemaError: A state variable cannot be kept as it is declared.
@@ -49,3 +52,4 @@ def check_declarations(processor: StatefulProcessor, key_schema: StructType) -> 
             )
         finally:
             handle.close()
+        return handle.declared_counts

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, StructType
 
 from statekeep.spark.operator.key_codec import KeyCodec
 
@@ -58,6 +58,12 @@ class Grouping:
     def __init__(self, key_columns: Sequence[str], key_schema: StructType) -> None:
         self._key_columns = list(key_columns)
         self._codec = KeyCodec(key_schema)
+        # Arrow does not sort lists: such a column is sorted by its encoded form.
+        self._encoded = {
+            name: KeyCodec(StructType([field]))
+            for name, field in zip(key_columns, key_schema.fields, strict=True)
+            if _holds_array(field.dataType)
+        }
 
     def in_memory(self, batches: Iterator[pa.RecordBatch], max_bytes: int) -> Iterator[KeyChunk]:
         """Group rows of any order, all of them held in memory.
@@ -112,7 +118,12 @@ class Grouping:
     def _sort_columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
         columns: list[pa.Array] = []
         for name in self._key_columns:
-            _add_sort_columns(rows.column(name), columns)
+            codec = self._encoded.get(name)
+            if codec is None:
+                _add_sort_columns(rows.column(name), columns)
+            else:
+                encoded = codec.encode_columns([rows.column(name).to_pylist()])
+                columns.append(pa.array(encoded, pa.large_binary()))
         return columns
 
 
@@ -203,6 +214,12 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     if joined.num_rows != table.num_rows:  # a column of more than 2 GiB stays in pieces
         raise GroupingOverflow(table.nbytes)
     return joined
+
+
+def _holds_array(data_type: DataType) -> bool:
+    if isinstance(data_type, StructType):
+        return any(_holds_array(field.dataType) for field in data_type.fields)
+    return isinstance(data_type, ArrayType)
 
 
 def _add_sort_columns(column: pa.Array, columns: list[pa.Array]) -> None:

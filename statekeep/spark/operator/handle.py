@@ -1,5 +1,6 @@
 """What a processor's ``init`` gets: the door to its state variables."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NoReturn, TypeVar
 
@@ -15,7 +16,7 @@ from typing_extensions import override
 from statekeep.errors import ConfigError, StateSchemaError
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.ddl import parse_schema
-from statekeep.spark.operator.registry import RegisteredVariable, VariableKind, VariableRegistry
+from statekeep.spark.operator.registry import VariableKind, VariableRegistry, value_codec
 from statekeep.spark.operator.variables import (
     LocalListState,
     LocalMapState,
@@ -32,6 +33,10 @@ class LocalHandle(StatefulProcessorHandle):
 
     Variables are declared in the processor's ``init`` only; `seal` ends it. The runner moves the
     cursor from key to key, calls `flush` before it leaves a chunk of keys, and `close` at the end.
+
+    Attributes:
+        declared_counts: How many variables of each kind ``init`` has declared and deleted, by
+            Spark's names of metrics.
     """
 
     def __init__(self, access: StateAccess, key_schema: StructType) -> None:
@@ -44,6 +49,7 @@ class LocalHandle(StatefulProcessorHandle):
         self._registry = VariableRegistry(access.store, key_schema, access.writer)
         self._variables: dict[str, LocalVariable] = {}
         self._declared: set[str] = set()
+        self.declared_counts = Counter[str]()
         self._is_sealed = False
 
     def seal(self) -> None:
@@ -61,25 +67,26 @@ class LocalHandle(StatefulProcessorHandle):
         for variable in self._variables.values():
             variable.retire("state variable is of a batch that is over")
 
+    @property
+    def undeclared(self) -> frozenset[str]:
+        """The variables that the store holds and ``init`` has not declared."""
+        return self._registry.names - self._declared
+
     @override
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueState:
-        codec = self._codec(stateName, schema, ttlDurationMs)
-        registered = self._register(stateName, "value", codec)
-        return self._kept(
-            stateName, LocalValueState(stateName, registered.prefix, codec, self._access)
-        )
+        declared = self._codec(stateName, schema, ttlDurationMs)
+        prefix, codec = self._register(stateName, "value", declared)
+        return self._kept(stateName, LocalValueState(stateName, prefix, codec, self._access))
 
     @override
     def getListState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ListState:
-        codec = self._codec(stateName, schema, ttlDurationMs)
-        registered = self._register(stateName, "list", codec)
-        return self._kept(
-            stateName, LocalListState(stateName, registered.prefix, codec, self._access)
-        )
+        declared = self._codec(stateName, schema, ttlDurationMs)
+        prefix, codec = self._register(stateName, "list", declared)
+        return self._kept(stateName, LocalListState(stateName, prefix, codec, self._access))
 
     @override
     def getMapState(
@@ -89,20 +96,19 @@ class LocalHandle(StatefulProcessorHandle):
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        codec = self._codec(stateName, valueSchema, ttlDurationMs)
+        declared = self._codec(stateName, valueSchema, ttlDurationMs)
         keys = _codec(stateName, userKeySchema)
-        registered = self._register(stateName, "map", codec, keys)
-        return self._kept(
-            stateName, LocalMapState(stateName, registered.prefix, keys, codec, self._access)
-        )
+        prefix, codec = self._register(stateName, "map", declared, keys)
+        return self._kept(stateName, LocalMapState(stateName, prefix, keys, codec, self._access))
 
     @override
     def deleteIfExists(self, stateName: str) -> None:
         self._require_init(stateName)
         variable = self._variables.pop(stateName, None)
         if variable is not None:
-            variable.retire("state variable was deleted by deleteIfExists")
-        self._registry.remove(stateName)
+            variable.delete()
+        if self._registry.remove(stateName):
+            self.declared_counts["numDeletedStateVars"] += 1
 
     @override
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -127,14 +133,17 @@ class LocalHandle(StatefulProcessorHandle):
         return codec
 
     def _register(
-        self, name: str, kind: VariableKind, codec: ValueCodec, keys: ValueCodec | None = None
-    ) -> RegisteredVariable:
+        self, name: str, kind: VariableKind, declared: ValueCodec, keys: ValueCodec | None = None
+    ) -> tuple[bytes, ValueCodec]:
+        """Return what the keys of its entries begin with, and what reads and writes its values."""
         key_schema = None if keys is None else keys.schema
-        return self._registry.register(name, kind, codec.schema, key_schema)
+        variable = self._registry.register(name, kind, declared.schema, key_schema)
+        return variable.prefix, value_codec(variable) if variable.others else declared
 
     def _kept(self, name: str, variable: _V) -> _V:
         self._variables[name] = variable
         self._declared.add(name)
+        self.declared_counts[variable.metric] += 1
         return variable
 
     def _require_init(self, name: str) -> None:
@@ -162,7 +171,8 @@ def _require_nullable(name: str, schema: StructType) -> None:
     fields = [field.name for field in schema.fields if not field.nullable]
     if fields:
         error = StateSchemaError(
-            "fields of a state variable are declared not null: "
+            "fields of a state variable are declared not null:"
+            f" [TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE] column family {name} must be nullable: "
             f"variable={name} fields={','.join(fields)}"
         )
         error.add_note("hint: leave out NOT NULL (in a StructField: nullable=True)")

@@ -6,6 +6,7 @@
 # pyright: reportUnknownVariableType=false
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,21 @@ from statekeep.spark.operator.rows import row_maker
 
 FRAME_ROWS: Final = 10_000
 """Most rows of one frame; Spark's default too (``arrow.maxRecordsPerBatch``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """How large a frame may be: what the settings of Spark's Arrow batches say."""
+
+    rows: int = FRAME_ROWS
+    size_bytes: int = (1 << 31) - 1
+
+    def rows_of(self, rows: pa.RecordBatch) -> int:
+        """Return how many of these rows a frame holds; it is the same whatever rows lie beside them."""
+        size_bytes, row_count = int(rows.nbytes), int(rows.num_rows)
+        if size_bytes <= self.size_bytes:
+            return self.rows
+        return max(1, min(self.rows, self.size_bytes * row_count // size_bytes))
 
 
 class Inputs(Protocol):
@@ -70,18 +86,20 @@ class FrameInputs(Inputs):
     same frame holds a null.
     """
 
-    def __init__(self, time_zone: str) -> None:
+    def __init__(self, time_zone: str, limits: FrameLimits | None = None) -> None:
         self._time_zone = time_zone
+        self._limits = limits or FrameLimits()
 
     @override
     def of(self, chunk: KeyChunk) -> Iterable[Iterator[pd.DataFrame]]:
         if len(chunk.key_bytes) == 1:
             return [self._lazily(chunk)]
-        if any(_is_widened_by_null(column) for column in chunk.rows.columns):
+        is_cut = chunk.rows.nbytes > self._limits.size_bytes
+        if is_cut or any(_is_widened_by_null(column) for column in chunk.rows.columns):
             spans = ((first, end - first) for first, end in pairwise(chunk.starts))
-            return (map(self._frame, _parts(chunk.rows.slice(*span), FRAME_ROWS)) for span in spans)
+            return (self._cut(chunk.rows.slice(*span)) for span in spans)
         frame = self._frame(chunk.rows)
-        return (_frames_of(frame, *span) for span in pairwise(chunk.starts))
+        return (_frames_of(frame, *span, self._limits.rows) for span in pairwise(chunk.starts))
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         series = ArrowBatchTransformer.to_pandas(rows, timezone=self._time_zone)
@@ -96,14 +114,16 @@ class FrameInputs(Inputs):
 
     def _lazily(self, chunk: KeyChunk) -> Iterator[pd.DataFrame]:
         for batch in chain([chunk.rows], chunk.rest):
-            for part in _parts(batch, FRAME_ROWS):
-                yield self._frame(part)
+            yield from self._cut(batch)
+
+    def _cut(self, rows: pa.RecordBatch) -> Iterator[pd.DataFrame]:
+        return map(self._frame, _parts(rows, self._limits.rows_of(rows)))
 
 
-def _frames_of(frame: pd.DataFrame, first: int, end: int) -> Iterator[pd.DataFrame]:
+def _frames_of(frame: pd.DataFrame, first: int, end: int, row_count: int) -> Iterator[pd.DataFrame]:
     """Yield the rows from ``first`` to ``end``: of one key, even if they are read after its turn."""
-    for at in range(first, end, FRAME_ROWS):
-        yield frame.iloc[at : min(at + FRAME_ROWS, end)].reset_index(drop=True)
+    for at in range(first, end, row_count):
+        yield frame.iloc[at : min(at + row_count, end)].reset_index(drop=True)
 
 
 _WIDENED: Final = {"int8": "int64", "int16": "int64", "int32": "int64", "float32": "float64"}

@@ -3,7 +3,7 @@
 Each field is ``00`` for null, or ``01`` and the value: integers, dates and times as 8 bytes, most
 significant first, sign bit flipped; doubles likewise, all bits flipped when negative; decimals as
 16 bytes of their unscaled value; strings and bytes with each ``00`` as ``00 FF`` and ``00 00`` at
-the end; structs as their fields. Nulls come first, NaN last, as in Spark's ascending order.
+the end; structs as their fields; arrays as their elements, each after ``01``, and ``00``. Nulls come first, NaN last, as in Spark's ascending order.
 """
 
 import math
@@ -13,6 +13,7 @@ from decimal import Context, Decimal
 from typing import Any, Final, TypeAlias
 
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -26,6 +27,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    TimeType,
 )
 
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
@@ -60,7 +62,7 @@ class KeyCodec:
         """Prepare for ``schema``.
 
         Raises:
-            StateSchemaError: A type in it cannot be a key: arrays and maps have no order here.
+            StateSchemaError: A type in it cannot be a key: maps have no order.
         """
         self.schema = schema
         pairs = [_field(f.dataType, f.name) for f in schema.fields]
@@ -116,6 +118,8 @@ def _field(data_type: DataType, path: str) -> tuple[_Encode, _Decode]:
         return _decimal(data_type)
     if isinstance(data_type, StructType):
         return _struct(data_type, path)
+    if isinstance(data_type, ArrayType):
+        return _array(data_type, path)
     if type(data_type) in _TEMPORAL:
         return _temporal(data_type)
     # A collation calls different strings equal; their bytes do not.
@@ -249,6 +253,26 @@ def _struct(data_type: StructType, path: str) -> tuple[_Encode, _Decode]:
     return encode, _or_null(decode)
 
 
+def _array(data_type: ArrayType, path: str) -> tuple[_Encode, _Decode]:
+    encode_one, decode_one = _field(data_type.elementType, f"{path}[]")
+
+    def encode(value: Iterable[Any] | None) -> bytes:
+        if value is None:
+            return _NULL
+        return b"".join([_PRESENT, *[_PRESENT + encode_one(item) for item in value], _NULL])
+
+    def decode(data: bytes, at: int) -> tuple[list[Any], int]:
+        items: list[Any] = []
+        while (tag := data[at]) == 1:
+            item, at = decode_one(data, at + 1)
+            items.append(item)
+        if tag != 0:
+            raise ValueError(tag)
+        return items, at + 1
+
+    return encode, _or_null(decode)
+
+
 _FIXED: Final[tuple[tuple[tuple[type[DataType], ...], _Encode, _Decode], ...]] = (
     ((StringType,), _encode_text, _decode_text),
     ((BinaryType,), _encode_binary, _decode_binary),
@@ -257,4 +281,4 @@ _FIXED: Final[tuple[tuple[tuple[type[DataType], ...], _Encode, _Decode], ...]] =
     ((DoubleType, FloatType), _encode_double, _decode_double),
 )
 
-_TEMPORAL: Final = (DateType, TimestampType, TimestampNTZType, DayTimeIntervalType)
+_TEMPORAL: Final = (DateType, TimeType, TimestampType, TimestampNTZType, DayTimeIntervalType)

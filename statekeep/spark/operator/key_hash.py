@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     ByteType,
@@ -120,6 +121,8 @@ def _finish(value: int, length: int) -> int:
 def _fold_of(data_type: DataType) -> _Fold:
     if isinstance(data_type, StructType):
         return _or_null(_struct_fold(data_type))
+    if isinstance(data_type, ArrayType):
+        return _or_null(_array_fold(data_type))
     if isinstance(data_type, DecimalType):
         return _or_null(_fold_decimal(data_type.precision))
     for kinds, fold in _FIXED:
@@ -194,6 +197,19 @@ def _struct_fold(schema: StructType) -> _Fold:
         for one in folds:
             seed, at = one(data, at, seed)
         return seed, at
+
+    return fold
+
+
+def _array_fold(data_type: ArrayType) -> _Fold:
+    fold_one = _fold_of(data_type.elementType)
+
+    def fold(data: bytes, at: int, seed: int) -> tuple[int, int]:
+        while (tag := data[at]) == 1:
+            seed, at = fold_one(data, at + 1, seed)
+        if tag != 0:
+            raise ValueError(tag)
+        return seed, at + 1
 
     return fold
 

@@ -194,10 +194,16 @@ class FrameOutputs(Outputs):
     """
 
     def __init__(
-        self, schema: StructType, write: Callable[[pa.RecordBatch], None], time_zone: str
+        self,
+        schema: StructType,
+        write: Callable[[pa.RecordBatch], None],
+        time_zone: str,
+        *,
+        is_int_taken_for_decimal: bool = False,
     ) -> None:
         super().__init__(schema, write)
         self._time_zone = time_zone
+        self._is_int_taken_for_decimal = is_int_taken_for_decimal
         self._held: list[pd.DataFrame] = []
         self._kind: object = None
         self._held_rows = 0
@@ -279,12 +285,13 @@ class FrameOutputs(Outputs):
                 timezone=self._time_zone,
                 safecheck=True,
                 arrow_cast=True,
+                int_to_decimal_coercion_enabled=self._is_int_taken_for_decimal,
             )
             return batch.column(0).cast(self._arrow_schema.field(at).type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             raise StateSchemaError(
                 f"output does not fit the declared type: column={field.name} "
-                f"expected={field.dataType.simpleString()} found={series.dtype}"
+                f"expected={field.dataType.simpleString()} found={series.dtype} ({exc})"
             ) from exc
 
 

@@ -9,12 +9,23 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from statekeep.checkpoint.decoding import decode_json
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.errors import CheckpointCorruptError, StateSchemaError, UnknownFormatError
 from statekeep.spark.operator.changes import ChangeWriter
+from statekeep.spark.operator.codec import ValueCodec
+from statekeep.spark.operator.evolution import (
+    MAX_SCHEMA_NUMBER,
+    EvolutionError,
+    EvolvedCodec,
+    evolution,
+)
 from statekeep.stores.base import KeyValueStore
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Of the registry, the layout of keys and the codecs of keys and values."""
+
+_VERSION_OF_ONE_SCHEMA: Final = 1
+"""Of a store all of whose variables have had one schema: older releases go on reading it."""
 
 REGISTRY_KEY: Final = b"\x00\x00"
 """Id 0 with nothing after it: before every entry of every variable."""
@@ -24,7 +35,7 @@ VariableKind = Literal["value", "list", "map"]
 _MAX_VARIABLE_ID: Final = (1 << 16) - 1
 
 
-class RegisteredVariable(msgspec.Struct, frozen=True):
+class RegisteredVariable(msgspec.Struct, frozen=True, omit_defaults=True):
     """One state variable, as a store has it."""
 
     id: int
@@ -33,6 +44,21 @@ class RegisteredVariable(msgspec.Struct, frozen=True):
     """JSON of the values' Spark schema."""
     map_key_schema: str | None
     """JSON of the map keys' Spark schema; None unless the kind is ``map``."""
+    number: int = 0
+    """Of ``schema``: entries of another schema than number 0 begin with it."""
+    others: dict[str, str] = {}
+    """``{number: JSON}`` of the other schemas that entries may have."""
+
+    @property
+    def schemas(self) -> dict[int, str]:
+        """Every schema that entries may have, by number."""
+        others = {int(number): text for number, text in self.others.items()}
+        return {self.number: self.schema, **others}
+
+    def with_schemas(self, schemas: Mapping[int, str], number: int) -> "RegisteredVariable":
+        """Return the variable with these schemas, declared as the one of ``number``."""
+        others = {str(other): text for other, text in schemas.items() if other != number}
+        return msgspec.structs.replace(self, schema=schemas[number], number=number, others=others)
 
     @property
     def prefix(self) -> bytes:
@@ -73,7 +99,7 @@ class VariableRegistry:
         self._writer = writer
         stored = store.get(REGISTRY_KEY)
         if stored is None:
-            self._content = _Content(FORMAT_VERSION, key_schema.json(), 1, {})
+            self._content = _Content(_VERSION_OF_ONE_SCHEMA, key_schema.json(), 1, {})
         else:
             self._content = _read(stored)
             _require_same("grouping key", "schema", self._content.key_schema, key_schema)
@@ -85,29 +111,40 @@ class VariableRegistry:
         schema: StructType,
         map_key_schema: StructType | None = None,
     ) -> RegisteredVariable:
-        """Return the variable ``name``, making it if it is new.
+        """Return the variable ``name`` with ``schema``, making it if it is new.
 
         Raises:
-            StateSchemaError: The store holds it with another kind or schema.
+            StateSchemaError: The store holds it with another kind, or with a schema whose values
+                cannot be read as those of ``schema``.
         """
         known = self._content.variables.get(name)
         if known is None:
             return self._add(name, kind, schema, map_key_schema)
         if known.kind != kind:
             raise _changed(f"state variable {name}", "kind", known.kind, kind)
-        _require_same(f"state variable {name}", "schema", known.schema, schema)
         if known.map_key_schema is not None and map_key_schema is not None:
             _require_same(
                 f"state variable {name}", "map key schema", known.map_key_schema, map_key_schema
             )
-        return known
-
-    def remove(self, name: str) -> None:
-        """Delete the variable ``name`` with all its state; a name that is not there is no error."""
-        known = self._content.variables.pop(name, None)
-        if known is not None:
+        evolved = _evolved(name, known, schema)
+        if evolved is not known:
+            self._content.variables[name] = evolved
             self._announce()
-            self._writer.delete_prefix(known.prefix)
+        return evolved
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all variables that the store holds."""
+        return frozenset(self._content.variables)
+
+    def remove(self, name: str) -> bool:
+        """Delete the variable ``name`` with all its state; return whether there was one."""
+        known = self._content.variables.pop(name, None)
+        if known is None:
+            return False
+        self._announce()
+        self._writer.delete_prefix(known.prefix)
+        return True
 
     def _add(
         self, name: str, kind: VariableKind, schema: StructType, map_key_schema: StructType | None
@@ -127,12 +164,18 @@ class VariableRegistry:
         return variable
 
     def _announce(self) -> None:
-        self._writer.announce(REGISTRY_KEY, msgspec.json.encode(self._content, order="sorted"))
+        self._writer.announce(REGISTRY_KEY, _encode(self._content))
+
+
+def _encode(content: _Content) -> bytes:
+    has_others = any(variable.others for variable in content.variables.values())
+    content.format_version = FORMAT_VERSION if has_others else _VERSION_OF_ONE_SCHEMA
+    return msgspec.json.encode(content, order="sorted")
 
 
 def _read(stored: bytes) -> _Content:
     version = decode_json(_version_decoder, stored, _DAMAGE).format_version
-    if version != FORMAT_VERSION:
+    if not _VERSION_OF_ONE_SCHEMA <= version <= FORMAT_VERSION:
         raise UnknownFormatError(f"state variables of an unknown format: version={version}")
     return decode_json(_decoder, stored, _DAMAGE)
 
@@ -158,9 +201,72 @@ def read_schema(text: str) -> StructType:
         raise CheckpointCorruptError("schema of a state variable cannot be read") from exc
 
 
+def simple_schema(text: str) -> str:
+    """Return what makes a stored schema another one: names and types, not nullability or metadata.
+
+    Raises:
+        CheckpointCorruptError: It is none.
+    """
+    return read_schema(text).simpleString()
+
+
+def value_codec(variable: RegisteredVariable) -> ValueCodec:
+    """Return the codec of a variable's values.
+
+    Raises:
+        StateSchemaError: A type cannot be kept in state.
+        CheckpointCorruptError: A schema cannot be read.
+    """
+    schema = read_schema(variable.schema)
+    if not variable.others:
+        return ValueCodec(schema)
+    others = {int(number): read_schema(text) for number, text in variable.others.items()}
+    return EvolvedCodec(schema, variable.number, others)
+
+
+def check_evolution(variable: RegisteredVariable) -> None:
+    """Check that whatever is stored of a variable can be read in its ``schema``.
+
+    Raises:
+        EvolutionError: Not in another of its schemas.
+        CheckpointCorruptError: A schema cannot be read.
+    """
+    schema = read_schema(variable.schema)
+    for text in variable.others.values():
+        evolution(read_schema(text), schema)
+
+
+def _evolved(name: str, known: RegisteredVariable, schema: StructType) -> RegisteredVariable:
+    """Return the variable as it is with the declared schema: itself if that has not changed."""
+    stored = known.schemas
+    kinds = {simple_schema(text): number for number, text in stored.items()}
+    number = kinds.get(schema.simpleString())
+    if number == known.number:
+        return known
+    if number is None:
+        number = max(stored) + 1
+        if number > MAX_SCHEMA_NUMBER:
+            raise StateSchemaError(f"a state variable has had too many schemas: variable={name}")
+        stored[number] = schema.json()
+    evolved = known.with_schemas(stored, number)
+    try:
+        check_evolution(evolved)
+    except EvolutionError as exc:
+        error = StateSchemaError(
+            "stored state cannot be read as it is declared:"
+            " [STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible: "
+            f"operator={MAIN_OPERATOR} variable={name} {exc}"
+        )
+        error.add_note(
+            "hint: declare a type that holds every stored value, or the field under another name;"
+            " deleteIfExists in init() drops the variable"
+        )
+        raise error from None
+    return evolved
+
+
 def _require_same(what: str, part: str, stored: str, declared: StructType) -> None:
-    # Compared as Spark does for state: names and types, not nullability or metadata.
-    found = read_schema(stored).simpleString()
+    found = simple_schema(stored)
     if found != declared.simpleString():
         raise _changed(what, part, found, declared.simpleString())
 
@@ -192,5 +298,4 @@ def stored_variables(
 def encode_registry(key_schema: StructType, variables: Mapping[str, RegisteredVariable]) -> bytes:
     """Return what stands under `REGISTRY_KEY` in a store that holds these variables."""
     next_id = 1 + max((variable.id for variable in variables.values()), default=0)
-    content = _Content(FORMAT_VERSION, key_schema.json(), next_id, dict(variables))
-    return msgspec.json.encode(content, order="sorted")
+    return _encode(_Content(FORMAT_VERSION, key_schema.json(), next_id, dict(variables)))

@@ -5,8 +5,9 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUnknownVariableType=false
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
@@ -16,10 +17,19 @@ from statekeep.spark.operator.changes import ChangeWriter
 from statekeep.spark.operator.digests import RowHashSum
 from statekeep.spark.operator.grouping import Grouping, KeyChunk
 from statekeep.spark.operator.handle import LocalHandle
-from statekeep.spark.operator.inputs import FrameInputs, Inputs, RowInputs
+from statekeep.spark.operator.inputs import FrameInputs, FrameLimits, Inputs, RowInputs
 from statekeep.spark.operator.outputs import FrameOutputs, Outputs, RowOutputs
 from statekeep.spark.operator.variables import KeyCursor, StateAccess
 from statekeep.stores.base import KeyValueStore
+
+
+@dataclass(frozen=True)
+class InitialStateSpec:
+    """The rows that the state begins with."""
+
+    key_columns: tuple[str, ...]
+    """Their grouping columns, in the order of the operator's ``key_schema``."""
+    row_schema: StructType
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,12 @@ class OperatorSpec:
     """Most Arrow data that is grouped in memory."""
     time_zone: str = "UTC"
     """The session's time zone: in which naive timestamps of pandas frames are meant."""
+    declared: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many state variables of each kind ``init`` declares, by Spark's names of metrics."""
+    frame_limits: FrameLimits = field(default_factory=FrameLimits)
+    initial_state: InitialStateSpec | None = None
+    is_int_taken_for_decimal: bool = False
+    """Whether an integer that a frame holds fits a column of decimals, as a setting of Spark says."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,8 @@ class OperatorOutcome:
     changes_digest: str
     key_range: str = ""
     """The first and the last grouping key in the order of processing, for people."""
+    undeclared: tuple[str, ...] = ()
+    """State variables that the store holds and ``init`` has not declared."""
 
 
 def run_operator(
@@ -77,12 +95,16 @@ def run_operator(
     clock: BatchClock,
     write_output: Callable[[pa.RecordBatch], None],
     digest_column: str | None,
+    initial: Iterator[pa.RecordBatch] | None = None,
 ) -> OperatorOutcome:
     """Run the processor over all rows of one batch.
 
     Keys are processed in ascending order of their encoded form, each once; what the processor
     yields for a key is taken to its end before the next key begins. The store is written as the
     run goes on: after an error its content is undefined, and the caller discards it.
+
+    The rows of an initial state come first, all of them; Spark has those of a key before the key's
+    other rows, which is the same to a processor, as it sees the state of one key at a time.
 
     Args:
         spec: The operator.
@@ -93,6 +115,8 @@ def run_operator(
         clock: What the processor's ``TimerValues`` say.
         write_output: Called with each record batch of output, in order, on this thread.
         digest_column: A column of int64 hashes, one per row, that the input digest is made of.
+        initial: The rows of the initial state, in the order that ``is_sorted`` says too; read to
+            their end before ``batches`` if they are sorted. None: there is none.
 
     Returns:
         Counts and digests.
@@ -104,7 +128,27 @@ def run_operator(
         ConfigError: The processor uses what is not supported, or state outside its calls.
         Exception: Whatever the processor raises, with a note that names the grouping key.
     """
-    return _Run(spec, store, clock, write_output).over(batches, digest_column, is_sorted=is_sorted)
+    run = _Run(spec, store, clock, write_output)
+    for _ in run.steps(batches, digest_column, initial, is_sorted=is_sorted):
+        pass
+    return run.outcome()
+
+
+def stream_operator(
+    spec: OperatorSpec,
+    store: KeyValueStore,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    clock: BatchClock,
+    initial: Iterator[pa.RecordBatch] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield what `run_operator` writes over sorted rows, as it comes; the same errors."""
+    written: list[pa.RecordBatch] = []
+    run = _Run(spec, store, clock, written.append)
+    for _ in run.steps(batches, None, initial, is_sorted=True):
+        yield from written
+        written.clear()
+    yield from written
 
 
 class _Run:
@@ -122,40 +166,81 @@ class _Run:
         self._writer = ChangeWriter(store)
         self._handle = LocalHandle(StateAccess(store, self._cursor, self._writer), spec.key_schema)
         self._grouping = Grouping(spec.key_columns, spec.key_schema)
-        self._inputs: Inputs
+        self._inputs = self._inputs_of(spec.row_schema)
         self._outputs: Outputs
         if spec.is_pandas:
-            self._inputs = FrameInputs(spec.time_zone)
-            self._outputs = FrameOutputs(spec.output_schema, write_output, spec.time_zone)
+            self._outputs = FrameOutputs(
+                spec.output_schema,
+                write_output,
+                spec.time_zone,
+                is_int_taken_for_decimal=spec.is_int_taken_for_decimal,
+            )
         else:
-            self._inputs = RowInputs(spec.row_schema)
             self._outputs = RowOutputs(spec.output_schema, write_output)
         self._rows_in = 0
         self._key_count = 0
         self._first_key: tuple[object, ...] | None = None
         self._last_key: tuple[object, ...] | None = None
-        self._input_digest = RowHashSum()
+        self._input_digest: RowHashSum | None = None
 
-    def over(
-        self, batches: Iterator[pa.RecordBatch], digest_column: str | None, *, is_sorted: bool
-    ) -> OperatorOutcome:
-        incoming = self._incoming(batches, digest_column)
+    def _inputs_of(self, schema: StructType) -> Inputs:
+        if self._spec.is_pandas:
+            return FrameInputs(self._spec.time_zone, self._spec.frame_limits)
+        return RowInputs(schema)
+
+    def steps(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        digest_column: str | None,
+        initial: Iterator[pa.RecordBatch] | None,
+        *,
+        is_sorted: bool,
+    ) -> Iterator[None]:
+        """Process all rows; yield now and then, between two keys."""
+        self._input_digest = None if digest_column is None else RowHashSum()
+        chunks = self._chunks(
+            self._grouping,
+            self._counted(self._digested(batches, digest_column)),
+            is_sorted=is_sorted,
+        )
+        begun = self._initial_chunks(initial, digest_column, is_sorted=is_sorted)
+        if not is_sorted:
+            # The first chunks are asked for before init: an overflow must not have called the processor.
+            begun, chunks = _begun(begun), _begun(chunks)
+        yield from self._with_processor(begun, chunks)
+
+    def _initial_chunks(
+        self, rows: Iterator[pa.RecordBatch] | None, digest_column: str | None, *, is_sorted: bool
+    ) -> Iterator[KeyChunk]:
+        spec = self._spec.initial_state
+        if rows is None or spec is None:
+            return iter(())
+        grouping = Grouping(spec.key_columns, self._spec.key_schema)
+        digested = self._digested(rows, digest_column)
+        return self._chunks(
+            grouping, (b.select(spec.row_schema.names) for b in digested), is_sorted=is_sorted
+        )
+
+    def _chunks(
+        self, grouping: Grouping, batches: Iterator[pa.RecordBatch], *, is_sorted: bool
+    ) -> Iterator[KeyChunk]:
         if is_sorted:
-            chunks = self._grouping.sorted_stream(incoming)
-        else:
-            chunks = self._grouping.in_memory(incoming, self._spec.grouping_max_bytes)
-        # The first chunk is asked for before init: an overflow must not have called the processor.
-        first = next(chunks, None)
-        self._with_processor(first, chunks)
+            return grouping.sorted_stream(batches)
+        return grouping.in_memory(batches, self._spec.grouping_max_bytes)
+
+    def outcome(self) -> OperatorOutcome:
+        """Return what all `steps` have done."""
+        digest = self._input_digest
         return OperatorOutcome(
             rows_in=self._rows_in,
             rows_out=self._outputs.rows_out,
             keys=self._key_count,
             changed_keys=self._writer.changed_keys,
-            input_digest="" if digest_column is None else self._input_digest.hexdigest(),
+            input_digest="" if digest is None else digest.hexdigest(),
             output_digest=self._outputs.digest,
             changes_digest=self._writer.digest,
             key_range=self._key_range(),
+            undeclared=tuple(sorted(self._handle.undeclared)),
         )
 
     def _key_range(self) -> str:
@@ -163,24 +248,31 @@ class _Run:
             return ""
         return f"{self._first_key!r:.80}..{self._last_key!r:.80}"
 
-    def _incoming(
+    def _digested(
         self, batches: Iterator[pa.RecordBatch], digest_column: str | None
     ) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if self._input_digest is not None:
+                self._input_digest.update(batch.column(digest_column))
+            yield batch
+
+    def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names = self._spec.row_schema.names
         for batch in batches:
             self._rows_in += batch.num_rows
-            if digest_column is not None:
-                self._input_digest.update(batch.column(digest_column))
             yield batch.select(names)
 
-    def _with_processor(self, first: KeyChunk | None, chunks: Iterator[KeyChunk]) -> None:
+    def _with_processor(
+        self, initial: Iterator[KeyChunk], chunks: Iterator[KeyChunk]
+    ) -> Iterator[None]:
         try:
             self._processor.init(self._handle)
             self._handle.seal()
-            if first is not None:
-                self._process(first)
+            for chunk in initial:
+                self._begin_with(chunk)
             for chunk in chunks:
                 self._process(chunk)
+                yield
             self._writer.require_whole()
             self._outputs.finish()
         except BaseException as exc:
@@ -197,6 +289,26 @@ class _Run:
             self._processor.close()
         except Exception as exc:  # noqa: BLE001 - the first error is the one to raise
             failure.add_note(f"close() of the processor failed too: {exc!r}")
+
+    def _begin_with(self, chunk: KeyChunk) -> None:
+        """Give the processor initial state, row by row or frame by frame."""
+        cursor = self._cursor
+        cursor.enter(chunk.key_columns, chunk.key_bytes)
+        begin = self._processor.handleInitialState
+        timer_values = self._timer_values
+        assert self._spec.initial_state is not None  # noqa: S101 - there are rows of it
+        inputs = self._inputs_of(self._spec.initial_state.row_schema)
+        keys = zip(*chunk.key_columns, strict=True)
+        try:
+            for index, (key, rows) in enumerate(zip(keys, inputs.of(chunk), strict=True)):
+                cursor.index = index
+                for given in rows:
+                    begin(key, given, timer_values)
+        except Exception as exc:
+            exc.add_note(f"while taking the initial state of grouping key {cursor.key!r}")
+            raise
+        self._handle.flush()
+        cursor.leave()
 
     def _process(self, chunk: KeyChunk) -> None:
         cursor = self._cursor
@@ -219,3 +331,8 @@ class _Run:
         self._handle.flush()
         cursor.leave()
         self._key_count += len(chunk.key_bytes)
+
+
+def _begun(chunks: Iterator[KeyChunk]) -> Iterator[KeyChunk]:
+    """Return the same chunks, with the first at hand already."""
+    return chain([first] if (first := next(chunks, None)) is not None else [], chunks)

@@ -20,6 +20,8 @@ from pyspark.sql.types import (
     DecimalType,
     IntegerType,
     ShortType,
+    TimeType,
+    VariantVal,
 )
 
 ToWire: TypeAlias = Callable[[Any], Any]
@@ -199,10 +201,13 @@ def to_decimal(stored: str) -> Decimal:
 
 
 def temporal(data_type: DataType, path: str) -> ToWire:
-    """Accept what Spark's ``toInternal`` of a date, timestamp or interval means, exactly."""
+    """Accept what Spark's ``toInternal`` of a date, time, timestamp or interval means, exactly."""
     expected: type = dt.datetime
+    step = 1
     if isinstance(data_type, DateType):
         expected = dt.date
+    elif isinstance(data_type, TimeType):
+        expected, step = dt.time, 10 ** (9 - data_type.precision)
     elif isinstance(data_type, DayTimeIntervalType):
         expected = dt.timedelta
     refused: tuple[type, ...] = (dt.datetime,) if expected is dt.date else ()
@@ -211,12 +216,30 @@ def temporal(data_type: DataType, path: str) -> ToWire:
     def to_wire(value: object) -> int:
         if not isinstance(value, expected) or isinstance(value, refused):
             raise MisfitError(path, data_type, value)
+        if isinstance(value, dt.time) and (value.tzinfo is not None or to_internal(value) % step):
+            raise MisfitError(path, data_type, value, found=f"time {value}")
         try:
             return to_internal(value)
         except (OverflowError, ValueError) as exc:
             raise MisfitError(path, data_type, value, found=f"{value} out of range") from exc
 
     return to_wire
+
+
+def variant(data_type: DataType, path: str) -> ToWire:
+    """Accept variants, as Spark gives them out."""
+
+    def to_wire(value: object) -> tuple[bytes, bytes]:
+        if not isinstance(value, VariantVal):
+            raise MisfitError(path, data_type, value)
+        return bytes(value.value), bytes(value.metadata)
+
+    return to_wire
+
+
+def to_variant(stored: tuple[bytes, bytes]) -> VariantVal:
+    """Return the variant of its stored form."""
+    return VariantVal(*stored)
 
 
 def _is_not_a_time(value: object) -> bool:

@@ -6,13 +6,16 @@ the map's key; no encoded key begins another, so a prefix finds exactly one grou
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from threading import get_ident
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, ClassVar, NoReturn, SupportsIndex
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
+from pyspark.sql.types import StringType
 from typing_extensions import override
 
 from statekeep.errors import ConfigError, StateSchemaError
@@ -78,11 +81,20 @@ class StateAccess:
     writer: ChangeWriter
 
 
+class DeletedVariableError(ConfigError, PySparkRuntimeError):
+    """Raised by a variable that ``deleteIfExists`` has deleted; of the class that Spark's error has."""
+
+
 class LocalVariable(ABC):
     """What the runner does with every variable.
 
     Only the thread that runs the processor uses it, and only while a key is processed.
     """
+
+    metric: ClassVar[str]
+    """Spark's name for the number of variables of this kind."""
+    operations: ClassVar[Mapping[str, str]]
+    """``{method: what it does}``, in Spark's words."""
 
     def __init__(self, name: str, prefix: bytes, codec: ValueCodec, access: StateAccess) -> None:
         self._name = name
@@ -104,6 +116,17 @@ class LocalVariable(ABC):
         # At a cursor without keys nothing is loaded any more, so no call needs a check of its own.
         self._cursor = KeyCursor(f"{reason}: variable={self._name}")
         self._forget()
+
+    def delete(self) -> None:
+        """Refuse all use from now on, as Spark does after ``deleteIfExists``."""
+        self.retire("state variable was deleted by deleteIfExists")
+        for method, words in self.operations.items():
+            vars(self)[method] = partial(self._refuse_deleted, words)
+
+    def _refuse_deleted(self, words: str, *_: object) -> NoReturn:
+        raise DeletedVariableError(
+            f"Error {words}: state variable was deleted by deleteIfExists: variable={self._name}"
+        )
 
     @abstractmethod
     def _forget(self) -> None:
@@ -176,6 +199,14 @@ def misfit_error(name: str, cursor: KeyCursor, misfit: MisfitError) -> StateSche
 class LocalValueState(_Slots, ValueState):
     """One value for each grouping key."""
 
+    metric = "numValueStateVars"
+    operations: ClassVar[Mapping[str, str]] = {
+        "exists": "checking value state exists",
+        "get": "getting value state",
+        "update": "updating value state",
+        "clear": "clearing value state",
+    }
+
     @override
     def exists(self) -> bool:
         slots = self._slots
@@ -210,6 +241,16 @@ class LocalListState(_Slots, ListState):
     What is appended is joined to the entry when it is next read, or written.
     """
 
+    metric = "numListStateVars"
+    operations: ClassVar[Mapping[str, str]] = {
+        "exists": "checking list state exists",
+        "get": "getting list state",
+        "put": "updating list state",
+        "appendValue": "updating list state",
+        "appendList": "updating list state",
+        "clear": "clearing list state",
+    }
+
     def __init__(self, name: str, prefix: bytes, codec: ValueCodec, access: StateAccess) -> None:
         super().__init__(name, prefix, codec, access)
         self._appended: dict[int, list[bytes]] = {}
@@ -237,7 +278,7 @@ class LocalListState(_Slots, ListState):
     @override
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         items = self._encode_all(newState)
-        self._set(list_header(len(items)) + b"".join(items))
+        self._set(self._codec.header + list_header(len(items)) + b"".join(items))
         self._appended.pop(self._cursor.index, None)
 
     @override
@@ -264,7 +305,7 @@ class LocalListState(_Slots, ListState):
             error.add_note("hint: clear() makes a list empty")
             raise error
         try:
-            return [self._encode(value) for value in values]
+            return [self._codec.encode_item(value) for value in values]
         except MisfitError as exc:
             raise self._misfit(exc) from None
 
@@ -288,9 +329,10 @@ class LocalListState(_Slots, ListState):
         data = self._slots[index]
         count = len(items)
         if data is not None:
+            data = self._codec.list_body(data)
             count += list_count(data)
             items = [data[LIST_HEADER_BYTES:], *items]
-        self._slots[index] = list_header(count) + b"".join(items)
+        self._slots[index] = self._codec.header + list_header(count) + b"".join(items)
         del self._appended[index]
         self._changed.add(index)
 
@@ -301,6 +343,19 @@ class LocalMapState(LocalVariable, MapState):
     Entries are read when they are asked for. Changes of the current key lie over the store until
     the next key, or until there are many of them.
     """
+
+    metric = "numMapStateVars"
+    operations: ClassVar[Mapping[str, str]] = {
+        "exists": "checking map state exists",
+        "getValue": "getting value",
+        "containsKey": "checking if map state contains key",
+        "updateValue": "updating map state value",
+        "iterator": "getting map state iterator",
+        "keys": "getting map state keys",
+        "values": "getting map state values",
+        "removeKey": "removing key from map state",
+        "clear": "clearing map state",
+    }
 
     def __init__(
         self,
@@ -313,6 +368,9 @@ class LocalMapState(LocalVariable, MapState):
         super().__init__(name, prefix, codec, access)
         self._key_values = key_codec
         self._keys = KeyCodec(key_codec.schema)
+        # Spark takes a text for the tuple of its characters: so one of one character is a key.
+        kinds = [field.dataType for field in key_codec.schema.fields]
+        self._is_text_key = len(kinds) == 1 and isinstance(kinds[0], StringType)
         self._group = b""
         self._read: dict[bytes, bytes | None] = {}
         self._changed: dict[bytes, bytes | None] = {}
@@ -405,8 +463,10 @@ class LocalMapState(LocalVariable, MapState):
             pending, self._pending = self._pending, {}
             self._writer.write(pending)
 
-    def _map_key(self, key: tuple[Any, ...]) -> bytes:
+    def _map_key(self, key: object) -> bytes:
         self._enter_group()
+        if self._is_text_key and isinstance(key, str):
+            key = (key,)
         try:
             return self._keys.encode(self._key_values.decode(self._key_values.encode(key)))
         except MisfitError as exc:

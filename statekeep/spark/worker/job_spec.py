@@ -1,6 +1,6 @@
 """What travels from the driver to the tasks: the job, and what one anchored job is to do."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -78,6 +78,8 @@ class BatchPlan:
     only: frozenset[int] | None = None
     """The partitions that process; None is all of them."""
     is_sorted: bool = False
+    has_initial_state: bool = False
+    """The rows of the initial state are among those of the batch."""
     hand_over: HandOverPlan | None = None
     keep: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     """Local versions that must stay, besides those newer than ``settled_batch``."""
@@ -108,6 +110,8 @@ class Receipt:
     changes_digest: str = ""
     key_range: str = ""
     """The first and the last grouping key of the rows, for people."""
+    undeclared: Sequence[str] = ()
+    """State variables of the task that the processor does not declare."""
     pause_ns: int = 0
     """Sync pause: what the image took that was written before the batch; 0 where none was."""
     state_bytes: int = 0

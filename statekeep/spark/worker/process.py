@@ -20,6 +20,7 @@ from pyspark import cloudpickle
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import ANSWER_COLUMN, DIGEST_COLUMN, OUTPUT_COLUMN, TASK_COLUMN
+from statekeep.spark.initial_state import divide
 from statekeep.spark.operator.grouping import GroupingOverflow, hold
 from statekeep.spark.operator.outputs import output_arrow_schema
 from statekeep.spark.operator.runner import OperatorOutcome, OperatorSpec, run_operator
@@ -139,6 +140,9 @@ class _SlotRun:
         self, task: int, stores: OpenTask, rows: Iterator[pa.RecordBatch], receipt: Receipt
     ) -> Receipt:
         output = _Output(stores, self.spec.operator, self.plan.inline_bytes - self.inline_bytes)
+        initial: Iterator[pa.RecordBatch] | None = None
+        if self.plan.has_initial_state:
+            initial, rows = divide(rows, DIGEST_COLUMN)
         try:
             outcome = run_operator(
                 self._operator(),
@@ -148,6 +152,7 @@ class _SlotRun:
                 clock=self.plan.clock,
                 write_output=output.write,
                 digest_column=DIGEST_COLUMN,
+                initial=initial,
             )
         finally:
             output.close()
@@ -237,6 +242,7 @@ def _with_outcome(receipt: Receipt, outcome: OperatorOutcome) -> Receipt:
         output_digest=outcome.output_digest,
         changes_digest=outcome.changes_digest,
         key_range=outcome.key_range,
+        undeclared=outcome.undeclared,
     )
 
 

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.types import StructField, StructType, VariantType
+from pyspark.sql.types import (
+    ArrayType,
+    CharType,
+    StructField,
+    StructType,
+    VarcharType,
+    VariantVal,
+    YearMonthIntervalType,
+)
 
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.spark.operator.codec import ValueCodec, list_count, list_header
@@ -124,6 +132,9 @@ def test_not_a_time_is_null() -> None:
         ("a date", (dt.datetime(2020, 1, 1, tzinfo=dt.UTC),), "a", "datetime"),
         ("a timestamp", (dt.date(2020, 1, 1),), "a", "date"),
         ("a double", ("1",), "a", "str"),
+        ("a variant", ({"a": 1},), "a", "dict"),
+        ("a time", (dt.time(1, tzinfo=dt.UTC),), "a", "time 01:00:00"),
+        ("a time", (dt.timedelta(1),), "a", "timedelta"),
         ("a float", (1e300,), "a", "out of range"),
         ("a decimal(3,1)", (Decimal("99.99"),), "a", "out of range"),
         ("a decimal(3,1)", (1.5,), "a", "float"),
@@ -157,8 +168,37 @@ def test_foreign_bytes_are_corruption() -> None:
 
 
 def test_a_type_that_state_cannot_hold_is_named() -> None:
-    with pytest.raises(StateSchemaError, match="field=v type=variant"):
-        ValueCodec(StructType([StructField("v", VariantType())]))
+    months = YearMonthIntervalType()
+    with pytest.raises(StateSchemaError, match=r"field=v type=interval year to month"):
+        ValueCodec(StructType([StructField("v", months)]))
+    with pytest.raises(StateSchemaError, match=r"field=v\[\] type=interval year to month"):
+        ValueCodec(StructType([StructField("v", ArrayType(months))]))
+
+
+def test_texts_with_a_length_are_texts() -> None:
+    one = ValueCodec(StructType([StructField("a", CharType(2)), StructField("b", VarcharType(2))]))
+    assert one.decode(one.encode(("x", "long"))) == ("x", "long")
+    with pytest.raises(MisfitError, match=r"field=b declared=varchar\(2\) found=int"):
+        one.encode(("x", 1))
+
+
+@given(st.binary(), st.binary(min_size=1))
+def test_a_variant_reads_back_as_itself(value: bytes, metadata: bytes) -> None:
+    one = codec("v variant, many array<variant>")
+    given = VariantVal(value, metadata)
+    first, many = one.decode(one.encode((given, [given, None])))
+    assert (first.value, first.metadata) == (value, metadata)
+    assert [None if v is None else v.value for v in many] == [value, None]
+
+
+@given(st.times(), st.integers(0, 6))
+def test_a_time_has_the_digits_of_its_type_or_is_refused(time: dt.time, digits: int) -> None:
+    schema = f"t time({digits})"
+    if time.microsecond % 10 ** (6 - digits):
+        with pytest.raises(MisfitError, match=rf"field=t declared=time\({digits}\) found=time "):
+            codec(schema).encode((time,))
+    else:
+        assert round_trip(schema, (time,)) == (time,)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.none() | _TEXT)))

@@ -12,6 +12,7 @@ from operator_kit import record_batch
 from statekeep.spark.operator import grouping
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.grouping import Grouping, GroupingOverflow, KeyChunk
+from statekeep.spark.operator.key_codec import KeyCodec
 
 _SCHEMA = "a string, x double, v long"
 
@@ -147,3 +148,25 @@ def test_every_kind_of_key_is_grouped_in_encoded_order(type_name: str, values: l
     keys = [key for chunk in chunks for key in chunk.key_bytes]
     assert keys == sorted(set(keys))
     assert set(keys) == {one.key_of(batch, i) for i in range(len(values))}
+
+
+_LISTS = st.none() | st.lists(st.none() | st.sampled_from([-0.0, 0.0, 1.5, math.nan]), max_size=3)
+
+
+@given(st.lists(st.tuples(_LISTS, st.sampled_from([None, "a", "b"])), max_size=12), st.booleans())
+def test_arrays_are_keys_as_other_values_are(
+    keys: list[tuple[Any, Any]],
+    is_sorted: bool,  # noqa: FBT001 - drawn
+) -> None:
+    schema = parse_schema("x array<double>, a string")
+    codec = KeyCodec(schema)
+    rows = [(*key, number) for number, key in enumerate(keys)]
+    if is_sorted:
+        rows.sort(key=lambda row: codec.encode(row[:2]))
+    batch = record_batch(rows, "x array<double>, a string, v long")
+    one = Grouping(["x", "a"], schema)
+    found = one.sorted_stream(iter([batch])) if is_sorted else one.in_memory(iter([batch]), 1 << 20)
+    expected: dict[bytes, list[int]] = {}
+    for x, a, v in rows:
+        expected.setdefault(codec.encode((x, a)), []).append(v)
+    assert _groups(found) == sorted(expected.items())

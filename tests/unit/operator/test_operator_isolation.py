@@ -22,11 +22,13 @@ from typing_extensions import override
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import ConfigError, StateSchemaError
 from statekeep.spark.operator import grouping, inputs, variables
+from statekeep.spark.operator.inputs import FrameLimits
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.memory import MemoryStore
 from statekeep.stores.rocksdb import RocksDbOptions, RocksDbStore
 
 KEYS = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=7, unique=True)
+TWO_ROWS = FrameLimits(rows=2)
 KINDS = st.sampled_from(["value", "list", "map"])
 
 Step = tuple[Any, ...]
@@ -38,7 +40,6 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "CHUNK_ROWS", 2)
     monkeypatch.setattr(inputs, "CHUNK_ROWS", 2)
     monkeypatch.setattr(variables, "WRITE_KEYS", 2)
-    monkeypatch.setattr(inputs, "FRAME_ROWS", 2)
 
 
 def declare(kind: str, handle: StatefulProcessorHandle, name: str = "v") -> Any:
@@ -219,7 +220,14 @@ class Program:
         for batch in self._batches:
             rows = [(key, 0) for key in sorted(batch)]
             processor = ByFunction(self._declare, partial(self._handle_rows, batch, []))
-            run(processor, rows, store=store, is_pandas=is_pandas, is_sorted=True)
+            run(
+                processor,
+                rows,
+                store=store,
+                is_pandas=is_pandas,
+                is_sorted=True,
+                frame_limits=TWO_ROWS,
+            )
 
     def _declare(self, handle: StatefulProcessorHandle) -> list[Any]:
         return [declare(kind, handle, kind) for kind in ("value", "list", "map")]
@@ -279,7 +287,9 @@ def test_a_deleted_variable_is_refused_for_every_key(
     words = "state variable was deleted by deleteIfExists: variable=v"
     for use in (add, lambda v, kind, _: read(v, kind)):
         found = over_keys(init, lambda v, _: refusal(lambda: use(v, kind, 1)), keys, store)  # noqa: B023
-        assert found == dict.fromkeys(keys, words)
+        assert {key: text.split(": ", 1)[1] for key, text in found.items()} == dict.fromkeys(
+            keys, words
+        )
 
 
 @settings(max_examples=30, deadline=None)
@@ -481,7 +491,13 @@ def test_rows_that_are_read_late_are_those_of_their_own_key(
     rows = [(key, n) for key, count in sorted(row_counts.items()) for n in range(count)]
     # Batches of two rows: a key of three or more is given its rows while they are read.
     batches = [record_batch(rows[at : at + 2]) for at in range(0, len(rows), 2)]
-    run(ByFunction(handle_rows=handle_rows), batches, is_pandas=is_pandas, is_sorted=is_sorted)
+    run(
+        ByFunction(handle_rows=handle_rows),
+        batches,
+        is_pandas=is_pandas,
+        frame_limits=TWO_ROWS,
+        is_sorted=is_sorted,
+    )
     for owner, iterator in kept.items():
         for part in iterator:
             found.setdefault(owner, set()).update(keys_of(part))
@@ -499,7 +515,12 @@ def test_a_frame_that_the_processor_uses_again_is_output_as_it_was_yielded(keys:
             frame.loc[0, "n"] = n
             yield frame
 
-    _, output = run(ByFunction(handle_rows=handle_rows), [(key, 0) for key in keys], is_pandas=True)
+    _, output = run(
+        ByFunction(handle_rows=handle_rows),
+        [(key, 0) for key in keys],
+        is_pandas=True,
+        frame_limits=TWO_ROWS,
+    )
     assert [tuple(row.values()) for row in output.to_pylist()] == [
         (key, n) for key in sorted(keys) for n in (1, 2)
     ]

@@ -24,6 +24,9 @@ _CASES = {
     "decimal(38,4)": st.decimals(-(10**30), 10**30, places=4),
     "date": st.dates(),
     "timestamp_ntz": st.datetimes(dt.datetime(1970, 1, 2), dt.datetime(2100, 1, 1)),  # noqa: DTZ001 - without a zone
+    "time": st.times(),
+    "array<int>": st.lists(st.none() | st.integers(-9, 9), max_size=4),
+    "array<array<string>>": st.lists(st.lists(st.none() | _TEXT, max_size=3), max_size=3),
     "struct<x: int, y: string>": st.tuples(st.none() | st.integers(0, 9), st.none() | _TEXT),
 }
 
@@ -32,7 +35,7 @@ def _rank(value: Any) -> Any:
     """Order as Spark's: null before all, structs field by field, text as its UTF-8 bytes."""
     if value is None:
         return (0,)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return (1, tuple(map(_rank, value)))
     return (1, value.encode() if isinstance(value, str) else value)
 
@@ -69,6 +72,13 @@ def test_zero_has_one_sign_and_nan_one_form_that_comes_last() -> None:
     assert codec.encode((math.nan,)) > codec.encode((math.inf,))
 
 
+def test_bytes_that_are_no_array_are_damage() -> None:
+    codec = KeyCodec(parse_schema("a array<int>"))
+    for data in (b"\x01\x02", b"\x01", b"\x01\x01\x00"):
+        with pytest.raises(CheckpointCorruptError):
+            codec.decode(data)
+
+
 def test_a_struct_may_be_given_as_a_dict_as_arrow_does() -> None:
     codec = KeyCodec(parse_schema("s struct<x: int, y: string>"))
     assert codec.encode(({"x": 1, "y": "q"},)) == codec.encode(((1, "q"),))
@@ -82,7 +92,7 @@ def test_decimals_of_the_largest_precision_keep_all_digits() -> None:
     assert codec.decode(codec.encode((-value,))) == (-value,)
 
 
-@pytest.mark.parametrize("type_name", ["array<int>", "map<int,int>"])
+@pytest.mark.parametrize("type_name", ["map<int,int>", "variant"])
 def test_a_type_without_order_is_refused_by_name(type_name: str) -> None:
     with pytest.raises(StateSchemaError, match=f"field=a type={type_name}"):
         KeyCodec(parse_schema(f"a {type_name}"))

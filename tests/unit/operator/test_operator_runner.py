@@ -16,6 +16,7 @@ from typing_extensions import override
 from statekeep.errors import StateSchemaError
 from statekeep.spark.operator import grouping, inputs, outputs
 from statekeep.spark.operator.grouping import GroupingOverflow
+from statekeep.spark.operator.inputs import FrameLimits
 
 
 def _yielding(*rows: Any) -> ByFunction:
@@ -275,10 +276,10 @@ def test_the_types_of_a_frame_depend_on_its_own_key_alone() -> None:
     assert math.isnan(seen[1][1][0]["v"][0])
 
 
-def test_a_large_key_comes_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "FRAME_ROWS", 2)
+def test_a_large_key_comes_in_several_frames() -> None:
     seen: list[Any] = []
-    run(_frames(seen), [("a", 1)] * 5 + [("b", 1)] * 3, is_pandas=True)
+    rows = [("a", 1)] * 5 + [("b", 1)] * 3
+    run(_frames(seen), rows, is_pandas=True, frame_limits=FrameLimits(rows=2))
     assert [[len(frame) for frame in frames] for _, frames in seen] == [[2, 2, 1], [2, 1]]
 
 

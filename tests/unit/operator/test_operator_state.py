@@ -279,7 +279,11 @@ def test_a_map_key_that_does_not_fit_is_refused() -> None:
     ("first", "second", "message"),
     [
         (value_state, lambda h: h.getListState("value", "n long, s string"), "kind of"),
-        (value_state, lambda h: h.getValueState("value", "n int, s string"), "stored=struct<n:big"),
+        (
+            value_state,
+            lambda h: h.getValueState("value", "n int, s string"),
+            "operator=main variable=value field=n stored=bigint declared=int",
+        ),
         (map_state, lambda h: h.getMapState("map", "k int", "n long"), "map key schema"),
     ],
     ids=["kind", "schema", "map key schema"],
@@ -315,7 +319,9 @@ def test_a_changed_grouping_key_is_refused() -> None:
     ids=["value", "list", "map"],
 )
 def test_fields_that_are_declared_not_null_are_refused(declare: Any) -> None:
-    with pytest.raises(StateSchemaError, match="declared not null: variable=v fields=s") as caught:
+    with pytest.raises(
+        StateSchemaError, match=r"declared not null: .* variable=v fields=s"
+    ) as caught:
         run(ByFunction(declare), [("a", 1)])
     assert "leave out NOT NULL" in caught.value.hints[0]
 
@@ -381,9 +387,9 @@ def test_an_unreadable_registry_is_corruption_and_a_newer_format_is_named() -> N
     with pytest.raises(CheckpointCorruptError):
         run(ByFunction(), [], store=store)
     for newer in (
-        b'{"format_version": 2, "key_schema": "{}", "next_id": 1, "variables": {}}',
-        b'{"format_version": 2, "variables": []}',
+        b'{"format_version": 99, "key_schema": "{}", "next_id": 1, "variables": {}}',
+        b'{"format_version": 99, "variables": []}',
     ):
         store.put(REGISTRY_KEY, newer)
-        with pytest.raises(UnknownFormatError, match="version=2"):
+        with pytest.raises(UnknownFormatError, match="version=99"):
             run(ByFunction(), [], store=store)

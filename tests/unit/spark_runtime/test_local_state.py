@@ -1,8 +1,11 @@
 """How the versions on the tasks' hosts served a batch, as progress reports show it."""
 
+import inspect
+import json
 from collections.abc import Mapping
 
 import pytest
+from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from statekeep.spark.driver import processing
 from statekeep.spark.driver.batch_loop import BatchStatistics
@@ -60,5 +63,24 @@ def test_a_task_without_changes_keeps_its_sizes() -> None:
 )
 def test_progress_has_the_sum_over_the_tasks(name: str, value: int) -> None:
     local = LocalState(1, 1, {0: LocalSizes(10, 2, 15), 1: LocalSizes(20, 2, 30)})
-    progress = operator_progress(BatchStatistics(local=local), 2, None)
-    assert progress["customMetrics"][name] == value
+    progress = operator_progress(BatchStatistics(local=local), 2, None, {}, {})
+    assert progress.customMetrics[name] == value
+
+
+def test_progress_has_every_field_of_sparks_entry_and_what_is_declared() -> None:
+    declared = {"numValueStateVars": 2, "numDeletedStateVars": 1}
+    done = BatchStatistics(changed_keys=7)
+    progress = operator_progress(done, 4, None, declared, {"restarts": 3})
+    of_spark = StateOperatorProgress.fromJson(
+        dict.fromkeys(_fields_of_spark(), 0) | {"customMetrics": {}}
+    )
+    assert [name for name in of_spark if getattr(progress, name) is None] == []
+    assert (progress.numRowsUpdated, progress.numStateStoreInstances) == (7, 4)
+    assert declared.items() <= progress.customMetrics.items()
+    assert progress["restarts"] == 3
+    assert json.loads(progress.json) == progress
+
+
+def _fields_of_spark() -> list[str]:
+    signature = inspect.signature(StateOperatorProgress.__init__)
+    return [name for name in signature.parameters if name not in {"self", "jprogress", "jdict"}]
