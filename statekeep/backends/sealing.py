@@ -76,15 +76,15 @@ def encryption_limits(factories: Iterable[StateBackendFactory], clock: Clock) ->
     if not encrypting:
         return ()
     limits = [
-        "state is encrypted in some backends only: whoever can read this one reads it, and whoever can"
-        f" write to it may change what is restored from it: backend={factory.name}"
+        "state is encrypted in some backends only. Anyone who can read this backend can read the state,"
+        f" and anyone who can write to it can change what is restored: backend={factory.name}"
         f" encrypted={','.join(encrypting)}"
         for factory in durable
         if factory.name not in encrypting
     ]
     limits += [
-        "what is not encrypted, or of an older format, is still believed: whoever can write to the"
-        f" place can exchange the state: backend={name} until={found.plain_until}"
+        "data that is not encrypted, or of an older format, is still accepted. Anyone who can write to"
+        f" the backend can replace the state: backend={name} until={found.plain_until}"
         " (take encryption.plain.until out once the job has committed)"
         for name, found in encrypting.items()
         if is_before_end_of(found.plain_until, clock)

@@ -162,7 +162,7 @@ class CommitGate:
         self.starts += 1
 
     def succeeded(self, now_ns: int) -> None:
-        """Take note that the open commit is durable; earlier failures are forgiven."""
+        """Record that the open commit is durable, and reset the failure counters."""
         self._end(now_ns)
         self.successes += 1
         self.consecutive_failures = self.consecutive_timeouts = 0

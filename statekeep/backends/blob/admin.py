@@ -109,11 +109,11 @@ class BlobAdmin(StateBackendAdmin):
         try:
             data = await self._manager.get(blob_id)
         except BlobNotFoundError as exc:
-            raise self._lacking("does not show what was just put") from exc
+            raise self._lacking("does not return a blob that was just written") from exc
         if data != _PROBE:
-            raise self._lacking("gives back other bytes than were put")
+            raise self._lacking("returned different data than was written")
         if blob_id not in await self._manager.list(prefix):
-            raise self._lacking("does not list what was just put")
+            raise self._lacking("does not list a blob that was just written")
 
     @contextmanager
     def _silence_told(self) -> Generator[None]:

@@ -17,10 +17,10 @@ from statekeep.errors import ConfigError, KeyUnavailableError
 
 SECRET_BYTES: Final = 32
 OLDER_HINT: Final = (
-    "hint: if it is of the time before encryption was switched on, or of an earlier release, set "
-    "blob.store.encryption.plain.until to a day soon; else somebody has put it there"
+    "hint: if it was written before encryption was switched on, or by an earlier release, set "
+    "blob.store.encryption.plain.until to a day soon; otherwise somebody else wrote it"
 )
-"""For whoever finds what is not authenticated."""
+"""Added to the error about data that is not authenticated."""
 _MAX_ID_LENGTH: Final = 1024
 
 

@@ -197,7 +197,7 @@ class KafkaBackupManager(TaskBackupManager):
                     self._settings.transaction_timeout_ms,
                 )
         error = RetriableError(
-            f"the transactional id is lost again and again: task={self._context.task.task_name}"
+            f"another writer keeps taking the transactional id: task={self._context.task.task_name}"
         )
         error.add_note(
             "hint: either another process writes as this task, or the machine is too busy to commit "

@@ -1,8 +1,7 @@
-"""The stamp that goes with the records of a commit: it tells jobs apart, and an older reign from a newer.
+"""The stamp that goes with the records of a commit: it tells jobs apart, and an older driver session from a newer.
 
-That a commit is exact rests on the job log and on the transactional id, never on stamps. They end the
-quarrel between a driver and its fenced predecessor soon, and keep a job from emptying a changelog that
-is not its own.
+That a commit is exact rests on the job log and on the transactional id, never on stamps. Stamps stop a fenced
+driver early, and keep a job from emptying a changelog that is not its own.
 """
 
 import re

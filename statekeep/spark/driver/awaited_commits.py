@@ -96,5 +96,5 @@ class AwaitedCommits:
             if not lost:
                 return checkpoint_id
             self._heal(lost, batch)
-        msg = f"versions were lost again and again: batch={batch} rounds={_MAX_ROUNDS}"
+        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
         raise CommitFailedError(msg, checkpoint_id=checkpoint_id, step="upload")

@@ -209,7 +209,7 @@ class BatchLoop:
                 return result
             only = frozenset(result.missing)
             self._heal(only, batch - 1)
-        msg = f"versions were lost again and again: batch={batch} rounds={_MAX_ROUNDS}"
+        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
         raise RestoreFailedError(
             msg, task_name=task_name(min(result.missing, default=0)), store_names=[STATE_STORE]
         )
@@ -285,7 +285,7 @@ class BatchLoop:
             else:
                 fault_point("sink.after")
                 return
-        msg = f"output was lost again and again: batch={batch} rounds={_MAX_ROUNDS}"
+        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as output was lost each time: batch={batch}"
         raise RestoreFailedError(
             msg, task_name=task_name(min(result.missing, default=0)), store_names=[STATE_STORE]
         )

@@ -132,7 +132,7 @@ class Recovery:
                 logger.warning("recovery begins again: partitions=%s", sorted(lost))
             else:
                 return summary
-        msg = f"versions were lost again and again: rounds={_MAX_ROUNDS}"
+        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time"
         raise RestoreFailedError(msg, task_name=task_name(min(lost)), store_names=["state"])
 
     def _obtain(

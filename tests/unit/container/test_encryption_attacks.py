@@ -291,13 +291,13 @@ async def test_a_plain_job_goes_on_encrypted_until_the_day_of_the_switch_is_over
     until = {"blob.store.encryption.plain.until": _date(today)}
     with caplog.at_level(logging.WARNING):
         assert await job.restored(**until) == b"plain 2"
-    assert "is still believed" in caplog.text
+    assert "is still accepted" in caplog.text
     await job.commit(b"encrypted 1", b"encrypted 2", b"encrypted 3", **until)
     await job.commit(**until)
     job.clock.advance(86_400)
     caplog.clear()
     assert await job.restored(**until) == b"encrypted 3"
-    assert "is still believed" not in caplog.text
+    assert "is still accepted" not in caplog.text
 
 
 @pytest.mark.asyncio
