@@ -36,6 +36,76 @@ class Count(StatefulProcessor):
         """Nothing is open."""
 
 
+class Begun(Count):
+    """Counts on from an initial state, and keeps the rows of it."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self._begun = handle.getListState("begun", "s long")
+
+    @override
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: TimerValues) -> None:
+        assert initialState.name == key[0]
+        self._begin([initialState.begin])
+
+    def _begin(self, values: list[int]) -> None:
+        n, s = self._state.get() or (0, 0)
+        self._state.update((n + 1000 * len(values), s + sum(values)))
+        self._begun.appendList([(value,) for value in values])
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        (row,) = super().handleInputRows(key, rows, timerValues)
+        begun = sum(s for (s,) in self._begun.get())
+        yield Row(key=row.key, n=row.n, s=row.s + 1_000_000 * begun)
+
+
+class BegunFrames(Begun):
+    """The same on pandas frames."""
+
+    @override
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: TimerValues) -> None:
+        assert set(initialState["name"]) == {key[0]}
+        self._begin([int(value) for value in initialState["begin"]])
+
+    @override
+    def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Any:
+        flat = (Row(v=int(v)) for frame in rows for v in frame["v"])
+        (row,) = super().handleInputRows(key, flat, timerValues)
+        yield pd.DataFrame({"key": [row.key], "n": [row.n], "s": [row.s]})
+
+
+class Wider(Count):
+    """Counts on in a state with wider numbers, another order and one more field."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getValueState("count", "s double, last string, n decimal(20, 0)")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        s, last, n = self._state.get() or (0.0, None, Decimal(0))
+        for row in rows:
+            n, s, last = n + 1, s + row.v, str(row.v)
+        self._state.update((s, last, n))
+        yield Row(key=key[0], n=int(n), s=int(s))
+
+
+class Narrow(Count):
+    """What `Wider` was made from: 32 bits each."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getValueState("count", "n int, s int")
+        self._seen = handle.getMapState("seen", "v long", "n int")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        self._seen.updateValue((1,), (1,))
+        return super().handleInputRows(key, rows, timerValues)
+
+
 class Overflowing(Count):
     """Puts a text where the state holds a number."""
 

@@ -12,6 +12,7 @@ from conftest import Stream
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     ByteType,
@@ -56,6 +57,8 @@ KEY_TYPES: dict[str, Any] = {
     "decimal": DecimalType(10, 2),
     "long decimal": DecimalType(38, 6),
     "struct": StructType([StructField("x", StringType()), StructField("y", DoubleType())]),
+    "numbers": ArrayType(IntegerType()),
+    "texts": ArrayType(ArrayType(StringType())),
 }
 
 
@@ -88,6 +91,8 @@ def random_key(rng: random.Random) -> tuple[Any, ...]:
         Decimal(rng.randint(-(10**10) + 1, 10**10 - 1)).scaleb(-2),
         Decimal(rng.randint(-(10**20), 10**20)).scaleb(-6),
         (text(), double()),
+        [rng.choice([None, rng.randint(-9, 9)]) for _ in range(rng.randint(0, 4))],
+        [[text() for _ in range(rng.randint(0, 2))], None, []],
     )
     return tuple(None if rng.random() < 0.15 else value for value in values)
 
