@@ -38,7 +38,7 @@ _ROLL_FORWARD_NS: Final = 10_000_000_000
 
 
 FindAbandoned = Callable[[HandOverPlan], Awaitable[Collection[int]]]
-"""Returns the partitions of an attempt whose version nobody backs up any more."""
+"""Returns the partitions of an attempt whose version no container of any executor's host has to upload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,9 @@ async def roll_forward(
         find_abandoned: Asked once if entries are lacking: for which tasks a wait is in vain.
 
     Returns:
-        The commit; None if there is no such attempt, or if it cannot be completed: a task failed or
-        has lost its container, its entry cannot be read, or the uploads take longer than a start should.
+        The commit; None if there is no such attempt, or if it cannot be completed: a task failed, no
+        living container is seen that uploads its version, its entry cannot be read, or the uploads
+        take longer than a start should.
 
     Raises:
         TaskFencedError: Another driver has taken over.

@@ -192,13 +192,13 @@ class TaskJobs:
         return {int(a["partition"]): str(a["error"]) for a in answers if a["error"]}
 
     def abandoned(self, plan: HandOverPlan) -> frozenset[int]:
-        """Return the tasks of an older driver's attempt whose version nobody backs up any more.
+        """Return the tasks of an older driver's attempt whose version nobody is seen to back up.
 
-        One that has its entry already may be among them; one whose host cannot be asked is not.
+        One that has its entry already may be among them.
         """
         spec = self._spec
-        answers = self.anchor.run_everywhere(lambda tasks: errands.is_abandoned(tasks, spec, plan))
-        return frozenset(int(a["partition"]) for a in answers if a["is_abandoned"])
+        answers = self.anchor.run(lambda _: errands.held_uploads(spec, plan))
+        return frozenset(plan.versions).difference(*(a["held"] for a in answers))
 
     def output(
         self, inline: Sequence[bytes], in_files: Mapping[int, str], schema: StructType

@@ -231,21 +231,16 @@ def _sealed(
     return Submitted("", time.monotonic_ns() - began_ns)
 
 
-def is_abandoned(
-    tasks: Sequence[int], spec: JobSpec, plan: HandOverPlan
-) -> Iterator[pa.RecordBatch]:
-    """Answer whether nobody is left to back up each task's version, as far as one can tell here.
+def held_uploads(spec: JobSpec, plan: HandOverPlan) -> Iterator[pa.RecordBatch]:
+    """Answer which versions of an attempt a living container of this host has to upload.
 
-    A version is submitted on the host where it was made. Where it is, and no container that
-    lives has it, there was none or its container has died with it.
+    Of any task: a version is uploaded on the host where it was made, and its task may be placed on
+    another one by now.
     """
     place, _ = _container(spec)
     places = place.directory.parent
-    for task in tasks:
-        version = plan.versions.get(task)
-        is_here = version is not None and _is_here(spec, task, version, is_thorough=False)
-        is_held = has_living_holder(places, plan.epoch, plan.attempt, task)
-        yield answer({"partition": task, "is_abandoned": is_here and not is_held})
+    held = [t for t in plan.versions if has_living_holder(places, plan.epoch, plan.attempt, t)]
+    yield answer({"held": held})
 
 
 def read_output(

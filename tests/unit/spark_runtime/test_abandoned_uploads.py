@@ -1,6 +1,7 @@
-"""Whether anybody is left to back up a version, as a task can tell on its own host."""
+"""Whether anybody is left to back up the versions of an attempt that an older driver left open."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -8,20 +9,21 @@ import pytest
 from container_process_kit import VERSION, hand_over
 
 from statekeep.config.load import load_dict
+from statekeep.spark.anchor import Anchor
 from statekeep.spark.container.launch import take_lock
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import container_place
+from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.worker.errands import is_abandoned
+from statekeep.spark.worker.errands import held_uploads
 from statekeep.spark.worker.job_spec import HandOverPlan, JobSpec
-from statekeep.testing.versions import seal_version
 
 PLAN = HandOverPlan(
     epoch=1,
     attempt=1,
     checkpoint_id="7-1",
     batch=0,
-    versions={0: VERSION},
+    versions={0: VERSION, 1: VERSION},
     bases={},
     checkpoints={},
 )
@@ -40,31 +42,35 @@ def spec(tmp_path: Path) -> JobSpec:
     )
 
 
-def answer(spec: JobSpec, partition: int = 0) -> bool:
-    (batch,) = is_abandoned((partition,), spec, PLAN)
-    return bool(json.loads(batch.column(0)[0].as_py())["is_abandoned"])
+def held(spec: JobSpec) -> list[int]:
+    (batch,) = held_uploads(spec, PLAN)
+    found: list[int] = json.loads(batch.column(0)[0].as_py())["held"]
+    return found
 
 
-def test_a_version_that_is_here_without_a_container_is_abandoned(spec: JobSpec) -> None:
-    seal_version(spec.directory(0), VERSION, None, {b"k": b"v"})
-    assert answer(spec)
-
-
-def test_nothing_is_known_of_a_version_that_is_elsewhere(spec: JobSpec) -> None:
-    assert not answer(spec)
-    assert not answer(spec, partition=1)
-
-
-def test_a_version_is_not_abandoned_while_a_container_lives_that_has_it(
+def test_what_a_living_container_of_an_earlier_application_has_is_held(
     spec: JobSpec, tmp_path: Path
 ) -> None:
-    seal_version(spec.directory(0), VERSION, None, {b"k": b"v"})
+    assert held(spec) == []
     place = container_place(tmp_path, spec.local_name, "old", "1")
     place.prepare()
     lock = take_lock(place)
     assert lock is not None
-    assert answer(spec)
-    Outbox(place.outbox).replace(hand_over())
-    assert not answer(spec)
+    assert held(spec) == []
+    Outbox(place.outbox).replace(hand_over(partition=1))
+    assert held(spec) == [1]
     lock.leave()
-    assert answer(spec)
+    assert held(spec) == []
+
+
+def test_a_version_is_abandoned_if_no_host_has_it_to_upload(spec: JobSpec) -> None:
+    class Hosts:
+        """Two hosts, of which one has the version of task 1 to upload."""
+
+        def run(self, function: Callable[[tuple[int, ...]], object]) -> list[dict[str, list[int]]]:
+            return [{"held": []}, {"held": [1]}]
+
+    jobs = object.__new__(TaskJobs)
+    jobs.anchor = cast("Anchor", Hosts())
+    jobs._spec = spec
+    assert jobs.abandoned(PLAN) == {0}
