@@ -61,6 +61,19 @@ def test_nothing_is_left_behind_after_a_stop(stream: Stream) -> None:
     assert cached == cached_before
 
 
+def test_a_container_is_there_before_anything_is_handed_over(stream: Stream) -> None:
+    stream.add_batches(1)
+    stream.settings = {"task.commit.ms": 600_000}
+    writer = stream.stateful().writeStream.foreachBatch(stream.sink)
+    query = writer.option("checkpointLocation", str(stream.location)).start()
+    query.processAllAvailable()
+    assert query.status["lastCommittedBatch"] == -1
+    assert len(container_processes(stream.local_dir)) == 1
+    query.stop()
+    assert query.status["lastCommittedBatch"] == 0
+    assert container_processes(stream.local_dir) == {}
+
+
 def test_a_stop_that_comes_just_before_a_batch_returns(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from statekeep.spark.container.handshake import (
     new_nonce,
     proof,
 )
+from statekeep.spark.container.launch import PlaceLock, dismiss, take_lock
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
 from statekeep.spark.container.protocol import (
     MAX_GREETING_BYTES,
@@ -43,6 +44,7 @@ from statekeep.spark.container.protocol import (
     read_frame_from,
 )
 from statekeep.stores.local_files import private_opener
+from statekeep.stores.locks import has_living_owner
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +134,8 @@ def _ask_those_that_leave(
 def tell_to_stop(place: ContainerPlace, epoch: int) -> None:
     """Tell the container of a place to end, if there is one, and wait until it has gone.
 
+    One that still boots has nothing to do: it is not waited for.
+
     Args:
         place: Where it lives.
         epoch: Of the driver that asks.
@@ -141,6 +145,11 @@ def tell_to_stop(place: ContainerPlace, epoch: int) -> None:
         RetriableError: It fell silent, or has not gone after ten seconds: it ends by itself.
     """
     connection = _try_connect(place.socket)
+    if connection is None and has_living_owner(place.lock):
+        # It boots, and looks whether it is wanted once it has its socket: it does not see this, or
+        # that socket is seen here. Or it leaves already, and removes what is written here.
+        dismiss(place)
+        connection = _try_connect(place.socket)
     if connection is None:
         return
     answer = _exchange(connection, place, Stop(epoch=epoch), None)
@@ -214,28 +223,40 @@ def _log_of(place: ContainerPlace) -> str:
     return f"host={socket.gethostname()} log={place.log}"
 
 
+def start_ahead(place: ContainerPlace, spec: ContainerSpec) -> None:
+    """Start the container if there is none, and do not wait until it serves.
+
+    So that the first request finds it ready. Whatever keeps it from starting is the error of that
+    request, which tries again.
+    """
+    try:
+        _launch(place, spec)
+    except (StateBackupError, OSError) as exc:
+        logger.warning("the container is not started ahead: error=%s", exc)
+
+
 def _connect(place: ContainerPlace, spec: ContainerSpec) -> socket.socket:
     connection = _try_connect(place.socket)
     if connection is not None:
         return connection
     place.prepare()
+    waited, launched, status = 0.0, 0, 0
     with open(place.start_lock, "w", opener=private_opener) as lock:
         # One starter at a time: the others find the socket once they get the lock.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        connection = _try_connect(place.socket)
-        if connection is not None:
-            return connection
-        # Again, now that no container that leaves may remove anything.
-        place.prepare()
-        process = _spawn(place, spec)
-        waited = 0.0
         while waited < _START_TIMEOUT_S:
             connection = _try_connect(place.socket)
             if connection is not None:
                 return connection
+            if launched < _TRIES:
+                launcher = _launch(place, spec)  # none while a container boots, or leaves
+                if launcher is not None:
+                    launched, status = launched + 1, launcher.returncode
+            elif not has_living_owner(place.lock):
+                break
             _tick.wait(_CONNECT_PAUSE_S)
             waited += _CONNECT_PAUSE_S
-    msg = f"the container does not start: log={place.log} launcher_status={process.returncode}"
+    msg = f"the container does not start: log={place.log} launcher_status={status}"
     raise RetriableError(msg)
 
 
@@ -272,7 +293,30 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
     raise RetriableError(msg)
 
 
-def _spawn(place: ContainerPlace, spec: ContainerSpec) -> subprocess.CompletedProcess[bytes]:
+def _launch(
+    place: ContainerPlace, spec: ContainerSpec
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Start a container if nobody has its lock, which it inherits; None if somebody has.
+
+    Where it is used beside another starter, the lock decides.
+    """
+    place.prepare()
+    lock = take_lock(place)
+    if lock is None:
+        return None
+    try:
+        place.prepare()  # again, now that no container that leaves may remove anything
+        launcher = _spawn(place, spec, lock)
+    except BaseException:
+        lock.leave()
+        raise
+    lock.pass_on()
+    return launcher
+
+
+def _spawn(
+    place: ContainerPlace, spec: ContainerSpec, lock: PlaceLock
+) -> subprocess.CompletedProcess[bytes]:
     """Launch a container of its own session; the launcher forks again and ends at once.
 
     Otherwise the container would share the process group and the pipes of Spark's Python daemon,
@@ -280,15 +324,16 @@ def _spawn(place: ContainerPlace, spec: ContainerSpec) -> subprocess.CompletedPr
     secret is on disk or in the process list, whenever a process is killed.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(spec.python_path)}
+    module, descriptor = "statekeep.spark.container", lock.descriptor
     with open(place.log, "ab", opener=private_opener) as log:
         return subprocess.run(  # noqa: S603 - our own module, by this interpreter
-            [sys.executable, "-m", "statekeep.spark.container", str(place.directory)],
+            [sys.executable, "-m", module, str(place.directory), str(descriptor)],
             input=spec.encode(),
             stdout=subprocess.DEVNULL,
             stderr=log,
             cwd="/",
             env=environment,
             start_new_session=True,
-            close_fds=True,
+            pass_fds=[descriptor],
             check=False,
         )

@@ -3,9 +3,8 @@
 import fcntl
 import logging
 import os
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,20 +15,29 @@ from statekeep.stores.locks import has_living_owner
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S: Final = 30.0
-_PAUSE_S: Final = 0.1
 _LOG_KEPT_NS: Final = 7 * 24 * 3600 * 1_000_000_000
 """The log of a container that died stays for a week."""
-_tick = threading.Event()
-"""Never set: the end of another process is no event of ours."""
 
 
 class PlaceLock:
-    """Held by the container of a place, until `leave` or its death."""
+    """Held by the container of a place, until `leave` or its death.
+
+    The task that starts a container takes it and passes it on, so that everybody can tell a container
+    that boots from none. The file is empty, unless a stop has come while the container boots.
+    """
 
     def __init__(self, place: ContainerPlace, descriptor: int) -> None:
         self._place = place
-        self._descriptor = descriptor
+        self.descriptor = descriptor
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether no stop has come while the container boots."""
+        return os.fstat(self.descriptor).st_size == 0
+
+    def pass_on(self) -> None:
+        """Leave the lock to the process that has inherited the descriptor."""
+        os.close(self.descriptor)
 
     def leave(self) -> None:
         """Remove all that a container needs to live, the lock last; its log stays.
@@ -45,7 +53,13 @@ class PlaceLock:
                     place.outbox.rmdir()
                 place.start_lock.unlink(missing_ok=True)
         place.lock.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        os.close(self.descriptor)
+
+
+def dismiss(place: ContainerPlace) -> None:
+    """Tell a container that boots, and has no socket to be told by, that nobody needs it."""
+    with suppress(FileNotFoundError):  # it has left
+        os.truncate(place.lock, 1)
 
 
 @contextmanager
@@ -63,20 +77,25 @@ def _start_lock(place: ContainerPlace) -> Generator[bool]:
         yield True  # nobody has ever asked for this one
 
 
-def take_lock(
-    place: ContainerPlace, pause: Callable[[float], object] = _tick.wait
-) -> PlaceLock | None:
-    """Take the lock of a container's place; None if another container keeps it.
+def take_lock(place: ContainerPlace) -> PlaceLock | None:
+    """Take the lock of a container's place; None if a container keeps it, or boots there.
 
-    The container of a query that has just ended holds it until its backends are closed: that is
-    waited for, at most 30 seconds.
+    A lock on a file that its holder has just removed counts for nothing.
     """
-    for _ in range(round(_PATIENCE_S / _PAUSE_S)):
-        lock = _try_lock(place)
-        if lock is not None:
-            return lock
-        pause(_PAUSE_S)
-    return None
+    while True:
+        descriptor = private_opener(str(place.lock), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = place.lock.stat().st_ino
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except FileNotFoundError:
+            found = -1
+        if os.fstat(descriptor).st_ino == found:
+            os.truncate(descriptor, 0)  # of a container that was killed
+            return PlaceLock(place, descriptor)
+        os.close(descriptor)
 
 
 def has_living_holder(jobs_places: Path, epoch: int, attempt: int, partition: int) -> bool:
@@ -124,7 +143,7 @@ def _sweep(place: ContainerPlace, now_ns: int) -> bool:
     """Sweep one place; return whether a container had died there, or left hand-overs to nobody."""
     is_left = place.lock.exists() or place.outbox.exists()
     if is_left:
-        lock = _try_lock(place)
+        lock = take_lock(place)
         if lock is None:
             return False
         remove_tree(place.outbox)
@@ -139,20 +158,3 @@ def _is_log_old(place: ContainerPlace, now_ns: int) -> bool:
         return now_ns - place.log.stat().st_mtime_ns > _LOG_KEPT_NS
     except FileNotFoundError:
         return False
-
-
-def _try_lock(place: ContainerPlace) -> PlaceLock | None:
-    """Take the lock if it is free; not that of a file which its holder has just removed."""
-    while True:
-        descriptor = private_opener(str(place.lock), os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = place.lock.stat().st_ino
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except FileNotFoundError:
-            found = -1
-        if os.fstat(descriptor).st_ino == found:
-            return PlaceLock(place, descriptor)
-        os.close(descriptor)

@@ -90,11 +90,15 @@ class ContainerServer:
         self._is_idle.set()
         self._is_stopping = asyncio.Event()
 
-    async def run(self, jvm_pid: int) -> None:
+    async def run(self, jvm_pid: int, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Serve until stopped, idle for long, or until the executor's JVM has ended.
 
         What is under way is finished then. That takes the grace time at most; less once a newer
         driver asks for anything.
+
+        Args:
+            jvm_pid: The executor's JVM.
+            is_wanted: Asked once there is a socket: whether no stop came before.
 
         Raises:
             TimeoutError: A blocking call does not end: the process must, without waiting for it.
@@ -103,6 +107,8 @@ class ContainerServer:
         pending = await self._work.executor.run(self._outbox.pending)
         self._key = await self._work.executor.run(job_key, self._place)
         server = await asyncio.start_unix_server(self._serve, path=str(self._place.socket))
+        if not is_wanted():
+            self._is_stopping.set()
         try:
             for request in pending:
                 self._start_upload(request)

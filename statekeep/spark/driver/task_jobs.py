@@ -123,7 +123,9 @@ class TaskJobs:
             plan = replace(plan, has_initial_state=False)
         found = self.anchor.process(
             rows,
-            lambda batches: process_slot(batches, spec, plan, slots),
+            lambda batches: errands.beside_container(
+                process_slot(batches, spec, plan, slots), spec, plan.epoch
+            ),
             schema=schema,
             first=first,
             key_columns=spec.operator.key_columns,
@@ -145,9 +147,11 @@ class TaskJobs:
         Returns:
             ``{partition: VersionId}`` of those that have one.
         """
-        spec = self._spec
+        spec, epoch = self._spec, self.epoch
         answers = self.anchor.run_everywhere(
-            lambda tasks: errands.locate(tasks, spec, candidates, is_thorough=is_thorough)
+            lambda tasks: errands.beside_container(
+                errands.locate(tasks, spec, candidates, is_thorough=is_thorough), spec, epoch
+            )
         )
         return {int(a["partition"]): str(a["version"]) for a in answers if a["version"] is not None}
 

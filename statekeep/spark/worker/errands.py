@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -32,7 +32,7 @@ from statekeep.errors import (
 )
 from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import ANSWER_COLUMN
-from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
+from statekeep.spark.container.client import ContainerError, ask, start_ahead, tell_to_stop
 from statekeep.spark.container.launch import has_living_holder
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec, container_place
 from statekeep.spark.container.protocol import NOTHING, Candidate, HandOver, Restore
@@ -78,6 +78,24 @@ def own_partition() -> int:
 def answer(fields: Mapping[str, Any]) -> pa.RecordBatch:
     """Return the one row that a task sends to the driver."""
     return pa.RecordBatch.from_pydict({ANSWER_COLUMN: [json.dumps(fields)]})
+
+
+_started_ahead: Final[dict[str, int]] = {}
+"""``{local directory of a job: epoch}`` of the driver sessions whose container was started here."""
+
+
+def beside_container(
+    work: Iterator[pa.RecordBatch], spec: JobSpec, epoch: int
+) -> Iterator[pa.RecordBatch]:
+    """Do the work of a slot; start this executor's container beside the first of a driver session.
+
+    A container takes some tenths of a second of processor time to start, which a restore, the
+    first commit or a stop would otherwise wait for.
+    """
+    if _started_ahead.get(spec.local_name) != epoch:
+        _started_ahead[spec.local_name] = epoch
+        start_ahead(*_container(spec))
+    yield from work
 
 
 def locate(

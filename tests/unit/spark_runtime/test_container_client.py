@@ -1,10 +1,12 @@
 """How a task asks its container: patience, time-outs, successors; and the container's lock."""
 
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from container_process_kit import greet_task, hand_over, place_in, spec_in
@@ -146,31 +148,42 @@ def test_a_successor_that_refuses_is_asked_once(tmp_path: Path) -> None:
         client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
 
 
-def test_the_lock_is_waited_for(tmp_path: Path) -> None:
+def test_a_container_that_leaves_is_waited_for_before_another_one_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = place_in(tmp_path)
     leaving = take_lock(place)
     assert leaving is not None
-    pauses: list[float] = []
+    launched: list[bool] = []
 
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            leaving.leave()
+    def launch(*given: Any) -> Any:
+        launched.append(given[0].lock.exists())
+        raise OSError("seen")
 
-    mine = take_lock(place, pause)
-    assert mine is not None
-    assert len(pauses) == 3
-    mine.leave()
+    monkeypatch.setattr(client, "_spawn", launch)
+    timer = threading.Timer(0.1, leaving.leave)
+    timer.start()
+    with pytest.raises(OSError, match="seen"):
+        client.ask(place, spec_in(tmp_path), hand_over())
+    timer.join()
+    assert launched == [True]
+    assert not place.lock.exists()
 
 
-def test_the_lock_is_given_up_in_the_end(tmp_path: Path) -> None:
-    place = place_in(tmp_path)
-    living = take_lock(place)
-    assert living is not None
-    pauses: list[float] = []
-    assert take_lock(place, pauses.append) is None
-    assert sum(pauses) == pytest.approx(30)
-    living.leave()
+def test_containers_that_die_at_their_start_are_given_up_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_in(tmp_path)
+    launched: list[str] = []
+
+    def launch(*given: Any) -> subprocess.CompletedProcess[bytes]:
+        launched.append("")
+        return subprocess.CompletedProcess([], 7)
+
+    monkeypatch.setattr(client, "_spawn", launch)
+    with pytest.raises(RetriableError, match=r"does not start: .*launcher_status=7"):
+        client.ask(place_in(tmp_path), spec, hand_over())
+    assert len(launched) == 3
 
 
 def test_a_stop_starts_no_container_where_there_is_none(tmp_path: Path) -> None:
@@ -192,6 +205,31 @@ def test_a_stop_waits_until_the_container_has_gone(
     with container(place, [Done()]) as requests:
         client.tell_to_stop(place, epoch=1)
     assert [request.epoch for request in requests] == [1]
+
+
+def test_a_stop_does_not_wait_for_a_container_that_boots(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    booting = take_lock(place)
+    assert booting is not None
+    assert booting.is_wanted
+    client.tell_to_stop(place, epoch=1)
+    assert not booting.is_wanted
+    booting.leave()
+    assert not place.lock.exists()
+
+
+def test_what_was_said_to_a_container_that_was_killed_is_not_for_the_next_one(
+    tmp_path: Path,
+) -> None:
+    place = place_in(tmp_path)
+    killed = take_lock(place)
+    assert killed is not None
+    client.tell_to_stop(place, epoch=1)
+    killed.pass_on()
+    successor = take_lock(place)
+    assert successor is not None
+    assert successor.is_wanted
+    successor.leave()
 
 
 def test_a_container_that_takes_no_connection_is_given_up(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ HEAVY = ["numpy", "pandas", "py4j", "pyarrow", "pyspark"]
 
 def test_a_container_loads_neither_spark_nor_what_spark_brings_along() -> None:
     program = (
-        "import json, sys, statekeep.spark.container.__main__;"
+        "import json, sys, statekeep.spark.container.process;"
         f" print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -22,3 +22,18 @@ def test_every_public_name_of_the_runtime_is_there() -> None:
     assert dir(sk) == sorted(sk.__all__)
     assert all(callable(getattr(sk, name)) for name in sk.__all__)
     assert sk.grouped is sk.grouped  # no module takes its place once it is loaded
+
+
+def test_what_starts_a_container_loads_next_to_nothing() -> None:
+    program = (
+        "import json, sys, statekeep.spark.container.__main__;"
+        " print(json.dumps([name for name in sys.modules if name.startswith('statekeep.')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert set(json.loads(done.stdout)) == {
+        "statekeep.errors",
+        "statekeep.extras",
+        "statekeep.spark",
+        "statekeep.spark.container",
+        "statekeep.spark.container.__main__",
+    }

@@ -13,7 +13,7 @@ import pytest
 from container_process_kit import hand_over, spec_in
 from rich.console import Console
 
-from statekeep.spark.container.client import ContainerError, ask, tell_to_stop
+from statekeep.spark.container.client import ContainerError, ask, start_ahead, tell_to_stop
 from statekeep.spark.container.launch import has_living_holder, sweep_dead_places, take_lock
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace
@@ -148,7 +148,7 @@ def test_a_lock_on_a_file_that_its_holder_has_removed_meanwhile_is_none(
     monkeypatch.setattr(fcntl, "flock", flock)
     mine = take_lock(place)
     assert mine is not None
-    assert take_lock(place, lambda _: None) is None
+    assert take_lock(place) is None
     mine.leave()
 
 
@@ -165,12 +165,55 @@ def test_a_real_container_starts_answers_and_leaves_nothing_behind(tmp_path: Pat
         tell_to_stop(place, epoch=1)
     assert leftovers(place) == {"container.log"}
     assert not place.socket.exists()
-    pause = threading.Event()  # never set: the process ends right after it gave up its lock
-    for _ in range(100):
+    assert _has_gone(place)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_container_that_was_started_ahead_serves_the_first_request(tmp_path: Path) -> None:
+    place, spec = place_of(tmp_path, "container-app-1"), spec_in(tmp_path)
+    start_ahead(place, spec)
+    started = _processes_of(place)
+    assert len(started) == 1
+    start_ahead(place, spec)
+    with pytest.raises(ContainerError, match="no retained commit"):
+        ask(place, spec, Restore(epoch=1, partition=0, candidates=[]))
+    assert _processes_of(place) == started
+    tell_to_stop(place, epoch=1)
+    assert _has_gone(place)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_container_that_boots_when_the_stop_comes_goes_by_itself(tmp_path: Path) -> None:
+    place, spec = place_of(tmp_path, "container-app-1"), spec_in(tmp_path)
+    start_ahead(place, spec)
+    assert _processes_of(place)
+    tell_to_stop(place, epoch=1)
+    assert _has_gone(place)
+    assert leftovers(place) == {"container.log"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_task_that_comes_after_a_stop_finds_a_container_all_the_same(tmp_path: Path) -> None:
+    place, spec = place_of(tmp_path, "container-app-1"), spec_in(tmp_path)
+    start_ahead(place, spec)
+    tell_to_stop(place, epoch=1)
+    with pytest.raises(ContainerError, match="no retained commit"):
+        ask(place, spec, Restore(epoch=2, partition=0, candidates=[]))
+    tell_to_stop(place, epoch=2)
+    assert _has_gone(place)
+
+
+def _has_gone(place: ContainerPlace) -> bool:
+    """Wait for the end of the container's process."""
+    pause = threading.Event()  # never set: the process ends by itself
+    for _ in range(1000):
         if not _processes_of(place):
-            return
+            return True
         pause.wait(0.02)
-    pytest.fail("the container's process lives on")
+    return False
 
 
 @pytest.mark.slow

@@ -294,6 +294,13 @@ async def test_a_newer_driver_stops_a_server_whose_blocking_calls_hang(
 
 
 @pytest.mark.asyncio
+@pytest.mark.timeout(10)
+async def test_a_server_that_was_told_to_stop_before_it_had_a_socket_ends(rig: Rig) -> None:
+    await rig.server.run(0, lambda: False)
+    assert rig.work.is_closed
+
+
+@pytest.mark.asyncio
 async def test_a_server_that_stops_finishes_its_restores(rig: Rig) -> None:
     running = await rig.run()
     restore = asyncio.create_task(rig.ask(Restore(epoch=1, partition=0, candidates=[])))

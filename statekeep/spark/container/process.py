@@ -1,0 +1,63 @@
+"""The container's process: from its start to its end."""
+
+import asyncio
+import logging
+import logging.handlers
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from statekeep.clock import Clock, SystemClock
+from statekeep.spark.container.launch import PlaceLock, sweep_dead_places
+from statekeep.spark.container.place import ContainerPlace, ContainerSpec
+from statekeep.spark.container.server import ContainerServer
+from statekeep.spark.container.work import ContainerWork
+
+logger = logging.getLogger("statekeep.spark.container")
+
+_LOG_BYTES = 10 * 1024 * 1024
+
+
+def run(directory: Path, descriptor: int, given: bytes) -> None:
+    """Serve until nobody needs the container any more; ends the process.
+
+    Args:
+        directory: Where the container lives.
+        descriptor: Of its lock, which the task that started it has taken.
+        given: A `ContainerSpec` as JSON.
+    """
+    os.umask(0o077)  # whatever it writes, for whichever library: log, outbox, restored state
+    place = ContainerPlace(directory)
+    lock = PlaceLock(place, descriptor)
+    handler = logging.handlers.RotatingFileHandler(place.log, maxBytes=_LOG_BYTES, backupCount=1)
+    logging.basicConfig(
+        level=logging.INFO,
+        handlers=[handler],
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    status = 1
+    try:
+        if lock.is_wanted:
+            place.socket.unlink(missing_ok=True)
+            spec = ContainerSpec.decode(given)
+            clock = SystemClock()
+            sweep_dead_places(place, spec.app_id, clock.time_ns())
+            asyncio.run(_serve(place, spec, clock, lambda: lock.is_wanted))
+        status = 0
+    except TimeoutError:
+        logger.warning("ended with a blocking call under way")
+    except Exception:
+        logger.exception("the container failed")
+    finally:
+        lock.leave()
+        logging.shutdown()
+        # Threads that are still in a call of a client library are not waited for.
+        os._exit(status)  # the end of a process of our own, which has nobody to return to
+
+
+async def _serve(
+    place: ContainerPlace, spec: ContainerSpec, clock: Clock, is_wanted: Callable[[], bool]
+) -> None:
+    work = ContainerWork(spec, clock)
+    server = ContainerServer(place, work, clock, work.config.container)
+    await server.run(spec.jvm_pid, is_wanted)
