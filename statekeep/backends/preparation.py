@@ -9,8 +9,8 @@ from statekeep.errors import RetriableError
 logger = logging.getLogger(__name__)
 
 
-async def prepare(admin: StateBackendAdmin) -> None:
-    """Create what is missing, check the place, and close the admin.
+async def prepare(admin: StateBackendAdmin, *, is_checked: bool = False) -> None:
+    """Create what is missing, check the place unless that was done, and close the admin.
 
     Raises:
         ConfigError: The place refuses us, or cannot do what is needed.
@@ -18,7 +18,8 @@ async def prepare(admin: StateBackendAdmin) -> None:
     """
     try:
         await admin.create_resources()
-        await admin.validate_resources()
+        if not is_checked:
+            await admin.validate_resources()
     finally:
         await admin.close()
 

@@ -346,14 +346,17 @@ class Reign:
         if partitions is None:
             commit = self._writer.view.last_commit
             tasks = DEFAULT_TASKS if commit is None else commit.identity.partitions
-            await self._prepare(self._factories, tasks)
+            await self._prepare(self._factories, tasks, is_log_checked=True)
 
-    async def _prepare(self, factories: Factories, partitions: int) -> None:
+    async def _prepare(
+        self, factories: Factories, partitions: int, *, is_log_checked: bool = False
+    ) -> None:
         await prepare_backends(
             factories,
             self._config,
             partitions=partitions,
             log_backend=self.log_backend,
+            is_log_checked=is_log_checked,
             executor=self._executor,
             clock=self._clock,
         )

@@ -7,6 +7,7 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
+import asyncio
 import json
 import logging
 import time
@@ -22,6 +23,7 @@ from pyspark import TaskContext
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import (
     ConfigError,
@@ -46,6 +48,10 @@ logger = logging.getLogger(__name__)
 
 MISSING_OUTPUT = "statekeep-missing-output"
 """Marks the one error of a sink's job that the batch call heals."""
+
+
+_RESTORES_AT_A_TIME: Final = 8
+"""By one slot: the container has its own limit, and memory for so many."""
 
 
 class MissingOutputError(StateBackupError):
@@ -136,10 +142,26 @@ def restore(
     bad_markers: Sequence[tuple[str, str, str, str]],
     epoch: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Let the container bring one of the candidates of each task here; answer what came of it."""
-    for task in tasks:
-        if task in candidates:
-            yield answer(asdict(_restored(task, spec, candidates, bad_markers, epoch)))
+    """Let the container bring one of the candidates of each task here; answer what came of it.
+
+    Several at a time, as a restore mostly waits for a backend.
+    """
+    wanted = [task for task in tasks if task in candidates]
+
+    async def restore_all() -> list[Restored]:
+        executor = BoundedExecutor(_RESTORES_AT_A_TIME, "statekeep-restore-requests")
+        try:
+            return await asyncio.gather(
+                *(
+                    executor.run(_restored, task, spec, candidates, bad_markers, epoch)
+                    for task in wanted
+                )
+            )
+        finally:
+            await executor.close()
+
+    for restored in asyncio.run(restore_all()):
+        yield answer(asdict(restored))
 
 
 def _restored(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +17,12 @@ from statekeep.checkpoint.records import TaskBatch
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.load import load_dict
 from statekeep.spark.anchor import ANSWER_COLUMN
+from statekeep.spark.container.protocol import Done, Restore
 from statekeep.spark.driver.history import VersionHistory
 from statekeep.spark.driver.recovery import Recovery
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.worker import errands
 from statekeep.spark.worker.errands import Restored, locate
 from statekeep.spark.worker.job_spec import JobSpec
 from statekeep.stores.version import MANIFEST_FILE, SealedVersion, SealManifest
@@ -211,3 +214,23 @@ def test_a_task_that_has_its_version_asks_no_backend() -> None:
     jobs = FakeJobs(f"2_{UID}")
     recover(jobs, 2, commits=[1, 2], batches=[1, 2])
     assert jobs.restored == []
+
+
+def test_the_tasks_of_a_slot_are_restored_at_the_same_time(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = threading.Barrier(3)
+
+    def ask(place: object, container: object, request: Restore) -> Done:
+        met.wait(10)  # breaks if one request waits for the answer of another
+        return Done(version=f"{request.partition}")
+
+    monkeypatch.setattr(errands, "ask", ask)
+    wanted: dict[int, list[tuple[str, bytes | None]]] = {task: [("", None)] for task in (0, 2, 4)}
+    answers = errands.restore(range(5), spec, wanted, bad_markers=(), epoch=1)
+    found = [json.loads(answer.to_pydict()[ANSWER_COLUMN][0]) for answer in answers]
+    assert [(answer["partition"], answer["version"]) for answer in found] == [
+        (0, "0"),
+        (2, "2"),
+        (4, "4"),
+    ]

@@ -1,5 +1,6 @@
 """Drivers that start while others live: what they check, and who they take the job to be."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from log_kit import batch_record, commit_record
 from outage_kit import cut_off
 
+from statekeep.backends.blob.admin import BlobAdmin
 from statekeep.checkpoint.records import JobIdentity
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError, RetriableError, TaskFencedError
@@ -56,12 +58,12 @@ class Drivers:
         self.location = FakeLocation()
         self.reigns: list[Reign] = []
 
-    def open(self) -> Reign:
+    def open(self, tasks: int | None = 1) -> Reign:
         clock = FakeClock()
         location = cast("CheckpointLocation", self.location)
         reign = Reign(load_dict(self.settings), location, clock, EventList(clock))
         self.reigns.append(reign)
-        reign.open(1)
+        reign.open(tasks)
         return reign
 
     def begin(self, *, batches: int) -> Reign:
@@ -188,6 +190,32 @@ def far(drivers: Drivers, tmp_path: Path) -> str:
         "job.log.backend": "blob",
     }
     return place
+
+
+@pytest.mark.parametrize("tasks", [4, None], ids=["number given", "number in the log"])
+def test_each_backend_is_checked_once_and_all_at_once(
+    drivers: Drivers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int | None
+) -> None:
+    names = ["blob", "second", "third"]
+    drivers.settings["stores.backup.factories"] = ",".join(names)
+    for name in names[1:]:
+        drivers.settings |= {
+            f"backends.{name}.factory": "blob",
+            f"backends.{name}.uri": f"file://{tmp_path / name}",
+        }
+    checked: list[str] = []
+    met = asyncio.Barrier(2)
+    validate = BlobAdmin.validate_resources
+
+    async def noted(admin: BlobAdmin) -> None:
+        checked.append(admin._backend)
+        if admin._backend != "blob":
+            await met.wait()  # would wait for ever if the others came one after the other
+        await validate(admin)
+
+    monkeypatch.setattr(BlobAdmin, "validate_resources", noted)
+    drivers.open(tasks)
+    assert sorted(checked) == names
 
 
 def test_a_driver_starts_while_an_optional_backend_is_away(
