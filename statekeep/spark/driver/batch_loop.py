@@ -24,6 +24,7 @@ from statekeep.spark.driver.processing import BatchProcessor, BatchResult, Local
 from statekeep.spark.driver.recovery import Recovery
 from statekeep.spark.driver.reign import Recording, Reign
 from statekeep.spark.driver.replay_checks import REPLAY_MARGIN
+from statekeep.spark.driver.stopwatch import Stopwatch
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import BatchClock, OperatorSpec
@@ -104,14 +105,16 @@ class BatchLoop:
             is_divergence_fatal=config.task.divergence == "error",
         )
 
-    def resume(self, resumption: Resumption) -> None:
+    def resume(self, resumption: Resumption, stopwatch: Stopwatch) -> None:
         """Bring every task to the newest batch that counts, before the query starts."""
         self._is_new = resumption.is_new_query
         began_ns = self._clock.monotonic_ns()
         self._load_history(resumption)
         self.head = resumption.head
         everyone = range(self._identity.partitions)
-        summary = self._recovery.recover(everyone, resumption.head, is_thorough=True)
+        summary = self._recovery.recover(
+            everyone, resumption.head, is_thorough=True, on_phase=stopwatch.lap
+        )
         self._note_recovery(summary.__dict__, began_ns)
 
     def run(self, rows: DataFrame, batch: int) -> None:

@@ -54,6 +54,7 @@ from statekeep.spark.driver.replay_checks import check_retention, check_sources,
 from statekeep.spark.driver.shadow import sweep_shadows
 from statekeep.spark.driver.stall_guard import StallGuard
 from statekeep.spark.driver.stop_patience import StopPatience
+from statekeep.spark.driver.stopwatch import Stopwatch
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.driver.watched_query import (
@@ -116,6 +117,7 @@ class StatefulJob:
         self._location = location
         self._sink = sink
         self._clock = clock
+        self._stopwatch = Stopwatch(clock)
         self.events = EventList(clock) if events is None else events
         self.last_commit: CommitSummary | None = None
         self.failure: BaseException | None = None
@@ -158,6 +160,7 @@ class StatefulJob:
             CheckpointLocationError: The checkpoint location is not the job's.
             RestoreFailedError: State is out of reach.
         """
+        stopwatch = self._stopwatch
         check_retention(self._spark, self._config.task.replay_max_batches)
         check_sources(self._frame, is_replay_needed=not self._config.task.is_commit_every_batch)
         wanted = self._wanted_tasks()
@@ -167,12 +170,14 @@ class StatefulJob:
         expected = new_identity(self._config, partitions, ROUTER, key_schema)
         identity = settled_identity(commit, expected)
         self._reign.check_location()
+        stopwatch.lap("log")
         tag = f"statekeep-{identity.job_uid}"
         wait_for_executors(self._spark, expected_executors(self._spark))
         self._anchor = Anchor(
             self._spark, spread(partitions, slot_count(self._spark, partitions)), tag
         )
         self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
+        stopwatch.lap("placement")
         # All that may fail or take long comes before: until now an older driver goes on.
         check_wanted()
         if own_epoch is not None:
@@ -185,6 +190,7 @@ class StatefulJob:
         )
         self._jobs.epoch = self._reign.epoch
         sweep_shadows(self._location, self._reign.epoch)
+        stopwatch.lap("takeover")
         self._batches = BatchLoop(
             frame=self._frame,
             operator=self._operator,
@@ -207,7 +213,7 @@ class StatefulJob:
         )
         self._note_start(resumption)
         if resumption is not None:
-            self._batches.resume(resumption)
+            self._batches.resume(resumption, stopwatch)
         self._is_open = True
 
     def _wanted_tasks(self) -> int | None:
@@ -255,6 +261,10 @@ class StatefulJob:
 
     def attach(self, query: WatchedQuery) -> None:
         """Watch the Spark query from now on: commit when idle, commit and close when it ends."""
+        self._stopwatch.lap("query")
+        logger.info(
+            "the query is started: job=%s %s", self._config.job.name, self._stopwatch.summary()
+        )
         self._query = query
         self._patience = patience = StopPatience(
             self._reign.committer,

@@ -103,7 +103,12 @@ class Recovery:
         self._is_divergence_fatal = is_divergence_fatal
 
     def recover(
-        self, partitions: Collection[int], head: int, *, is_thorough: bool
+        self,
+        partitions: Collection[int],
+        head: int,
+        *,
+        is_thorough: bool,
+        on_phase: Callable[[str], None] = lambda _: None,
     ) -> RecoverySummary:
         """Bring the tasks to their state after batch ``head``, on whatever host they are now.
 
@@ -111,6 +116,7 @@ class Recovery:
             partitions: The tasks to look at.
             head: H, the newest batch that counts.
             is_thorough: Check every byte of local versions before use, as after a restart.
+            on_phase: Told of the end of each ``restore`` and ``replay``.
 
         Raises:
             RestoreFailedError: A task's state is out of reach of every backend.
@@ -122,6 +128,7 @@ class Recovery:
         for _ in range(_MAX_ROUNDS):
             fault_point("recovery.before")
             starts = self._obtain(lost, head, summary, is_thorough=is_thorough)
+            on_phase("restore")
             behind = {partition: start for partition, start in starts.items() if start < head}
             if not behind:
                 return summary
@@ -132,6 +139,8 @@ class Recovery:
                 logger.warning("recovery begins again: partitions=%s", sorted(lost))
             else:
                 return summary
+            finally:
+                on_phase("replay")
         msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time"
         raise RestoreFailedError(msg, task_name=task_name(min(lost)), store_names=["state"])
 
