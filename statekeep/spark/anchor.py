@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 )
 
 from statekeep.errors import ConfigError, StateBackupError
+from statekeep.spark.context_conf import context_conf
 from statekeep.spark.operator.key_hash import SPARK_SEED, hash_long, partition_of_hash
 
 if TYPE_CHECKING:
@@ -293,7 +294,7 @@ def expected_executors(spark: SparkSession) -> int:
     master = context.master or ""
     if master.startswith("local") and not master.startswith("local-cluster["):
         return 0
-    conf = context.getConf()
+    conf = context_conf(spark)
     if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         least = int(str(conf.get("spark.dynamicAllocation.minExecutors", "0")))
         if least == 0:
@@ -313,7 +314,7 @@ def slot_count(spark: SparkSession, tasks: int) -> int:
     That is so with dynamic allocation: it gives executors for the tasks that wait.
     """
     context = spark.sparkContext
-    conf = context.getConf()
+    conf = context_conf(spark)
     if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         return tasks
     cores_per_task = int(str(conf.get("spark.task.cpus", "1")))

@@ -21,6 +21,7 @@ from statekeep.config.load import load_spark_conf
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.batch_query import transform_batch
+from statekeep.spark.context_conf import own_entries
 from statekeep.spark.dataframe import StatefulDataFrame
 from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.initial_state import InitialState
@@ -63,7 +64,7 @@ def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGro
     # The state of a batch frame begins and ends with a query: nothing has to stay in its place.
     check_session(frame.sparkSession, is_forced=not frame.isStreaming)
     _check_upstream(frame)
-    conf = load_spark_conf(frame.sparkSession.sparkContext.getConf().getAll())
+    conf = load_spark_conf(own_entries(frame.sparkSession))
     if frame.isStreaming:
         check_redaction(frame.sparkSession, conf)
     return StatefulGroupedData(frame, _keys(data, frame), read_settings(settings, conf))

@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from statekeep.errors import ConfigError
+from statekeep.spark.context_conf import context_conf
 from statekeep.spark.redaction import REDACTION_KEY, REDACTION_REGEX
 
 _MIN_LOCALITY_WAIT_S = 600
@@ -109,7 +110,7 @@ def check_session(spark: SparkSession, *, is_forced: bool = False) -> list[str]:
     if not hasattr(spark, "_jsparkSession"):
         msg = "statekeep needs a classic Spark session; this one is Spark Connect"
         raise ConfigError(msg, hint="start the driver with a master URL, not with a remote one")
-    conf = spark.sparkContext.getConf()
+    conf = context_conf(spark)
     complaints: list[str] = []
     for setting in REQUIRED_SETTINGS:
         actual = str(conf.get(setting.key, setting.default))

@@ -123,7 +123,7 @@ def test_a_session_without_the_settings_is_refused_by_name(
 ) -> None:
     stream.add_batches(1)
     conf = stream.spark.sparkContext.getConf().set("spark.locality.wait", "3s")
-    monkeypatch.setattr(type(stream.spark.sparkContext), "getConf", lambda context: conf)
+    monkeypatch.setattr(stream.spark.sparkContext, "_conf", conf)
     with pytest.raises(ConfigError, match=r"spark\.locality\.wait must be 600s: value='3s'"):
         sk.grouped(stream.frame().groupBy("key"))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import PARTITIONS, Stream, events_of
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from spark_processes import container_processes, executors_of, wait_until
 
@@ -59,6 +60,30 @@ def test_nothing_is_left_behind_after_a_stop(stream: Stream) -> None:
     }
     cached = stream.spark.sparkContext._jsc.getPersistentRDDs().size()
     assert cached == cached_before
+
+
+def test_a_start_runs_no_more_spark_jobs_than_it_needs_and_copies_no_settings(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = stream.spark.sparkContext
+    scheduler = context._jsc.sc().dagScheduler()
+    jobs: list[int] = []
+    before = StatefulJob.open
+
+    def counted(job: StatefulJob, *given: Any) -> None:
+        began = scheduler.numTotalJobs()
+        before(job, *given)
+        jobs.append(scheduler.numTotalJobs() - began)
+
+    def refused(_: SparkContext) -> None:
+        pytest.fail("all settings are copied, by hundreds of calls into the JVM")
+
+    monkeypatch.setattr(StatefulJob, "open", counted)
+    monkeypatch.setattr(SparkContext, "getConf", refused)
+    stream.add_batches(1)
+    stream.run()
+    stream.run()
+    assert jobs == [0, 1]  # nothing to be found at first; then each task looks for its version
 
 
 def test_a_container_is_there_before_anything_is_handed_over(stream: Stream) -> None:

@@ -14,7 +14,7 @@ FIRST = "spark.dynamicAllocation.initialExecutors"
 
 def session(master: str, settings: dict[str, str]) -> Any:
     """Return the little of a session that tells what was asked for."""
-    return SimpleNamespace(sparkContext=SimpleNamespace(master=master, getConf=lambda: settings))
+    return SimpleNamespace(sparkContext=SimpleNamespace(master=master, _conf=settings))
 
 
 @pytest.mark.parametrize(
