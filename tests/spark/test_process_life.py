@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 from conftest import PARTITIONS, Stream, events_of
+from container_process_kit import VERSION, hand_over
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from spark_processes import container_processes, executors_of, wait_until
 
 from statekeep.errors import ConfigError, StateBackupError
-from statekeep.spark.container.place import ContainerPlace
+from statekeep.spark.container.launch import take_lock
+from statekeep.spark.container.outbox import Outbox
+from statekeep.spark.container.place import ContainerPlace, container_place
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.stop_patience import StopPatience
+from statekeep.spark.worker.job_spec import HandOverPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -97,6 +101,33 @@ def test_a_container_is_there_before_anything_is_handed_over(stream: Stream) -> 
     query.stop()
     assert query.status["lastCommittedBatch"] == 0
     assert container_processes(stream.local_dir) == {}
+
+
+def test_a_start_sees_which_uploads_of_an_older_driver_somebody_works_on(
+    stream: Stream, open_jobs: list[StatefulJob]
+) -> None:
+    stream.add_batches(1)
+    writer = stream.stateful().writeStream.foreachBatch(stream.sink)
+    query = writer.option("checkpointLocation", str(stream.location)).start()
+    jobs = open_jobs[0]._jobs
+    plan = HandOverPlan(
+        epoch=1,
+        attempt=1,
+        checkpoint_id="7-1",
+        batch=0,
+        versions=dict.fromkeys(range(PARTITIONS), VERSION),
+        bases={},
+        checkpoints={},
+    )
+    place = container_place(stream.local_dir, jobs._spec.local_name, "older", "1")
+    place.prepare()
+    Outbox(place.outbox).replace(hand_over(partition=1))
+    assert jobs.abandoned(plan) == set(range(PARTITIONS))
+    container = take_lock(place)
+    assert container is not None
+    assert jobs.abandoned(plan) == set(range(PARTITIONS)) - {1}
+    container.leave()
+    query.stop()
 
 
 def test_a_stop_that_comes_just_before_a_batch_returns(
