@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from statekeep.stores.local_files import private_opener
+from statekeep.errors import CheckpointCorruptError
+from statekeep.stores.local_files import private_opener, read_document
 
 BOOT_FILE: Final = "boot-id"
 
@@ -33,8 +34,8 @@ class BootMark:
         """Whether the host has not been started since `write`, as far as that can be known."""
         current = boot_id()
         try:
-            return not current or self._path.read_text(encoding="ascii") == current
-        except (FileNotFoundError, UnicodeDecodeError):
+            return not current or read_document(self._path) == current.encode()
+        except (OSError, CheckpointCorruptError):
             return False
 
     def write(self) -> None:

@@ -24,6 +24,7 @@ from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.delta import DeltaReader
+from statekeep.stores.local_files import open_regular
 
 CHANGES_SUFFIX: Final = ".changes"
 OUTPUT_FILE: Final = "output.arrow"
@@ -55,7 +56,7 @@ class ChangeSet:
         """
         path = self.delta_path(store)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 delta = DeltaReader(file, where=f"path={path}")
                 if (delta.header.version, delta.header.store) != (str(self.version), store):
                     msg = f"delta is of another version or store: path={path}"

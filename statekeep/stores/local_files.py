@@ -14,7 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from statekeep.errors import CheckpointCorruptError, ConfigError, StateBackupError
+from statekeep.errors import (
+    CheckpointCorruptError,
+    ConfigError,
+    StateBackupError,
+    VersionDamagedError,
+)
 
 LOCAL_DIR_KEY: Final = "job.logged.store.base.dir"
 """The setting that says where local state lives."""
@@ -77,12 +82,17 @@ def clone_image(source: Path, target: Path) -> None:
     Args:
         source: The image; nobody writes to it.
         target: Does not exist yet; its parent may not either.
+
+    Raises:
+        VersionDamagedError: What is in ``source`` is not all files.
     """
     target.mkdir(parents=True)
     with os.scandir(source) as entries:
         for entry in entries:
             if not is_part_of_image(entry.name):
                 continue
+            if not entry.is_file(follow_symlinks=False):
+                raise VersionDamagedError(f"file of an image is none: path={entry.path}")
             if Path(entry.name).suffix in IMMUTABLE_SUFFIXES:
                 os.link(entry.path, target / entry.name)
             else:

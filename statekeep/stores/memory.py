@@ -11,7 +11,7 @@ from statekeep.errors import BackendClosedError, CheckpointCorruptError, Version
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
 from statekeep.stores.delta_records import Records
-from statekeep.stores.local_files import explained_errors
+from statekeep.stores.local_files import explained_errors, open_regular
 
 IMAGE_FILE: Final = "image.delta"
 """The whole content, in the format of `statekeep.stores.delta`."""
@@ -111,7 +111,7 @@ def _load(path: Path, *, is_new: bool) -> dict[bytes, bytes]:
 
 def _blocks(path: Path) -> Iterator[Records]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield from DeltaReader(file, where=f"path={path}").blocks()
     except FileNotFoundError as exc:
         raise VersionDamagedError(f"image of a store lacks a file: path={path}") from exc

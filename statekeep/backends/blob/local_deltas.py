@@ -12,6 +12,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
+from statekeep.stores.local_files import open_regular
 from statekeep.stores.version import SealedVersion
 
 _MERGE_BYTES: Final = 4 << 20
@@ -77,7 +78,7 @@ def _check(version: SealedVersion, file: LocalFile) -> PackedDelta:
     path = version.directory / file.path
     digests = digest_sealed_file(path, file)
     try:
-        with path.open("rb") as source:
+        with open_regular(path) as source:
             header = DeltaReader(source, where=f"path={path}").header
     except CheckpointCorruptError as exc:
         raise VersionDamagedError(f"delta of a version is damaged: path={path}") from exc
@@ -91,7 +92,7 @@ def _merge(version: SealedVersion, store: StoreName, files: Sequence[LocalFile])
     for file in files:
         path = version.directory / file.path
         try:
-            with path.open("rb") as source:
+            with open_regular(path) as source:
                 reader = DeltaReader(source, where=f"path={path}")
                 parent = parent or reader.header.parent
                 for block in reader.blocks():

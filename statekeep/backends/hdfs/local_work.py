@@ -14,7 +14,7 @@ from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.block_codec import BlockCodec
 from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
-from statekeep.stores.local_files import explained_errors
+from statekeep.stores.local_files import explained_errors, open_regular
 from statekeep.stores.memory import IMAGE_FILE
 from statekeep.stores.task_directory import TaskDirectory, WorkDirectory
 from statekeep.stores.version import SealedVersion
@@ -75,7 +75,7 @@ def write_delta(
         writer = DeltaWriter(file, header, codec=codec)
         for path in changes:
             try:
-                with path.open("rb") as source:
+                with open_regular(path) as source:
                     for block in DeltaReader(source, where=f"path={path}").blocks():
                         writer.write_entries(block)
             except (FileNotFoundError, CheckpointCorruptError) as exc:

@@ -12,6 +12,7 @@ from statekeep.errors import CheckpointCorruptError, UnknownFormatError, Version
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change, DeltaReader
 from statekeep.stores.delta_records import Records
+from statekeep.stores.local_files import open_regular
 from statekeep.stores.memory import IMAGE_FILE
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -85,7 +86,7 @@ def changes_in_order(paths: Sequence[Path]) -> Iterator[Change]:
 def _blocks(paths: Sequence[Path]) -> Iterator[Records]:
     try:
         for path in paths:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 yield from DeltaReader(file, where=f"path={path}").blocks()
     except (FileNotFoundError, CheckpointCorruptError) as exc:
         raise VersionDamagedError(f"changes of a version are damaged: paths={paths}") from exc

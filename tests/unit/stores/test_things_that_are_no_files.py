@@ -9,8 +9,11 @@ import pytest
 from statekeep.backends.blob.diff import LocalFile
 from statekeep.backends.blob.image import digest_sealed_file, read_sealed_file
 from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
-from statekeep.stores.local_files import crc32_of, read_document
+from statekeep.stores.change_set import ChangeSet, delta_name
+from statekeep.stores.local_files import clone_image, crc32_of, read_document
+from statekeep.stores.memory import IMAGE_FILE, check_memory_image
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import CHECKPOINT_FILE, MANIFEST_FILE, SealedVersion
 from statekeep.testing.versions import STORE, FakeTask, seal_version
@@ -102,3 +105,28 @@ def test_checkpoint_that_is_none_counts_as_missing(tmp_path: Path) -> None:
     _, version = _sealed(tmp_path)
     (version.directory / CHECKPOINT_FILE).mkdir()
     assert version.read_checkpoint() is None
+
+
+@pytest.mark.timeout(5)
+@no_files
+def test_image_in_which_a_file_is_none_is_neither_loaded_nor_cloned(
+    put: Callable[[Path], None], tmp_path: Path
+) -> None:
+    image = tmp_path / "image"
+    image.mkdir()
+    put(image / IMAGE_FILE)
+    with pytest.raises(VersionDamagedError):
+        check_memory_image(image)
+    with pytest.raises(VersionDamagedError):
+        clone_image(image, tmp_path / "clone")
+
+
+@pytest.mark.timeout(5)
+@no_files
+def test_change_set_in_which_a_delta_is_none_is_damaged(
+    put: Callable[[Path], None], tmp_path: Path
+) -> None:
+    put(tmp_path / delta_name(STORE))
+    changes = ChangeSet(tmp_path, VersionId.parse("0_000000000a"))
+    with pytest.raises(VersionDamagedError):
+        changes.verify([STORE])
