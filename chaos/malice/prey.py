@@ -122,7 +122,10 @@ class HdfsPrey(Prey):
         there = self._files.names("")
         # No name is ever given to another content, but by us.
         for name in there - self._known.keys():
-            data = self._files.read(name)
+            try:
+                data = self._files.read(name)
+            except FileNotFoundError:
+                continue  # deleted at this moment, or listed by another name than it can be read by
             if len(data) <= _MOST_KEPT_BYTES:
                 self._known[name] = data
         return {name: self._known[name] for name in sorted(there & self._known.keys())}

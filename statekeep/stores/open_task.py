@@ -175,8 +175,10 @@ class OpenTask:
         self.close()
         names = tuple(self._settings)
         uid = f"{self._prefix}{uuid.uuid4().hex}"
+        fault_point("open.before")
         self._work = self.directory.begin(uid, image, names, captured=names)
         for name, settings in self._settings.items():
             self._stores[name] = self._work.open_store(
                 name, settings.factory, RocksDbOptions.of(settings)
             )
+        fault_point("open.after")

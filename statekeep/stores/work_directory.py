@@ -339,6 +339,7 @@ class WorkDirectory:
         with explained_errors(self.path):
             image = self._new_image()
             self._write_images(image)
+            fault_point("image.after_write")
             return self._seal_image(image, next(iter(self._lineage[1:]), None), committed)
 
     def close_as_image(
