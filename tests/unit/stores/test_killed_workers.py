@@ -58,6 +58,7 @@ def versions_on(root: Path) -> list[VersionId]:
     return sorted(map(VersionId.parse, names), key=lambda version: version.batch)
 
 
+@pytest.mark.timeout(90)
 @pytest.mark.parametrize("hit", [1, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_after_a_kill_each_version_is_there_whole_and_the_next_worker_goes_on(

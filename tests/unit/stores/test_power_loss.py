@@ -83,8 +83,9 @@ def lose_power(root: Path, draw: random.Random) -> None:
             directory.rename(root / f"work-lost-{directory.name}")
 
 
+@pytest.mark.timeout(120)
 @settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
