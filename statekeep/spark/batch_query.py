@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.spark.anchor import column, routed
 from statekeep.spark.initial_state import InitialState, divide, is_initial, with_initial_state
-from statekeep.spark.operator.runner import BatchClock, OperatorSpec, stream_operator
+from statekeep.spark.operator.clock import BatchClock
+from statekeep.spark.operator.runner import OperatorSpec, stream_operator
 from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.temporary_directory import temporary_directory
 

@@ -25,12 +25,15 @@ from statekeep.spark.context_conf import own_entries
 from statekeep.spark.dataframe import StatefulDataFrame
 from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.initial_state import InitialState
+from statekeep.spark.operator.clock import TimeMode
 from statekeep.spark.operator.declarations import check_declarations
 from statekeep.spark.operator.inputs import FrameLimits
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.redaction import check_redaction
 from statekeep.spark.session import check_session
 
+_WATERMARK = "spark.watermarkDelayMs"
+"""In the metadata of the column that `withWatermark` names."""
 _OUTPUT_MODES = ("append", "update")
 _INT_TO_DECIMAL = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 _NO_LIMIT = (1 << 31) - 1
@@ -94,7 +97,7 @@ class StatefulGroupedData:
 
         Raises:
             ConfigError: The processor cannot be sent to executors, or an argument, or ``init``, asks
-                for what is not supported yet: timers, TTL.
+                for what is not supported yet, such as ``eventTimeColumnName``.
             StateSchemaError: A state variable that ``init`` declares cannot be kept. As in Spark, it is
                 called on the driver once, and `close` after it.
         """
@@ -143,12 +146,20 @@ class StatefulGroupedData:
         *,
         is_pandas: bool,
     ) -> Any:  # noqa: ANN401 - a StatefulDataFrame, or a DataFrame of a batch
-        _check_modes(output_mode, time_mode, event_time_column)
+        mode = _check_modes(output_mode, time_mode, event_time_column)
+        if mode is not TimeMode.NONE and not self._frame.isStreaming:
+            msg = f"timers and TTL are not supported yet on a batch frame: timeMode={time_mode!r}"
+            raise ConfigError(msg, hint='use timeMode="None", or a stream with availableNow')
         pickled = _pickled(processor)
         schema = output if isinstance(output, StructType) else _parse_schema(output)
         frame = _with_keys(self._frame, self._keys)
         key_schema = StructType([frame.schema[name] for name in self._keys])
-        declared = check_declarations(cloudpickle.loads(pickled), key_schema)
+        if mode is TimeMode.EVENT and not _has_watermark(frame):
+            raise ConfigError(
+                "timers in event time need a watermark: timeMode=EventTime",
+                hint='call withWatermark("<column>", "<delay>") before groupBy',
+            )
+        declared = check_declarations(cloudpickle.loads(pickled), key_schema, mode)
         conf = frame.sparkSession.conf
         initial = None if initial_data is None else _initial_state(initial_data, key_schema)
         operator = OperatorSpec(
@@ -159,6 +170,8 @@ class StatefulGroupedData:
             output_schema=schema,
             is_pandas=is_pandas,
             grouping_max_bytes=self._config.task.grouping_max_bytes,
+            time_mode=mode,
+            event_time_column=_event_time_column(frame.schema),
             time_zone=str(conf.get("spark.sql.session.timeZone")),
             declared=declared,
             frame_limits=FrameLimits(
@@ -245,16 +258,40 @@ def _check_upstream(frame: DataFrame) -> None:
         pending += below
 
 
-def _check_modes(output_mode: str, time_mode: str, event_time_column: str) -> None:
+def _has_watermark(frame: DataFrame) -> bool:
+    pending: list[Any] = [frame._jdf.queryExecution().analyzed()]  # noqa: SLF001 - the JVM's plan
+    while pending:
+        node = pending.pop()
+        if node.nodeName() == "EventTimeWatermark":
+            return True
+        children = node.children()
+        pending += [children.apply(index) for index in range(children.size())]
+    return False
+
+
+def _event_time_column(schema: StructType) -> str | None:
+    """Return the column that has a watermark; None if there is none, or it was dropped.
+
+    Raises:
+        ConfigError: There are several: rows that are late in one need not be in another.
+    """
+    found = [field.name for field in schema.fields if _WATERMARK in field.metadata]
+    if len(found) > 1:
+        raise ConfigError(
+            f"several columns have a watermark: columns={','.join(found)}",
+            hint="drop all but one before groupBy",
+        )
+    return found[0] if found else None
+
+
+def _check_modes(output_mode: str, time_mode: str, event_time_column: str) -> TimeMode:
     if output_mode.lower() not in _OUTPUT_MODES:
         msg = f"output mode is not supported: outputMode={output_mode!r}"
         raise ConfigError(msg, hint="use Update or Append")
-    if time_mode.lower() != "none":
-        msg = f"timers and TTL are not supported yet: timeMode={time_mode!r}"
-        raise ConfigError(msg, hint='use timeMode="None"')
     if event_time_column:
         msg = f"eventTimeColumnName is not supported yet: eventTimeColumnName={event_time_column}"
         raise ConfigError(msg)
+    return TimeMode.parse(time_mode)
 
 
 def _pickled(processor: StatefulProcessor) -> bytes:

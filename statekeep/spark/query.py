@@ -11,6 +11,7 @@ from statekeep.errors import StateBackupError
 from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.events import EventList, QueryEvent
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.ticks import SOURCE_NAME
 from statekeep.spark.query_run import QueryPlan, QueryRun, as_query_failure
 from statekeep.spark.restart_policy import RestartPolicy
 from statekeep.spark.supervisor import Supervisor
@@ -200,6 +201,8 @@ class StatefulStreamingQuery:
         return error
 
     def _with_state(self, progress: Any, job: StatefulJob) -> Any:  # noqa: ANN401 - Spark's class
+        sources = progress["sources"]
+        progress["sources"] = [s for s in sources if s["description"] != SOURCE_NAME]
         entry = job.operator_progress(progress["batchId"], self._restarts())
         if entry is not None:
             progress["stateOperators"] = [*progress["stateOperators"], entry]

@@ -17,6 +17,7 @@ from statekeep.spark.driver.batch_loop import Sink
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.ticks import Ticks
 from statekeep.spark.driver.watched_query import WatchedQuery
 from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.runner import OperatorSpec
@@ -113,6 +114,8 @@ class QueryPlan:
     config: Config
     location: CheckpointLocation
     sink: Sink
+    ticks: Ticks | None
+    """A source of ``source``, where the operator has timers."""
     query_name: str | None
     trigger: Mapping[str, Any]
 
@@ -148,6 +151,7 @@ class QueryPlan:
             sink=self.sink,
             clock=clock,
             events=events,
+            ticks=self.ticks,
         )
         try:
             job.open(check_wanted, own_epoch)

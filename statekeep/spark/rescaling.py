@@ -10,12 +10,14 @@ from typing_extensions import override
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.inspection.splitting import RoutedWrites, StateSplitter
+from statekeep.spark.operator.clock import TIME_BYTES
 from statekeep.spark.operator.evolution import (
     MAX_SCHEMA_NUMBER,
     EvolutionError,
     schema_header,
     split_header,
 )
+from statekeep.spark.operator.expiry import with_values
 from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
 from statekeep.spark.operator.registry import (
     REGISTRY_KEY,
@@ -56,13 +58,15 @@ class SparkSplitter(StateSplitter):
         moves = self._registry.add(key_schema, variables)
         writes = RoutedWrites(task, targets, self.counts, on_entries)
         route = _Route(key_schema, len(targets))
+        by_time = {v.prefix for v in variables.values() if v.kind == "by_time"}
         for key, value in source.scan():
             if key == REGISTRY_KEY:
                 continue
             move = moves.get(key[:_ID_BYTES])
             if move is None:
                 raise CheckpointCorruptError(f"entry of an unknown variable: key={key.hex()}")
-            writes.add(route(key), move.prefix + key[_ID_BYTES:], move.renumbered(value))
+            start = _ID_BYTES + (TIME_BYTES if key[:_ID_BYTES] in by_time else 0)
+            writes.add(route(key, start), move.prefix + key[_ID_BYTES:], move.renumbered(value))
         writes.flush()
 
     @override
@@ -79,11 +83,19 @@ class _Move:
     prefix: bytes
     numbers: Mapping[int, int]
     """``{number of a schema there: number here}``; empty where all are the same."""
+    expires: bool
+    """Whether entries have a time to live."""
+    is_list: bool
 
-    def renumbered(self, value: bytes) -> bytes:
-        """Return an entry with the number that its schema has here."""
+    def renumbered(self, entry: bytes) -> bytes:
+        """Return an entry with the numbers that its schemas have here."""
         if not self.numbers:
-            return value
+            return entry
+        if self.expires:
+            return with_values(entry, self._renumbered, is_list=self.is_list)
+        return self._renumbered(entry)
+
+    def _renumbered(self, value: bytes) -> bytes:
         number, body = split_header(value)
         if number not in self.numbers:
             raise CheckpointCorruptError(f"entry of an unknown schema: number={number}")
@@ -130,11 +142,12 @@ class _MergedRegistry:
         if known is None:
             known = msgspec.structs.replace(variable, id=len(self._variables) + 1)
             self._variables[name] = known
-            return _Move(known.prefix, {})
+            return _Move(known.prefix, {}, known.expires, known.kind == "list")
         merged, numbers = _merged(name, known, variable)
         self._variables[name] = merged
         is_same = all(here == there for there, here in numbers.items())
-        return _Move(merged.prefix, {} if is_same else numbers)
+        moved = {} if is_same else numbers
+        return _Move(merged.prefix, moved, merged.expires, merged.kind == "list")
 
 
 def _merged(
@@ -151,7 +164,8 @@ def _merged(
     # A schema that the other one was changed from is the older one of the two.
     is_other_newer = simple_schema(known.schema) in map(simple_schema, other.others.values())
     merged = known.with_schemas(schemas, numbers[other.number] if is_other_newer else known.number)
-    is_alike = (known.kind, known.map_key_schema) == (other.kind, other.map_key_schema)
+    forms = [(v.kind, v.map_key_schema, v.expires) for v in (known, other)]
+    is_alike = forms[0] == forms[1]
     if not is_alike or max(schemas) > MAX_SCHEMA_NUMBER:
         raise StateSchemaError(f"tasks have different forms of a state variable: name={name}")
     return merged, numbers
@@ -181,10 +195,11 @@ class _Route:
         self._front = b""
         self._partition = -1
 
-    def __call__(self, key: bytes) -> int:
+    def __call__(self, key: bytes, start: int) -> int:
+        """Return the task of a stored key whose grouping key begins at ``start``."""
         if not (self._front and key.startswith(self._front)):
-            value, end = self._hasher.hash_front(key[_ID_BYTES:])
-            self._front = key[: _ID_BYTES + end]
+            value, end = self._hasher.hash_front(key[start:])
+            self._front = key[: start + end]
             self._partition = partition_of_hash(value, self._partitions)
         return self._partition
 

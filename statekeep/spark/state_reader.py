@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import open_job
 from statekeep.spark.given_settings import Settings, read_settings
+from statekeep.spark.operator.expiry import split_runs, without_end
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.registry import (
+    PROCESSOR_KINDS,
     RegisteredVariable,
     read_schema,
     stored_variables,
@@ -49,7 +52,8 @@ def read_state(settings: Settings, variable: str) -> Iterator[StateEntry]:
 
     Each task's backup is restored to a temporary directory, verified, and read; nothing of the
     job's own files is touched, and the job may go on meanwhile. The entries of a list come in its
-    order, one by one. Works in a notebook too. PySpark must be installed, for its types; a session
+    order, one by one. What has outlived its time (``ttlDurationMs``) is among them until a batch has
+    removed it. Works in a notebook too. PySpark must be installed, for its types; a session
     or Java is not needed.
 
     Args:
@@ -85,9 +89,10 @@ def _entries(
     with place.begin(f"{version.id.uid}", version, [STATE_STORE]) as work:
         store = work.open_store(STATE_STORE, settings.factory, RocksDbOptions.of(settings))
         key_schema, variables = stored_variables(store)
-        found = variables.get(variable)
+        readable = {n: found for n, found in variables.items() if found.kind in PROCESSOR_KINDS}
+        found = readable.get(variable)
         if found is None:
-            known = ",".join(sorted(variables))
+            known = ",".join(sorted(readable))
             msg = f"no such state variable: variable={variable} task={task} variables={known}"
             raise ConfigError(msg)
         yield from _decoded(store, task, key_schema, found)
@@ -103,7 +108,8 @@ def _decoded(
     if variable.map_key_schema is not None:
         map_keys = KeyCodec(read_schema(variable.map_key_schema))
         map_key_row = row_maker(map_keys.schema.names)
-    for stored_key, data in store.scan(variable.prefix):
+    for stored_key, stored in store.scan(variable.prefix):
+        data = without_end(stored) if variable.expires else stored
         encoded = stored_key[len(variable.prefix) :]
         if map_keys is not None:
             key, end = keys.decode_front(encoded)
@@ -111,7 +117,8 @@ def _decoded(
             yield StateEntry(task, key_row(key), value_row(values.decode(data)), map_key)
         elif variable.kind == "list":
             key = keys.decode(encoded)
-            for value in values.decode_list(data):
+            runs = [run for _, run in split_runs(data)] if variable.expires else [data]
+            for value in chain.from_iterable(map(values.decode_list, runs)):
                 yield StateEntry(task, key_row(key), value_row(value))
         else:
             yield StateEntry(task, key_row(keys.decode(encoded)), value_row(values.decode(data)))

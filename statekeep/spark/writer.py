@@ -22,7 +22,9 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.replay_checks import source_limits
+from statekeep.spark.driver.ticks import Ticks
 from statekeep.spark.initial_state import InitialState
+from statekeep.spark.operator.clock import TimeMode
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.query import StatefulStreamingQuery
 from statekeep.spark.query_defaults import with_query_defaults
@@ -227,13 +229,16 @@ class StatefulStreamWriter:
         def deliver(output: DataFrame, batch: int) -> None:
             sink(self._transform(output), batch)
 
+        is_timed = self._operator.time_mode is not TimeMode.NONE
+        ticks = Ticks(self._spark) if is_timed else None
         plan = QueryPlan(
-            source=self._source,
+            source=self._source if ticks is None else ticks.beside(self._source),
             operator=self._operator,
             initial=self._initial,
             config=config,
             location=location,
             sink=deliver,
+            ticks=ticks,
             query_name=self._query_name,
             trigger=dict(self._trigger),
         )

@@ -203,3 +203,101 @@ class Totals(StatefulProcessor):
     @override
     def close(self) -> None:
         """Nothing is open."""
+
+
+class Alarms(StatefulProcessor):
+    """Registers a timer at each value of its rows; tells of rows and of timers that fire.
+
+    Values below 1,000,000 are seconds after `START`, others are milliseconds. A timer at a multiple of
+    ten seconds registers the next second, the second before, and deletes the timer two seconds later.
+    """
+
+    START = 1_704_067_200_000
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._fired = handle.getListState("fired", "t long")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        values = sorted(row.v for row in rows)
+        for value in values:
+            self._handle.registerTimer(value if value >= 1_000_000 else self.START + 1000 * value)
+        yield self._row(key, "rows", values, timerValues)
+
+    @override
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        time_ms = expiredTimerInfo.getExpiryTimeInMs()
+        self._fired.appendValue((time_ms,))
+        if time_ms % 10_000 == 0:
+            self._handle.registerTimer(time_ms + 1_000)
+            self._handle.registerTimer(time_ms - 1_000)
+            self._handle.deleteTimer(time_ms + 2_000)
+        yield self._row(key, "fired", [time_ms], timerValues)
+
+    def _row(self, key: Any, what: str, values: list[int], times: Any) -> Row:
+        fired = [t for (t,) in self._fired.get()]
+        left = sorted(self._handle.listTimers())
+        text = f"{values} fired={fired} left={left} watermark={times.getCurrentWatermarkInMs()}"
+        return Row(key=key[0], what=what, text=text)
+
+    @override
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class AlarmsOnFrames(Alarms):
+    """The same on pandas frames."""
+
+    @override
+    def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Any:
+        given = [Row(v=int(v)) for frame in rows for v in frame["v"]]
+        yield from self._framed(super().handleInputRows(key, iter(given), timerValues))
+
+    @override
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        yield from self._framed(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+
+    @staticmethod
+    def _framed(rows: Iterator[Row]) -> Iterator[pd.DataFrame]:
+        for row in rows:
+            yield pd.DataFrame([row.asDict()])
+
+
+class ForgetfulAlarms(Alarms):
+    """Also keeps what it has seen: for a millisecond, and for ten days."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self._kept = [
+            (
+                handle.getValueState(f"value{ttl_ms}", "v long", ttl_ms),
+                handle.getListState(f"list{ttl_ms}", "v long", ttl_ms),
+                handle.getMapState(f"map{ttl_ms}", "v long", "n long", ttl_ms),
+            )
+            for ttl_ms in (1, 864_000_000)
+        ]
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        given = sorted(rows, key=lambda row: int(row.v))
+        yield Row(key=key[0], what="kept", text=self._seen())
+        for value, items, entries in self._kept:
+            for row in given:
+                value.update((row.v,))
+                items.appendValue((row.v,))
+                entries.updateValue((row.v,), (1,))
+        yield from super().handleInputRows(key, iter(given), timerValues)
+
+    @override
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        yield Row(key=key[0], what="kept", text=self._seen())
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+    def _seen(self) -> str:
+        return "; ".join(
+            f"{value.get()} {[v for (v,) in items.get()]} {sorted(v for (v,), _ in entries.iterator())}"
+            for value, items, entries in self._kept
+        )

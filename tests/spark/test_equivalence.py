@@ -23,8 +23,9 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.operator.ddl import parse_schema
-from statekeep.spark.operator.runner import BatchClock, OperatorSpec, run_operator
+from statekeep.spark.operator.runner import OperatorSpec, run_operator
 from statekeep.stores.memory import MemoryStore
 
 _ROWS = parse_schema(

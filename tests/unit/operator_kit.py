@@ -15,9 +15,9 @@ from pyspark.sql.streaming.stateful_processor import (
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.runner import (
-    BatchClock,
     OperatorOutcome,
     OperatorSpec,
     run_operator,
@@ -83,6 +83,9 @@ def run(
     is_pandas: bool = False,
     grouping_max_bytes: int = 1 << 30,
     digest_column: str | None = None,
+    time_mode: TimeMode = TimeMode.NONE,
+    clock: BatchClock | None = None,
+    event_time_column: str | None = None,
     **options: Any,
 ) -> tuple[OperatorOutcome, pa.Table]:
     """Run one batch; return its outcome and output. Options are those of the operator."""
@@ -97,6 +100,8 @@ def run(
         output_schema=output_schema,
         is_pandas=is_pandas,
         grouping_max_bytes=grouping_max_bytes,
+        time_mode=time_mode,
+        event_time_column=event_time_column,
         **options,
     )
     is_arrow = bool(rows) and isinstance(rows[0], pa.RecordBatch)
@@ -107,7 +112,7 @@ def run(
         memory_store() if store is None else store,
         iter(batches),
         is_sorted=is_sorted,
-        clock=BatchClock(processing_time_ms=-1, watermark_ms=-1),
+        clock=clock or BatchClock(-1, -1),
         write_output=written.append,
         digest_column=digest_column,
     )

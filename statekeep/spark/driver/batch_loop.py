@@ -19,15 +19,22 @@ from statekeep.spark.driver.awaited_commits import AwaitedCommits
 from statekeep.spark.driver.delivery_fence import DeliveryFence
 from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.history import VersionHistory
-from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
-from statekeep.spark.driver.processing import BatchProcessor, BatchResult, LocalState
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.processing import (
+    BatchProcessor,
+    BatchResult,
+    LocalState,
+    clock_of,
+)
 from statekeep.spark.driver.recovery import Recovery
 from statekeep.spark.driver.reign import Recording, Reign
 from statekeep.spark.driver.replay_checks import REPLAY_MARGIN
 from statekeep.spark.driver.stopwatch import Stopwatch
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
-from statekeep.spark.operator.runner import BatchClock, OperatorSpec
+from statekeep.spark.driver.tick_rule import TickRule
+from statekeep.spark.operator.clock import BatchClock, TimeMode
+from statekeep.spark.operator.runner import OperatorSpec, TimedOutcome
 from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
 from statekeep.spark.worker.errands import MISSING_OUTPUT
 from statekeep.spark.worker.job_spec import HandOverPlan
@@ -49,6 +56,7 @@ class BatchStatistics:
     rows_in: int = 0
     rows_out: int = 0
     changed_keys: int = 0
+    timed: TimedOutcome = field(default_factory=TimedOutcome)
     pauses_ns: list[int] = field(default_factory=list[int])
     local: LocalState = field(default_factory=LocalState)
     """Hits and misses are the batch's; sizes are the newest that each task has told of."""
@@ -74,6 +82,7 @@ class BatchLoop:
         sink: Sink,
         events: EventList,
         clock: Clock,
+        tick_rule: TickRule | None = None,
     ) -> None:
         self._operator = operator
         self._config = config
@@ -84,6 +93,7 @@ class BatchLoop:
         self._sink = sink
         self._events = events
         self._clock = clock
+        self._tick_rule = tick_rule
         self._is_new = True
         self._undeclared: set[str] = set()
         self.head = -1
@@ -140,6 +150,8 @@ class BatchLoop:
         result = self._process_all(rows, batch, offsets, plan)
         self._deliver(rows, batch, offsets, result)
         self.head = batch
+        if self._tick_rule is not None:
+            self._tick_rule.note_batch(self._clock_of(batch, offsets), result.next_times)
         self._history.forget_below(min(self._reign.retained_batches(), default=-1))
         self._note(batch, result)
         if self._config.task.is_commit_every_batch:
@@ -225,7 +237,7 @@ class BatchLoop:
         only: frozenset[int] | None,
         plan: HandOverPlan | None,
     ) -> BatchResult:
-        time = parse_batch_time(offsets, f"offsets/{batch}")
+        clock = self._clock_of(batch, offsets)
         committer = self._reign.committer
         kept = {committer.committed_batch, self.head, batch - 1, *self._kept_commits()}
         if committer.open_batch is not None:
@@ -234,14 +246,20 @@ class BatchLoop:
             rows,
             batch,
             self.versions(batch - 1),
-            BatchClock(time.processing_time_ms, time.watermark_ms),
+            clock,
             only,
+            waiting=None if self._tick_rule is None else self._tick_rule.waiting(clock),
             hand_over=plan,
             keep=self._history.kept(kept),
             settled_batch=batch - 1,
             committed=self._committed_versions(),
             has_initial_state=self._history.begins_at(batch),
         )
+
+    def _clock_of(self, batch: int, offsets: str) -> BatchClock:
+        is_dropping = self._operator.time_mode is TimeMode.EVENT and batch > 0
+        previous = self._location.require(f"offsets/{batch - 1}") if is_dropping else None
+        return clock_of(batch, offsets, previous)
 
     def _record_beside(
         self, batch: int, offsets: str, result: BatchResult
@@ -380,6 +398,7 @@ class BatchLoop:
             rows_in=sum(task.rows_in for task in done),
             rows_out=sum(task.rows_out for task in done),
             changed_keys=result.changed_keys,
+            timed=result.timed,
             pauses_ns=result.pauses_ns,
             local=LocalState(sizes=self.last_batch.local.sizes) + result.local,
         )

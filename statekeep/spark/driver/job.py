@@ -28,6 +28,7 @@ from statekeep.config.model import Config
 from statekeep.errors import (
     BackendClosedError,
     CommitFailedError,
+    ConfigError,
     RetriableError,
     StateBackupError,
     TaskFencedError,
@@ -57,6 +58,8 @@ from statekeep.spark.driver.stop_patience import StopPatience
 from statekeep.spark.driver.stopwatch import Stopwatch
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.driver.tick_rule import TickRule
+from statekeep.spark.driver.ticks import Ticks, has_ticks
 from statekeep.spark.driver.watched_query import (
     BatchStoppedError,
     WatchedQuery,
@@ -70,6 +73,8 @@ from statekeep.spark.worker.job_spec import JobSpec
 logger = logging.getLogger(__name__)
 
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_EMPTY_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
+_ATTACH_S: Final = 60.0
 _POLL_S: Final = 0.25
 _MARGIN_S: Final = 5.0
 """Beyond ``task.shutdown.ms``: for a batch that was cancelled to return, for containers to end."""
@@ -95,6 +100,7 @@ class StatefulJob:
         clock: Clock,
         initial: InitialState | None = None,
         events: EventList | None = None,
+        ticks: Ticks | None = None,
     ) -> None:
         """Wire the job; no I/O.
 
@@ -108,6 +114,7 @@ class StatefulJob:
             clock: For delays.
             initial: What the state of a new job begins with.
             events: Where events go; None: a list of its own.
+            ticks: The source of ``frame`` that asks for batches; None where nothing waits for a time.
         """
         self._spark = spark
         self._frame = frame
@@ -118,6 +125,8 @@ class StatefulJob:
         self._sink = sink
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
+        self._ticks = ticks
+        self._tick_rule: TickRule | None = None
         self.events = EventList(clock) if events is None else events
         self.last_commit: CommitSummary | None = None
         self.failure: BaseException | None = None
@@ -134,6 +143,7 @@ class StatefulJob:
         """The thread that runs a batch: a sink may stop its own query."""
         self._reign = Reign(config, location, clock, self.events)
         self._query: WatchedQuery | None = None
+        self._is_attached = threading.Event()
         self._patience: StopPatience | None = None
         self._is_open = False
         self._commit_made = threading.Condition()
@@ -171,6 +181,7 @@ class StatefulJob:
         identity = settled_identity(commit, expected)
         self._reign.check_location()
         stopwatch.lap("log")
+        self._check_time_mode()
         tag = f"statekeep-{identity.job_uid}"
         wait_for_executors(self._spark, expected_executors(self._spark))
         self._anchor = Anchor(
@@ -191,6 +202,9 @@ class StatefulJob:
         self._jobs.epoch = self._reign.epoch
         sweep_shadows(self._location, self._reign.epoch)
         stopwatch.lap("takeover")
+        if self._ticks is not None:
+            mode, tasks = self._operator.time_mode, self._identity.partitions
+            self._tick_rule = TickRule(mode, tasks, self._clock, self._watermark_ms)
         self._batches = BatchLoop(
             frame=self._frame,
             operator=self._operator,
@@ -202,6 +216,7 @@ class StatefulJob:
             sink=self._sink,
             events=self.events,
             clock=self._clock,
+            tick_rule=self._tick_rule,
         )
         self._idle = IdleCommits(
             reign=self._reign,
@@ -214,7 +229,32 @@ class StatefulJob:
         self._note_start(resumption)
         if resumption is not None:
             self._batches.resume(resumption, stopwatch)
+        if self._ticks is not None and self._tick_rule is not None and self._has_empty_batches():
+            self._ticks.follow(self._tick_rule.wants_batch)
         self._is_open = True
+
+    def _check_time_mode(self) -> None:
+        """Refuse to begin or to end with timers under a query that runs already."""
+        newest = self._location.newest("offsets")
+        text = None if newest < 0 else self._location.read(f"offsets/{newest}")
+        if text is not None and has_ticks(text) != (self._ticks is not None):
+            raise ConfigError(
+                "the query began with another time mode: "
+                f"timeMode={self._operator.time_mode.value} location={self._location.uri}",
+                key="timeMode",
+                hint="go back to the former timeMode, or start anew under another job.name with"
+                " another checkpoint location",
+            )
+
+    def _watermark_ms(self) -> int:
+        """Return the watermark of the next batch, on the query's thread between two batches."""
+        # The first batch may end before the thread that starts the query has its handle.
+        if not self._is_attached.wait(_ATTACH_S) or self._query is None:
+            raise StateBackupError("the query was not started whole")
+        return self._query.watermark_ms()
+
+    def _has_empty_batches(self) -> bool:
+        return str(self._spark.conf.get(_EMPTY_BATCHES)).lower() == "true"
 
     def _wanted_tasks(self) -> int | None:
         """Return how many tasks the user wants, by our setting or by Spark's; None: nobody said."""
@@ -266,6 +306,7 @@ class StatefulJob:
             "the query is started: job=%s %s", self._config.job.name, self._stopwatch.summary()
         )
         self._query = query
+        self._is_attached.set()
         self._patience = patience = StopPatience(
             self._reign.committer,
             lambda: self._reign.blocking(query.is_stopping),
@@ -337,6 +378,9 @@ class StatefulJob:
     def close(self) -> None:
         """Release the commit thread. Idempotent, from any thread."""
         self._ended.set()
+        self._is_attached.set()
+        if self._ticks is not None and self._tick_rule is not None:
+            self._ticks.leave(self._tick_rule.wants_batch)
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True

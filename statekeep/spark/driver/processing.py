@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.records import TaskBatch
 from statekeep.errors import StateBackupError
+from statekeep.spark.driver.location import parse_batch_time
 from statekeep.spark.driver.task_jobs import Answer, TaskJobs
-from statekeep.spark.operator.runner import BatchClock
+from statekeep.spark.operator.clock import BatchClock
+from statekeep.spark.operator.due import NextTimes
+from statekeep.spark.operator.runner import TimedOutcome
 from statekeep.spark.tasks import task_name
 from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, Receipt
 
@@ -67,6 +70,9 @@ class BatchResult:
     in_files: set[int] = field(default_factory=set[int])
     """Tasks whose change set, made in this batch, holds output."""
     changed_keys: int = 0
+    timed: TimedOutcome = field(default_factory=TimedOutcome)
+    next_times: dict[int, NextTimes] = field(default_factory=dict[int, NextTimes])
+    """Of each task that has told of them."""
     pauses_ns: list[int] = field(default_factory=list[int])
     hand_over_errors: dict[int, str] = field(default_factory=dict[int, str])
     key_ranges: dict[int, str] = field(default_factory=dict[int, str])
@@ -85,6 +91,8 @@ class BatchResult:
         self.inline |= other.inline
         self.in_files |= other.in_files
         self.changed_keys += other.changed_keys
+        self.timed += other.timed
+        self.next_times |= other.next_times
         self.pauses_ns += other.pauses_ns
         self.hand_over_errors |= other.hand_over_errors
         self.key_ranges |= other.key_ranges
@@ -107,6 +115,7 @@ class BatchProcessor:
         only: frozenset[int] | None,
         *,
         is_sorted: bool = False,
+        waiting: frozenset[int] | None = None,
         hand_over: HandOverPlan | None = None,
         keep: Mapping[int, tuple[str, ...]] | None = None,
         settled_batch: int = -1,
@@ -125,6 +134,7 @@ class BatchProcessor:
             clock=clock,
             only=only,
             is_sorted=is_sorted,
+            waiting=waiting,
             hand_over=hand_over,
             keep=keep or {},
             settled_batch=settled_batch,
@@ -152,10 +162,29 @@ class BatchProcessor:
                 clock,
                 overrun,
                 is_sorted=True,
+                waiting=waiting,
                 has_initial_state=has_initial_state,
             )
             result.merge(again)
         return result
+
+
+def clock_of(batch: int, offsets: str, previous_offsets: str | None) -> BatchClock:
+    """Return the time of a batch, by what Spark recorded of it and of the batch before.
+
+    Args:
+        batch: Its number.
+        offsets: The text of ``offsets/<batch>``.
+        previous_offsets: The text of the batch before; None for the first one.
+
+    Raises:
+        CheckpointLocationError: A text is not what Spark writes.
+    """
+    time = parse_batch_time(offsets, f"offsets/{batch}")
+    late_ms = 0
+    if previous_offsets is not None:
+        late_ms = parse_batch_time(previous_offsets, f"offsets/{batch - 1}").watermark_ms
+    return BatchClock(time.processing_time_ms, time.watermark_ms, late_ms)
 
 
 def _result(
@@ -174,6 +203,9 @@ def _result(
             result.key_ranges[partition] = receipt.key_range
             result.changed_keys += receipt.changed_keys
             result.undeclared.update(receipt.undeclared)
+            result.timed += _timed(receipt)
+            if receipt.next_times is not None:
+                result.next_times[partition] = NextTimes(**receipt.next_times)
             if receipt.is_output_in_file:
                 result.in_files.add(partition)
             elif answer.output:
@@ -181,6 +213,10 @@ def _result(
         if receipt.pause_ns:
             result.pauses_ns.append(receipt.pause_ns)
     return result
+
+
+def _timed(receipt: Receipt) -> TimedOutcome:
+    return TimedOutcome(**{part.name: getattr(receipt, part.name) for part in fields(TimedOutcome)})
 
 
 def _local_state(receipt: Receipt, *, has_base: bool) -> LocalState:

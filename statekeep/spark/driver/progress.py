@@ -28,7 +28,7 @@ def operator_progress(
         declared: What the processor declares, by Spark's names of metrics.
         restarts: Entries beside Spark's.
     """
-    local, sizes = done.local, done.local.sizes.values()
+    local, sizes, timed = done.local, done.local.sizes.values(), done.timed
     pause_ms = round(max(done.pauses_ns, default=0) / 1e6, 3)
     entry: dict[str, object] = {
         "operatorName": "statekeep",
@@ -39,11 +39,15 @@ def operator_progress(
         "allRemovalsTimeMs": NOT_MEASURED,
         "commitTimeMs": NOT_MEASURED,
         "memoryUsedBytes": NOT_MEASURED,
-        "numRowsDroppedByWatermark": 0,
+        "numRowsDroppedByWatermark": timed.late_rows,
         "numShufflePartitions": partitions,
         "numStateStoreInstances": partitions,
         "customMetrics": {
             **declared,
+            "numRegisteredTimers": timed.registered_timers,
+            "numDeletedTimers": timed.deleted_timers,
+            "numExpiredTimers": timed.fired_timers,
+            "numValuesRemovedDueToTTLExpiry": timed.expired_values,
             "rowsIn": done.rows_in,
             "rowsOut": done.rows_out,
             "maxSyncPauseMs": pause_ms,

@@ -13,8 +13,8 @@ from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, TaskBatc
 from statekeep.errors import ReplayDivergedError, RestoreFailedError
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.history import EMPTY, VersionHistory
-from statekeep.spark.driver.location import CheckpointLocation, parse_batch_time
-from statekeep.spark.driver.processing import BatchProcessor
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.processing import BatchProcessor, clock_of
 from statekeep.spark.driver.shadow import (
     SOURCE_HINT,
     RecordedBatch,
@@ -22,7 +22,7 @@ from statekeep.spark.driver.shadow import (
     replay,
 )
 from statekeep.spark.driver.task_jobs import TaskJobs
-from statekeep.spark.operator.runner import BatchClock
+from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.tasks import partition_of, task_name
 
 logger = logging.getLogger(__name__)
@@ -218,7 +218,9 @@ class Recovery:
 
         def call(rows: DataFrame, batch: int) -> None:
             only = frozenset(p for p, start in starts.items() if start < batch)
-            self._replay_batch(rows, batch, only, recorded[batch].offsets, summary)
+            previous = recorded[batch - 1].offsets if batch > 0 else None
+            clock = clock_of(batch, recorded[batch].offsets, previous)
+            self._replay_batch(rows, batch, only, clock, summary)
 
         logger.info("replay begins: first=%d last=%d tasks=%d", first + 1, head, len(starts))
         replay(
@@ -240,16 +242,15 @@ class Recovery:
         rows: DataFrame,
         batch: int,
         only: frozenset[int],
-        offsets: str,
+        clock: BatchClock,
         summary: RecoverySummary,
     ) -> None:
-        time = parse_batch_time(offsets, f"offsets/{batch}")
         expected = self._expected(batch)
         done = self._processor.process_once(
             rows,
             batch,
             {p: self._history.of(batch - 1)[p].version for p in only},
-            BatchClock(time.processing_time_ms, time.watermark_ms),
+            clock,
             only,
             is_sorted=any(expected[p].is_sorted for p in only if p in expected),
             has_initial_state=self._history.begins_at(batch),

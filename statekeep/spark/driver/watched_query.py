@@ -62,6 +62,11 @@ class WatchedQuery:
         """Return what the query failed with, None if it did not, or runs."""
         return self._query.exception()
 
+    def watermark_ms(self) -> int:
+        """Return the watermark that the next batch will have; asked between two batches."""
+        handle: Any = self._query._jsq  # noqa: SLF001 - reports have that of the last batch only
+        return int(handle.streamingQuery().watermarkTracker().currentWatermark())
+
     def stop(self) -> None:
         """End the query, and wait until its thread has ended."""
         self._query.stop()

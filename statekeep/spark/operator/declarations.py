@@ -10,14 +10,17 @@ from pyspark.sql.types import StructType
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import StateBackupError
 from statekeep.spark.operator.changes import ChangeWriter
+from statekeep.spark.operator.clock import TimeMode
 from statekeep.spark.operator.handle import LocalHandle
-from statekeep.spark.operator.variables import KeyCursor, StateAccess
+from statekeep.spark.operator.variables import KeyCursor
 from statekeep.stores.memory import MemoryStore
 
 logger = logging.getLogger(__name__)
 
 
-def check_declarations(processor: StatefulProcessor, key_schema: StructType) -> dict[str, int]:
+def check_declarations(
+    processor: StatefulProcessor, key_schema: StructType, time_mode: TimeMode = TimeMode.NONE
+) -> dict[str, int]:
     """Call ``init`` and ``close`` of a processor once, over a state that is empty and dropped.
 
     Spark does so too. Whatever else goes wrong is a warning: ``init`` may need what only executors
@@ -26,6 +29,7 @@ def check_declarations(processor: StatefulProcessor, key_schema: StructType) -> 
     Args:
         processor: A copy of the user's, for this call alone.
         key_schema: Of the grouping key.
+        time_mode: Of its timers.
 
     Returns:
         How many variables of each kind it declares, by Spark's names of metrics.
@@ -36,7 +40,9 @@ def check_declarations(processor: StatefulProcessor, key_schema: StructType) -> 
     """
     with tempfile.TemporaryDirectory() as directory:
         store = MemoryStore(StoreName("state"), Path(directory) / "image", is_new=True)
-        handle = LocalHandle(StateAccess(store, KeyCursor(), ChangeWriter(store)), key_schema)
+        handle = LocalHandle(
+            store, KeyCursor(), ChangeWriter(store), key_schema, time_mode=time_mode
+        )
         try:
             processor.init(handle)
             handle.seal()

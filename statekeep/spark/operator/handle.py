@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NoReturn, TypeVar
+from typing import Final, TypeVar
 
 from pyspark.sql.streaming.stateful_processor import (
     ListState,
@@ -14,18 +14,42 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from statekeep.errors import ConfigError, StateSchemaError
+from statekeep.spark.operator.changes import ChangeWriter
+from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.ddl import parse_schema
-from statekeep.spark.operator.registry import VariableKind, VariableRegistry, value_codec
+from statekeep.spark.operator.expiry import ExpiringEntries, ExpiringItems, ExpiringListState
+from statekeep.spark.operator.key_codec import KeyCodec
+from statekeep.spark.operator.registry import (
+    RegisteredVariable,
+    VariableKind,
+    VariableRegistry,
+    value_codec,
+)
+from statekeep.spark.operator.timers import Timers
 from statekeep.spark.operator.variables import (
+    KeyCursor,
     LocalListState,
     LocalMapState,
     LocalValueState,
     LocalVariable,
     StateAccess,
 )
+from statekeep.stores.base import KeyValueStore
 
 _V = TypeVar("_V", bound=LocalVariable)
+_TIMERS: Final = {TimeMode.PROCESSING: "$procTimers", TimeMode.EVENT: "$eventTimers"}
+"""Names in the registry, as Spark has them; a processor's own begin with a letter."""
+_NO_SCHEMA: Final = StructType()
+
+
+def timer_index(mode: TimeMode) -> str:
+    """Return the name of the index by time of a mode's timers."""
+    return f"{_TIMERS[mode]}_byTime"
+
+
+def _expiry_index(name: str) -> str:
+    return f"$ttl_{name}"
 
 
 class LocalHandle(StatefulProcessorHandle):
@@ -39,18 +63,43 @@ class LocalHandle(StatefulProcessorHandle):
             Spark's names of metrics.
     """
 
-    def __init__(self, access: StateAccess, key_schema: StructType) -> None:
+    def __init__(
+        self,
+        store: KeyValueStore,
+        cursor: KeyCursor,
+        writer: ChangeWriter,
+        key_schema: StructType,
+        *,
+        time_mode: TimeMode = TimeMode.NONE,
+        clock: BatchClock | None = None,
+    ) -> None:
         """Read the registry of the store.
 
+        Args:
+            store: The task's state.
+            cursor: Stands at the key that is processed.
+            writer: Gets every change.
+            key_schema: Of the grouping key.
+            time_mode: Of the timers.
+            clock: The time of the batch; None where no state is used.
+
         Raises:
-            StateSchemaError: The store's format or grouping key is another one.
+            StateSchemaError: The store's format or grouping key is another one, or its timers are of
+                another time mode.
         """
-        self._access = access
-        self._registry = VariableRegistry(access.store, key_schema, access.writer)
+        self._store = store
+        self._writer = writer
+        self._access = StateAccess(store, cursor, writer)
+        self._time_mode = time_mode
+        self._now_ms = 0 if clock is None else clock.processing_time_ms
+        self._registry = VariableRegistry(store, key_schema, writer)
         self._variables: dict[str, LocalVariable] = {}
+        self._expiring: dict[str, ExpiringEntries] = {}
         self._declared: set[str] = set()
         self.declared_counts = Counter[str]()
         self._is_sealed = False
+        self.timers = self._open_timers(key_schema)
+        """None in a time mode without timers."""
 
     def seal(self) -> None:
         """Refuse further declarations: ``init`` has returned."""
@@ -60,6 +109,19 @@ class LocalHandle(StatefulProcessorHandle):
         """Write the changes of all variables for the keys at hand."""
         for variable in self._variables.values():
             variable.flush()
+        if self.timers is not None:
+            self.timers.flush()
+
+    def evict(self) -> int:
+        """Remove what has outlived its time; return how many values that were.
+
+        Called once nothing is left to `flush`. Variables that ``init`` does not declare any more are
+        among them: what is left of them would be due for ever.
+        """
+        for name, variable in self._registry.expiring.items():
+            if name not in self._expiring:
+                self._expiring_entries(name, variable, 0)
+        return sum(entries.evict() for entries in self._expiring.values())
 
     def close(self) -> None:
         """Refuse everything from now on: the batch is over, or has failed."""
@@ -76,17 +138,21 @@ class LocalHandle(StatefulProcessorHandle):
     def getValueState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueState:
-        declared = self._codec(stateName, schema, ttlDurationMs)
-        prefix, codec = self._register(stateName, "value", declared)
-        return self._kept(stateName, LocalValueState(stateName, prefix, codec, self._access))
+        declared = self._codec(stateName, schema)
+        registered, codec = self._register(stateName, "value", declared, ttlDurationMs)
+        access = self._access_past(self._expiring_entries(stateName, registered, ttlDurationMs))
+        return self._kept(stateName, LocalValueState(stateName, registered.prefix, codec, access))
 
     @override
     def getListState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ListState:
-        declared = self._codec(stateName, schema, ttlDurationMs)
-        prefix, codec = self._register(stateName, "list", declared)
-        return self._kept(stateName, LocalListState(stateName, prefix, codec, self._access))
+        declared = self._codec(stateName, schema)
+        registered, codec = self._register(stateName, "list", declared, ttlDurationMs)
+        entries = self._expiring_entries(stateName, registered, ttlDurationMs)
+        make = LocalListState if entries is None else ExpiringListState
+        access = self._access_past(entries)
+        return self._kept(stateName, make(stateName, registered.prefix, codec, access))
 
     @override
     def getMapState(
@@ -96,10 +162,13 @@ class LocalHandle(StatefulProcessorHandle):
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        declared = self._codec(stateName, valueSchema, ttlDurationMs)
+        declared = self._codec(stateName, valueSchema)
         keys = _codec(stateName, userKeySchema)
-        prefix, codec = self._register(stateName, "map", declared, keys)
-        return self._kept(stateName, LocalMapState(stateName, prefix, keys, codec, self._access))
+        registered, codec = self._register(stateName, "map", declared, ttlDurationMs, keys)
+        access = self._access_past(self._expiring_entries(stateName, registered, ttlDurationMs))
+        return self._kept(
+            stateName, LocalMapState(stateName, registered.prefix, keys, codec, access)
+        )
 
     @override
     def deleteIfExists(self, stateName: str) -> None:
@@ -107,25 +176,47 @@ class LocalHandle(StatefulProcessorHandle):
         variable = self._variables.pop(stateName, None)
         if variable is not None:
             variable.delete()
+        self._expiring.pop(stateName, None)
         if self._registry.remove(stateName):
             self.declared_counts["numDeletedStateVars"] += 1
+        self._registry.remove(_expiry_index(stateName))
 
     @override
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        _refuse("timers")
+        self._require_timers().register(expiryTimestampMs)
 
     @override
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        _refuse("timers")
+        self._require_timers().delete(expiryTimestampMs)
 
     @override
     def listTimers(self) -> Iterator[int]:
-        _refuse("timers")
+        return self._require_timers().list()
 
-    def _codec(self, name: str, schema: StructType | str, ttl_ms: int | None) -> ValueCodec:
+    def _open_timers(self, key_schema: StructType) -> Timers | None:
+        for mode, name in _TIMERS.items():
+            if mode is not self._time_mode and name in self._registry:
+                raise StateSchemaError(
+                    "the state has timers of another time mode: "
+                    f"stored={mode.value} timeMode={self._time_mode.value}"
+                )
+        if self._time_mode is TimeMode.NONE:
+            return None
+        by_key = self._registry.register(_TIMERS[self._time_mode], "timers", _NO_SCHEMA)
+        by_time = self._registry.register(timer_index(self._time_mode), "by_time", _NO_SCHEMA)
+        return Timers(by_key.prefix, by_time.prefix, KeyCodec(key_schema), self._access)
+
+    def _require_timers(self) -> Timers:
+        if self.timers is None:
+            raise ConfigError(
+                "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE] timers cannot be"
+                " used with timeMode=None",
+                hint='give transformWithState timeMode="ProcessingTime" or "EventTime"',
+            )
+        return self.timers
+
+    def _codec(self, name: str, schema: StructType | str) -> ValueCodec:
         self._require_init(name)
-        if ttl_ms is not None:
-            _refuse("time to live of state variables (ttlDurationMs)")
         if name in self._declared:
             raise StateSchemaError(f"state variable is declared twice in init(): variable={name}")
         codec = _codec(name, schema)
@@ -133,12 +224,40 @@ class LocalHandle(StatefulProcessorHandle):
         return codec
 
     def _register(
-        self, name: str, kind: VariableKind, declared: ValueCodec, keys: ValueCodec | None = None
-    ) -> tuple[bytes, ValueCodec]:
-        """Return what the keys of its entries begin with, and what reads and writes its values."""
+        self,
+        name: str,
+        kind: VariableKind,
+        declared: ValueCodec,
+        ttl_ms: int | None,
+        keys: ValueCodec | None = None,
+    ) -> tuple[RegisteredVariable, ValueCodec]:
+        """Return the variable as the store has it now, and what reads and writes its values."""
+        if ttl_ms is not None:
+            _check_ttl(name, ttl_ms, self._time_mode)
         key_schema = None if keys is None else keys.schema
-        variable = self._registry.register(name, kind, declared.schema, key_schema)
-        return variable.prefix, value_codec(variable) if variable.others else declared
+        variable = self._registry.register(
+            name, kind, declared.schema, key_schema, expires=ttl_ms is not None
+        )
+        return variable, value_codec(variable) if variable.others else declared
+
+    def _expiring_entries(
+        self, name: str, variable: RegisteredVariable, ttl_ms: int | None
+    ) -> ExpiringEntries | None:
+        """Return the entries of a variable with a time to live; None if it has none."""
+        if ttl_ms is None:
+            return None
+        index = self._registry.register(_expiry_index(name), "by_time", _NO_SCHEMA)
+        kind = ExpiringItems if variable.kind == "list" else ExpiringEntries
+        prefixes = (variable.prefix, index.prefix)
+        entries = kind(*prefixes, self._store, self._writer, now_ms=self._now_ms, ttl_ms=ttl_ms)
+        self._expiring[name] = entries
+        return entries
+
+    def _access_past(self, entries: ExpiringEntries | None) -> StateAccess:
+        """Return the access of a variable, to the entries that have not ended if these can."""
+        if entries is None:
+            return self._access
+        return StateAccess(entries, self._access.cursor, entries, is_refreshed=True)
 
     def _kept(self, name: str, variable: _V) -> _V:
         self._variables[name] = variable
@@ -153,8 +272,19 @@ class LocalHandle(StatefulProcessorHandle):
             )
 
 
-def _refuse(feature: str) -> NoReturn:
-    raise ConfigError(f"not supported yet: {feature}")
+def _check_ttl(name: str, ttl_ms: object, mode: TimeMode) -> None:
+    if mode is not TimeMode.PROCESSING:
+        raise ConfigError(
+            "[STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL] ttlDurationMs needs processing time:"
+            f" variable={name} timeMode={mode.value}",
+            hint='give transformWithState timeMode="ProcessingTime"',
+        )
+    if not isinstance(ttl_ms, int) or ttl_ms <= 0:
+        raise ConfigError(
+            "[STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE] ttlDurationMs must be a whole number of"
+            f" milliseconds greater than zero: variable={name} ttlDurationMs={ttl_ms!r}",
+            hint="leave ttlDurationMs out for state that stays",
+        )
 
 
 def _codec(name: str, schema: StructType | str) -> ValueCodec:

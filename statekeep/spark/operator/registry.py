@@ -24,13 +24,18 @@ from statekeep.stores.base import KeyValueStore
 FORMAT_VERSION: Final = 2
 """Of the registry, the layout of keys and the codecs of keys and values."""
 
-_VERSION_OF_ONE_SCHEMA: Final = 1
-"""Of a store all of whose variables have had one schema: older releases go on reading it."""
+_FIRST_VERSION: Final = 1
+"""Of a store all of whose variables have had one schema, and that has neither timers nor a time to live:
+older releases go on reading it."""
 
 REGISTRY_KEY: Final = b"\x00\x00"
 """Id 0 with nothing after it: before every entry of every variable."""
 
-VariableKind = Literal["value", "list", "map"]
+VariableKind = Literal["value", "list", "map", "timers", "by_time"]
+"""The first three are a processor's. ``timers`` are times by grouping key; ``by_time`` is an index:
+a time, then the grouping key of a timer, or an entry's key in its variable."""
+
+PROCESSOR_KINDS: Final = frozenset({"value", "list", "map"})
 
 _MAX_VARIABLE_ID: Final = (1 << 16) - 1
 
@@ -59,6 +64,9 @@ class RegisteredVariable(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the variable with these schemas, declared as the one of ``number``."""
         others = {str(other): text for other, text in schemas.items() if other != number}
         return msgspec.structs.replace(self, schema=schemas[number], number=number, others=others)
+
+    expires: bool = False
+    """Whether its entries have a time to live."""
 
     @property
     def prefix(self) -> bytes:
@@ -99,7 +107,7 @@ class VariableRegistry:
         self._writer = writer
         stored = store.get(REGISTRY_KEY)
         if stored is None:
-            self._content = _Content(_VERSION_OF_ONE_SCHEMA, key_schema.json(), 1, {})
+            self._content = _Content(_FIRST_VERSION, key_schema.json(), 1, {})
         else:
             self._content = _read(stored)
             _require_same("grouping key", "schema", self._content.key_schema, key_schema)
@@ -110,18 +118,24 @@ class VariableRegistry:
         kind: VariableKind,
         schema: StructType,
         map_key_schema: StructType | None = None,
+        *,
+        expires: bool = False,
     ) -> RegisteredVariable:
         """Return the variable ``name`` with ``schema``, making it if it is new.
 
         Raises:
-            StateSchemaError: The store holds it with another kind, or with a schema whose values
-                cannot be read as those of ``schema``.
+            StateSchemaError: The store holds it with another kind, with a schema whose values cannot be
+                read as those of ``schema``, or with a time to live where now there is none, or the
+                other way round.
         """
         known = self._content.variables.get(name)
         if known is None:
-            return self._add(name, kind, schema, map_key_schema)
+            return self._add(name, kind, schema, map_key_schema, expires=expires)
         if known.kind != kind:
             raise _changed(f"state variable {name}", "kind", known.kind, kind)
+        if known.expires != expires:
+            stored, declared = ("set" if is_set else "none" for is_set in (known.expires, expires))
+            raise _changed(f"state variable {name}", "ttlDurationMs", stored, declared)
         if known.map_key_schema is not None and map_key_schema is not None:
             _require_same(
                 f"state variable {name}", "map key schema", known.map_key_schema, map_key_schema
@@ -134,8 +148,9 @@ class VariableRegistry:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all variables that the store holds."""
-        return frozenset(self._content.variables)
+        """The names of all variables of a processor that the store holds."""
+        variables = self._content.variables.items()
+        return frozenset(name for name, variable in variables if variable.kind in PROCESSOR_KINDS)
 
     def remove(self, name: str) -> bool:
         """Delete the variable ``name`` with all its state; return whether there was one."""
@@ -146,8 +161,23 @@ class VariableRegistry:
         self._writer.delete_prefix(known.prefix)
         return True
 
+    @property
+    def expiring(self) -> Mapping[str, RegisteredVariable]:
+        """The variables that have a time to live."""
+        return {n: variable for n, variable in self._content.variables.items() if variable.expires}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the store holds the variable ``name``."""
+        return name in self._content.variables
+
     def _add(
-        self, name: str, kind: VariableKind, schema: StructType, map_key_schema: StructType | None
+        self,
+        name: str,
+        kind: VariableKind,
+        schema: StructType,
+        map_key_schema: StructType | None,
+        *,
+        expires: bool,
     ) -> RegisteredVariable:
         content = self._content
         if content.next_id > _MAX_VARIABLE_ID:
@@ -157,6 +187,7 @@ class VariableRegistry:
             kind=kind,
             schema=schema.json(),
             map_key_schema=None if map_key_schema is None else map_key_schema.json(),
+            expires=expires,
         )
         content.next_id += 1
         content.variables[name] = variable
@@ -168,14 +199,17 @@ class VariableRegistry:
 
 
 def _encode(content: _Content) -> bytes:
-    has_others = any(variable.others for variable in content.variables.values())
-    content.format_version = FORMAT_VERSION if has_others else _VERSION_OF_ONE_SCHEMA
+    is_first = not any(
+        variable.others or variable.expires or variable.kind not in PROCESSOR_KINDS
+        for variable in content.variables.values()
+    )
+    content.format_version = _FIRST_VERSION if is_first else FORMAT_VERSION
     return msgspec.json.encode(content, order="sorted")
 
 
 def _read(stored: bytes) -> _Content:
     version = decode_json(_version_decoder, stored, _DAMAGE).format_version
-    if not _VERSION_OF_ONE_SCHEMA <= version <= FORMAT_VERSION:
+    if not _FIRST_VERSION <= version <= FORMAT_VERSION:
         raise UnknownFormatError(f"state variables of an unknown format: version={version}")
     return decode_json(_decoder, stored, _DAMAGE)
 

@@ -3,23 +3,31 @@
 # pyarrow and pandas ship no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import chain
+from operator import add
 
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
+import pyarrow.compute as pc
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    TimerValues,
+)
 from pyspark.sql.types import StructType
 
 from statekeep.spark.operator.changes import ChangeWriter
+from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.digests import RowHashSum
 from statekeep.spark.operator.grouping import Grouping, KeyChunk
 from statekeep.spark.operator.handle import LocalHandle
 from statekeep.spark.operator.inputs import FrameInputs, FrameLimits, Inputs, RowInputs
 from statekeep.spark.operator.outputs import FrameOutputs, Outputs, RowOutputs
-from statekeep.spark.operator.variables import KeyCursor, StateAccess
+from statekeep.spark.operator.timers import DueTimers, Timers
+from statekeep.spark.operator.variables import KeyCursor
 from statekeep.stores.base import KeyValueStore
 
 
@@ -56,14 +64,25 @@ class OperatorSpec:
     initial_state: InitialStateSpec | None = None
     is_int_taken_for_decimal: bool = False
     """Whether an integer that a frame holds fits a column of decimals, as a setting of Spark says."""
+    time_mode: TimeMode = TimeMode.NONE
+    event_time_column: str | None = None
+    """The column of the watermark: a timestamp, or a window; None where there is none."""
 
 
 @dataclass(frozen=True)
-class BatchClock:
-    """The time of a batch, in a replay that of its first run; -1 where it has none."""
+class TimedOutcome:
+    """What a run did because of its time; all zero in a time mode without timers."""
 
-    processing_time_ms: int
-    watermark_ms: int
+    late_rows: int = 0
+    """Rows that were dropped as older than the watermark; they count as rows in."""
+    registered_timers: int = 0
+    deleted_timers: int = 0
+    fired_timers: int = 0
+    expired_values: int = 0
+
+    def __add__(self, other: "TimedOutcome") -> "TimedOutcome":
+        """Return the sums of both."""
+        return TimedOutcome(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -84,6 +103,7 @@ class OperatorOutcome:
     """The first and the last grouping key in the order of processing, for people."""
     undeclared: tuple[str, ...] = ()
     """State variables that the store holds and ``init`` has not declared."""
+    timed: TimedOutcome = field(default_factory=TimedOutcome)
 
 
 def run_operator(
@@ -100,7 +120,10 @@ def run_operator(
     """Run the processor over all rows of one batch.
 
     Keys are processed in ascending order of their encoded form, each once; what the processor
-    yields for a key is taken to its end before the next key begins. The store is written as the
+    yields for a key is taken to its end before the next key begins. Then the timers fire that are due,
+    by time and then by key, those among them that this batch has registered; one that is registered
+    while timers fire has to wait for the next batch. Then state is removed that has outlived its time.
+    The store is written as the
     run goes on: after an error its content is undefined, and the caller discards it.
 
     The rows of an initial state come first, all of them; Spark has those of a key before the key's
@@ -112,7 +135,7 @@ def run_operator(
         batches: The rows, with the columns of ``spec.row_schema`` and maybe others.
         is_sorted: Whether rows come sorted by the grouping columns, ascending, nulls first: then
             memory is bounded whatever their number.
-        clock: What the processor's ``TimerValues`` say.
+        clock: When the batch takes place.
         write_output: Called with each record batch of output, in order, on this thread.
         digest_column: A column of int64 hashes, one per row, that the input digest is made of.
         initial: The rows of the initial state, in the order that ``is_sorted`` says too; read to
@@ -161,10 +184,22 @@ class _Run:
     ) -> None:
         self._spec = spec
         self._processor = spec.processor
-        self._timer_values = TimerValues(clock.processing_time_ms, clock.watermark_ms)
+        self._clock = clock
+        self._timer_values = (
+            TimerValues()
+            if spec.time_mode is TimeMode.NONE
+            else TimerValues(clock.processing_time_ms, clock.watermark_ms)
+        )
         self._cursor = KeyCursor()
         self._writer = ChangeWriter(store)
-        self._handle = LocalHandle(StateAccess(store, self._cursor, self._writer), spec.key_schema)
+        self._handle = LocalHandle(
+            store,
+            self._cursor,
+            self._writer,
+            spec.key_schema,
+            time_mode=spec.time_mode,
+            clock=clock,
+        )
         self._grouping = Grouping(spec.key_columns, spec.key_schema)
         self._inputs = self._inputs_of(spec.row_schema)
         self._outputs: Outputs
@@ -178,6 +213,9 @@ class _Run:
         else:
             self._outputs = RowOutputs(spec.output_schema, write_output)
         self._rows_in = 0
+        self._late_rows = 0
+        self._fired_timers = 0
+        self._expired_values = 0
         self._key_count = 0
         self._first_key: tuple[object, ...] | None = None
         self._last_key: tuple[object, ...] | None = None
@@ -241,6 +279,17 @@ class _Run:
             changes_digest=self._writer.digest,
             key_range=self._key_range(),
             undeclared=tuple(sorted(self._handle.undeclared)),
+            timed=self._timed(),
+        )
+
+    def _timed(self) -> TimedOutcome:
+        timers = self._handle.timers
+        return TimedOutcome(
+            late_rows=self._late_rows,
+            registered_timers=0 if timers is None else timers.registered,
+            deleted_timers=0 if timers is None else timers.deleted,
+            fired_timers=self._fired_timers,
+            expired_values=self._expired_values,
         )
 
     def _key_range(self) -> str:
@@ -260,7 +309,20 @@ class _Run:
         names = self._spec.row_schema.names
         for batch in batches:
             self._rows_in += batch.num_rows
-            yield batch.select(names)
+            yield self._without_late(batch.select(names))
+
+    def _without_late(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Drop rows that are not newer than the watermark of the batch before, as Spark does."""
+        name = self._spec.event_time_column
+        if self._spec.time_mode is not TimeMode.EVENT or name is None:
+            return batch
+        times = batch.column(name)
+        if pa.types.is_struct(times.type):
+            times = pc.struct_field(times, "end")
+        late = pc.less_equal(times.cast(pa.int64()), self._clock.late_watermark_ms * 1000)
+        kept = batch.filter(pc.invert(late.fill_null(fill_value=False)))
+        self._late_rows += batch.num_rows - kept.num_rows
+        return kept
 
     def _with_processor(
         self, initial: Iterator[KeyChunk], chunks: Iterator[KeyChunk]
@@ -273,6 +335,9 @@ class _Run:
             for chunk in chunks:
                 self._process(chunk)
                 yield
+            if self._handle.timers is not None:
+                self._fire(self._handle.timers)
+            self._expired_values = self._handle.evict()
             self._writer.require_whole()
             self._outputs.finish()
         except BaseException as exc:
@@ -331,6 +396,33 @@ class _Run:
         self._handle.flush()
         cursor.leave()
         self._key_count += len(chunk.key_bytes)
+
+    def _fire(self, timers: Timers) -> None:
+        for due in timers.due(self._clock.now_ms(self._spec.time_mode)):
+            self._fire_due(due, timers)
+            self._fired_timers += len(due.keys)
+
+    def _fire_due(self, due: DueTimers, timers: Timers) -> None:
+        cursor = self._cursor
+        cursor.enter([list(column) for column in zip(*due.keys, strict=True)], due.key_bytes)
+        try:
+            for index, (key, time_ms) in enumerate(zip(due.keys, due.times_ms, strict=True)):
+                cursor.index = index
+                # By these names: Spark calls it so, and a processor may order them as it likes.
+                self._outputs.add(
+                    self._processor.handleExpiredTimer(
+                        key=key,
+                        timerValues=self._timer_values,
+                        expiredTimerInfo=ExpiredTimerInfo(time_ms),
+                    )
+                )
+                timers.remove_fired(time_ms)
+        except Exception as exc:
+            if not self._outputs.is_writing:
+                exc.add_note(f"while a timer fired: grouping key {cursor.key!r}")
+            raise
+        self._handle.flush()
+        cursor.leave()
 
 
 def _begun(chunks: Iterator[KeyChunk]) -> Iterator[KeyChunk]:

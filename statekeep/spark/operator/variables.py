@@ -6,12 +6,13 @@ the map's key; no encoded key begins another, so a prefix finds exactly one grou
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from threading import get_ident
-from typing import Any, ClassVar, NoReturn, SupportsIndex
+from typing import Any, ClassVar, NoReturn, Protocol, SupportsIndex
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
@@ -19,11 +20,10 @@ from pyspark.sql.types import StringType
 from typing_extensions import override
 
 from statekeep.errors import ConfigError, StateSchemaError
-from statekeep.spark.operator.changes import WRITE_KEYS, ChangeWriter
+from statekeep.spark.operator.changes import WRITE_KEYS
 from statekeep.spark.operator.codec import LIST_HEADER_BYTES, ValueCodec, list_count, list_header
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.scalars import MisfitError, as_sequence
-from statekeep.stores.base import KeyValueStore
 
 
 class KeyCursor:
@@ -72,13 +72,43 @@ class KeyCursor:
             raise ConfigError("state is used by another thread than the processor's")
 
 
+class EntryReader(Protocol):
+    """What a variable reads from: the store, or a part of it."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """As `KeyValueStore.get`."""
+        ...
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As `KeyValueStore.get_many`."""
+        ...
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """As `KeyValueStore.scan`."""
+        ...
+
+
+class EntryWriter(Protocol):
+    """What a variable writes to."""
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """As `ChangeWriter.write`."""
+        ...
+
+    def failing_for_good(self) -> AbstractContextManager[None]:
+        """As `ChangeWriter.failing_for_good`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StateAccess:
     """What the variables of one run share."""
 
-    store: KeyValueStore
+    store: EntryReader
     cursor: KeyCursor
-    writer: ChangeWriter
+    writer: EntryWriter
+    is_refreshed: bool = False
+    """Whether a value is written although it is the same: it gets a new time to live."""
 
 
 class DeletedVariableError(ConfigError, PySparkRuntimeError):
@@ -103,6 +133,7 @@ class LocalVariable(ABC):
         self._store = access.store
         self._cursor = access.cursor
         self._writer = access.writer
+        self._is_refreshed = access.is_refreshed
 
     @abstractmethod
     def flush(self) -> None:
@@ -181,7 +212,7 @@ class _Slots(LocalVariable):
         if slots is None or get_ident() != self._thread:
             slots = self._load()
         index = self._cursor.index
-        if slots[index] != data:
+        if slots[index] != data or self._is_refreshed:
             slots[index] = data
             self._changed.add(index)
 
@@ -277,8 +308,7 @@ class LocalListState(_Slots, ListState):
 
     @override
     def put(self, newState: list[tuple[Any, ...]]) -> None:
-        items = self._encode_all(newState)
-        self._set(self._codec.header + list_header(len(items)) + b"".join(items))
+        self._set(self._whole(self._encode_all(newState)))
         self._appended.pop(self._cursor.index, None)
 
     @override
@@ -327,14 +357,20 @@ class LocalListState(_Slots, ListState):
         assert self._slots is not None  # noqa: S101 - _append has loaded them
         items = self._appended[index]
         data = self._slots[index]
-        count = len(items)
-        if data is not None:
-            data = self._codec.list_body(data)
-            count += list_count(data)
-            items = [data[LIST_HEADER_BYTES:], *items]
-        self._slots[index] = self._codec.header + list_header(count) + b"".join(items)
+        self._slots[index] = self._whole(items) if data is None else self._extended(data, items)
         del self._appended[index]
         self._changed.add(index)
+
+    def _whole(self, items: list[bytes]) -> bytes:
+        """Return the entry of a list of encoded items."""
+        return self._codec.header + list_header(len(items)) + b"".join(items)
+
+    def _extended(self, data: bytes, items: list[bytes]) -> bytes:
+        """Return an entry with encoded items appended to it."""
+        before = self._codec.list_body(data)
+        count = list_count(before) + len(items)
+        parts = [self._codec.header, list_header(count), before[LIST_HEADER_BYTES:], *items]
+        return b"".join(parts)
 
 
 class LocalMapState(LocalVariable, MapState):
@@ -410,7 +446,7 @@ class LocalMapState(LocalVariable, MapState):
             data = self._codec.encode(value)
         except MisfitError as exc:
             raise misfit_error(self._name, self._cursor, exc) from None
-        if self._read.get(map_key) != data:
+        if self._is_refreshed or self._read.get(map_key) != data:
             self._set(map_key, data)
 
     @override

@@ -7,7 +7,8 @@ from typing import Any, Final
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.config.model import Config
-from statekeep.spark.operator.runner import BatchClock, OperatorSpec
+from statekeep.spark.operator.clock import BatchClock
+from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import local_directory, task_name
 from statekeep.stores.task_directory import TaskDirectory
 
@@ -80,6 +81,8 @@ class BatchPlan:
     is_sorted: bool = False
     has_initial_state: bool = False
     """The rows of the initial state are among those of the batch."""
+    waiting: frozenset[int] | None = None
+    """The tasks that may have something to do without rows, as timers are due; None: any."""
     hand_over: HandOverPlan | None = None
     keep: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     """Local versions that must stay, besides those newer than ``settled_batch``."""
@@ -108,6 +111,13 @@ class Receipt:
     input_digest: str = ""
     output_digest: str = ""
     changes_digest: str = ""
+    late_rows: int = 0
+    registered_timers: int = 0
+    deleted_timers: int = 0
+    fired_timers: int = 0
+    expired_values: int = 0
+    next_times: Mapping[str, int | None] | None = None
+    """`NextTimes` of the version after the batch; None where nobody has looked."""
     key_range: str = ""
     """The first and the last grouping key of the rows, for people."""
     undeclared: Sequence[str] = ()

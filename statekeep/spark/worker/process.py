@@ -21,6 +21,8 @@ from statekeep.checkpoint.version_id import VersionId
 from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import ANSWER_COLUMN, DIGEST_COLUMN, OUTPUT_COLUMN, TASK_COLUMN
 from statekeep.spark.initial_state import divide
+from statekeep.spark.operator.clock import TimeMode
+from statekeep.spark.operator.due import NextTimes, next_times
 from statekeep.spark.operator.grouping import GroupingOverflow, hold
 from statekeep.spark.operator.outputs import output_arrow_schema
 from statekeep.spark.operator.runner import OperatorOutcome, OperatorSpec, run_operator
@@ -59,6 +61,7 @@ def process_slot(
     if plan.is_sorted:
         for task, task_rows in _split_sorted(rows):
             run.process(task, task_rows)
+        run.process_without_rows()
     else:
         try:
             held = hold(rows, spec.operator.grouping_max_bytes)
@@ -69,6 +72,7 @@ def process_slot(
         else:
             for task, part in _split(held) if held is not None else ():
                 run.process(task, iter([part]))
+            run.process_without_rows()
     fault_point("receipt.before")
     yield run.answers()
     open_tasks.trim(spec, plan.epoch, plan.batch, 2 * len(run.tasks))
@@ -87,6 +91,7 @@ class _SlotRun:
     inline_bytes: int = 0
     """Of the output that goes along with the receipts."""
     sealed: set[int] = field(default_factory=set[int])
+    processed: set[int] = field(default_factory=set[int])
 
     def submit(self) -> None:
         """Submit the versions of the commit that rides along, before anything changes."""
@@ -111,8 +116,29 @@ class _SlotRun:
         for task, receipt in self.receipts.items():
             self.receipts[task] = replace(receipt, is_overflow=True)
 
-    def process(self, task: int, rows: Iterator[pa.RecordBatch]) -> None:
-        """Process the rows of one task."""
+    def process_without_rows(self) -> None:
+        """Process the tasks without rows whose timers or values have come to their time.
+
+        Called after the tasks with rows.
+        """
+        if self.spec.operator.time_mode is TimeMode.NONE:
+            return
+        for task, receipt in self.receipts.items():
+            if task in self.processed or not self._is_waiting(task):
+                continue
+            if receipt.version:
+                self.process(task, iter(()), is_waiting=True)
+            else:
+                self.receipts[task] = _with_times(receipt, NextTimes())
+
+    def _is_waiting(self, task: int) -> bool:
+        return self.plan.waiting is None or task in self.plan.waiting
+
+    def process(
+        self, task: int, rows: Iterator[pa.RecordBatch], *, is_waiting: bool = False
+    ) -> None:
+        """Process the rows of one task; one that ``is_waiting`` only if its time has come."""
+        self.processed.add(task)
         receipt = self.receipts[task]
         base = VersionId.parse(receipt.version) if receipt.version else None
         stores = open_tasks.get(self.spec, self.plan.epoch, task, self.plan.batch)
@@ -121,6 +147,11 @@ class _SlotRun:
             for _ in rows:
                 continue
             return
+        if is_waiting:
+            times = next_times(stores.store(STATE_STORE), self.spec.operator.time_mode)
+            if not times.are_due(self.plan.clock, self.spec.operator.time_mode):
+                self.receipts[task] = _with_times(receipt, times)
+                return
         fault_point("process.before")
         try:
             with stores.batch():
@@ -158,6 +189,9 @@ class _SlotRun:
             output.close()
         fault_point("process.after")
         done = _with_outcome(receipt, outcome)
+        if self.spec.operator.time_mode is not TimeMode.NONE:
+            times = next_times(stores.store(STATE_STORE), self.spec.operator.time_mode)
+            done = _with_times(done, times)
         if outcome.changed_keys == 0 and outcome.rows_out == 0:
             return done
         changes = stores.publish_changes(self.plan.batch)
@@ -243,7 +277,12 @@ def _with_outcome(receipt: Receipt, outcome: OperatorOutcome) -> Receipt:
         changes_digest=outcome.changes_digest,
         key_range=outcome.key_range,
         undeclared=outcome.undeclared,
+        **asdict(outcome.timed),
     )
+
+
+def _with_times(receipt: Receipt, times: NextTimes) -> Receipt:
+    return replace(receipt, next_times=asdict(times))
 
 
 def _split(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -16,6 +16,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.spark.operator import registry
+from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.evolution import MAX_SCHEMA_NUMBER, schema_header
 from statekeep.spark.operator.registry import REGISTRY_KEY, stored_variables
@@ -120,15 +121,30 @@ CHANGES = structs(
 """Of whole values: both schemas are structs."""
 
 
-def declare(handle: StatefulProcessorHandle, schema: Any) -> tuple[Any, Any, Any]:
+TIMES = pytest.mark.parametrize("ttl_ms", [None, 100], ids=["stays", "expires"])
+CLOCK = BatchClock(processing_time_ms=5, watermark_ms=0)
+
+
+def declare(
+    handle: StatefulProcessorHandle, schema: Any, ttl_ms: int | None = None
+) -> tuple[Any, Any, Any]:
     return (
-        handle.getValueState("value", schema),
-        handle.getListState("list", schema),
-        handle.getMapState("map", "k long", schema),
+        handle.getValueState("value", schema, ttl_ms),
+        handle.getListState("list", schema, ttl_ms),
+        handle.getMapState("map", "k long", schema, ttl_ms),
     )
 
 
-def batch(store: KeyValueStore, schema: Any, use: Callable[[Any, Any, Any], Any]) -> Any:
+def mode(ttl_ms: int | None) -> TimeMode:
+    return TimeMode.NONE if ttl_ms is None else TimeMode.PROCESSING
+
+
+def batch(
+    store: KeyValueStore,
+    schema: Any,
+    use: Callable[[Any, Any, Any], Any],
+    ttl_ms: int | None = None,
+) -> Any:
     """Run one batch of one key on variables of one schema; return what ``use`` returns."""
     found: list[Any] = []
 
@@ -136,7 +152,8 @@ def batch(store: KeyValueStore, schema: Any, use: Callable[[Any, Any, Any], Any]
         found.append(use(*variables))
         return iter(())
 
-    run(ByFunction(lambda handle: declare(handle, schema), handle_rows), [("a", 1)], store=store)
+    processor = ByFunction(lambda handle: declare(handle, schema, ttl_ms), handle_rows)
+    run(processor, [("a", 1)], store=store, time_mode=mode(ttl_ms), clock=CLOCK)
     return found[0]
 
 
@@ -178,20 +195,35 @@ def test_a_value_is_read_as_it_is_declared_now_and_written_in_the_new_form(found
     assert batch(older, declared, read) == [now] * 5
 
 
+@TIMES
 @pytest.mark.parametrize("use", ["same", "back"])
-def test_a_variable_may_change_often(use: str) -> None:
+def test_a_variable_may_change_often(use: str, ttl_ms: int | None) -> None:
     store = memory_store()
-    batch(store, "n int", write((1,)))
-    batch(store, "n int, s string", write((2, "x")))
+    batch(store, "n int", write((1,)), ttl_ms)
+    batch(store, "n int, s string", write((2, "x")), ttl_ms)
     third = "n int" if use == "back" else "s string, n bigint, d double"
-    values = batch(store, third, read)
+    values = batch(store, third, read, ttl_ms)
     assert values == [(2,) if use == "back" else ("x", 2, None)] * 5
     _, variables = stored_variables(store)
     assert variables["value"].number == 1, "nothing was written with the third schema"
-    batch(store, third, write((3,) if use == "back" else ("y", 3, 0.5)))
+    batch(store, third, write((3,) if use == "back" else ("y", 3, 0.5)), ttl_ms)
     _, variables = stored_variables(store)
     assert variables["value"].number == (0 if use == "back" else 2)
-    assert batch(store, third, read) == [(3,) if use == "back" else ("y", 3, 0.5)] * 5
+    assert batch(store, third, read, ttl_ms) == [(3,) if use == "back" else ("y", 3, 0.5)] * 5
+
+
+def test_a_list_whose_items_expire_takes_items_of_several_schemas() -> None:
+    store = memory_store()
+    batch(store, "n int", lambda one, many, mapped: many.put([(1,), (2,)]), 100)
+    schema = "s string, n bigint"
+    batch(store, schema, lambda one, many, mapped: many.appendValue(("x", 3)), 200)
+    found = batch(store, schema, lambda one, many, mapped: list(many.get()), 200)
+    assert found == [(None, 1), (None, 2), ("x", 3)]
+    later = ByFunction(lambda handle: declare(handle, schema, 200))
+    late = BatchClock(processing_time_ms=105, watermark_ms=0)
+    outcome, _ = run(later, [("b", 1)], store=store, time_mode=TimeMode.PROCESSING, clock=late)
+    assert outcome.timed.expired_values == 2
+    assert batch(store, schema, lambda one, many, mapped: list(many.get()), 200) == [("x", 3)]
 
 
 @pytest.mark.parametrize(
@@ -318,15 +350,17 @@ def split(stores: list[MemoryStore]) -> KeyValueStore:
     return target
 
 
-def write_key(store: KeyValueStore, key: str, schema: str, value: Any) -> None:
+def write_key(store: KeyValueStore, key: str, schema: str, value: Any, ttl_ms: int | None) -> None:
     def handle_rows(variables: Any, *_: Any) -> Iterator[Any]:
         write(value)(*variables)
         return iter(())
 
-    run(ByFunction(lambda handle: declare(handle, schema), handle_rows), [(key, 1)], store=store)
+    processor = ByFunction(lambda handle: declare(handle, schema, ttl_ms), handle_rows)
+    run(processor, [(key, 1)], store=store, time_mode=mode(ttl_ms), clock=CLOCK)
 
 
-def test_tasks_that_have_numbered_their_schemas_differently_become_one() -> None:
+@TIMES
+def test_tasks_that_have_numbered_their_schemas_differently_become_one(ttl_ms: int | None) -> None:
     """One task had rows while each schema was declared, one begins with the last but one."""
     history = ["n int", "s string, n int", "n bigint", "d double, n bigint"]
     values: list[Any] = [(1,), ("x", 2), (3,), (0.5, 4)]
@@ -334,7 +368,7 @@ def test_tasks_that_have_numbered_their_schemas_differently_become_one() -> None
     for key, numbers in [("a", range(4)), ("b", range(2, 4)), ("c", range(3, 4)), ("d", [1])]:
         stores.append(memory_store())
         for number in numbers:
-            write_key(stores[-1], f"{key}{number}", history[number], values[number])
+            write_key(stores[-1], f"{key}{number}", history[number], values[number], ttl_ms)
     for order in (stores, stores[::-1]):
         merged = split(order)
         found: dict[str, Any] = {}
@@ -345,9 +379,11 @@ def test_tasks_that_have_numbered_their_schemas_differently_become_one() -> None
 
         names = ["a0", "a1", "a2", "a3", "b2", "b3", "c3", "d1"]
         run(
-            ByFunction(lambda h: declare(h, history[-1]), keep),
+            ByFunction(lambda h: declare(h, history[-1], ttl_ms), keep),
             [(name, 1) for name in names],
             store=merged,
+            time_mode=mode(ttl_ms),
+            clock=CLOCK,
         )
         expected = {0: (None, 1), 1: (None, 2), 2: (None, 3), 3: (0.5, 4)}
         assert found == {name: [expected[int(name[1])]] * 5 for name in names}

@@ -15,11 +15,11 @@ from typing_extensions import override
 
 from statekeep.spark.anchor import DIGEST_COLUMN
 from statekeep.spark.initial_state import INITIAL_COLUMN, divide
+from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.grouping import GroupingOverflow
 from statekeep.spark.operator.inputs import FrameLimits
 from statekeep.spark.operator.runner import (
-    BatchClock,
     InitialStateSpec,
     OperatorOutcome,
     OperatorSpec,
@@ -75,6 +75,7 @@ class AddingFrames(Adding):
 def spec_of(processor: Adding, **options: Any) -> OperatorSpec:
     given = {"grouping_max_bytes": 1 << 30} | options
     return OperatorSpec(
+        time_mode=TimeMode.PROCESSING,
         processor=processor,
         key_columns=("key",),
         key_schema=parse_schema("key string"),

@@ -362,8 +362,8 @@ def test_a_deleted_variable_is_gone_and_may_return_with_another_kind() -> None:
     ],
     ids=["time to live", "registerTimer", "deleteTimer", "listTimers"],
 )
-def test_what_is_not_supported_yet_is_refused_by_name(use: Any, feature: str) -> None:
-    with pytest.raises(ConfigError, match=f"not supported yet: .*{feature}"):
+def test_what_needs_a_time_mode_is_refused_without_one(use: Any, feature: str) -> None:
+    with pytest.raises(ConfigError, match=f"{feature}.*timeMode=None"):
         run(ByFunction(use), [])
 
 

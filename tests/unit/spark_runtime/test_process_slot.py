@@ -23,9 +23,10 @@ from typing_extensions import override
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.load import load_dict
 from statekeep.spark.anchor import DIGEST_COLUMN, TASK_COLUMN
+from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.outputs import output_arrow_schema
-from statekeep.spark.operator.runner import BatchClock, OperatorSpec
+from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.worker import errands, process
 from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt
 from statekeep.spark.worker.open_tasks import open_tasks
@@ -274,3 +275,77 @@ def test_any_batches_add_up(
                 got |= {(task, row["key"].split()[0]): row["n"] for row in part.to_pylist()}
         assert got == {(t, k): expected[t, k] for t, k, _ in rows}
     open_tasks.close_job(spec, 1)
+
+
+class Later(Sum):
+    """Registers a timer at each value, and keeps what it saw last for ten milliseconds."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._last = handle.getValueState("last", "n long", 10)
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Any:
+        for row in rows:
+            self._handle.registerTimer(row.v)
+            self._last.update((row.v,))
+        return iter(())
+
+    @override
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        (last,) = self._last.get() or (-1,)
+        yield Row(key=f"{key.key} at {expiredTimerInfo.getExpiryTimeInMs()}", n=last)
+
+
+@pytest.fixture
+def timed(spec: JobSpec) -> JobSpec:
+    operator = replace(spec.operator, processor=Later(), time_mode=TimeMode.PROCESSING)
+    return replace(spec, operator=operator, processor=cloudpickle.dumps(Later()))  # type: ignore[no-untyped-call]
+
+
+def test_timers_fire_in_tasks_without_rows_when_they_are_due(timed: JobSpec, run: Any) -> None:
+    rows = [(0, "a", 20), (2, "b", 30), (2, "c", 25)]
+    first = run(timed, plan_of(0, {}, clock=BatchClock(19, -1)), rows)
+    assert [receipt.next_times for receipt, _ in first.values()] == [
+        {"timer_ms": 20, "expiry_ms": 29},
+        {"timer_ms": 25, "expiry_ms": 29},
+        {"timer_ms": None, "expiry_ms": None},
+    ]
+    plan = plan_of(1, versions_of(first), clock=BatchClock(25, -1))
+    second = run(timed, plan, [(4, "d", 99)])
+    assert (second[0][1], second[2][1]) == ([("a at 20", 20)], [("c at 25", 25)])
+    assert [second[task][0].fired_timers for task in (0, 2, 4)] == [1, 1, 0]
+    third = run(timed, plan_of(2, versions_of(second), clock=BatchClock(28, -1)), [])
+    assert versions_of(third) == versions_of(second)  # nothing is due
+    plan = plan_of(3, versions_of(third), clock=BatchClock(30, -1))
+    last = run(timed, plan, [])
+    assert (last[0][1], last[2][1]) == ([], [("b at 30", -1)])
+    assert [last[task][0].expired_values for task in (0, 2, 4)] == [1, 2, 0]
+
+
+def test_an_attempt_that_is_run_again_fires_the_same_timers(timed: JobSpec, run: Any) -> None:
+    first = run(timed, plan_of(0, {}, clock=BatchClock(19, -1)), [(0, "a", 20), (0, "b", 21)])
+    plan = plan_of(1, versions_of(first), clock=BatchClock(30, -1))
+    attempts = [run(timed, plan, [])[0] for _ in range(2)]
+    assert attempts[0][1] == attempts[1][1] == [("a at 20", -1), ("b at 21", -1)]
+    assert attempts[0][0].changes_digest == attempts[1][0].changes_digest
+
+
+def test_a_task_that_does_not_wait_is_not_opened(timed: JobSpec, run: Any) -> None:
+    plan = plan_of(1, {0: "0_00000000aa"}, clock=BatchClock(30, -1))
+    assert run(timed, plan, [])[0][0].is_missing
+    answers = run(timed, replace(plan, waiting=frozenset({2})), [])
+    assert not answers[0][0].is_missing
+    assert [answers[task][0].next_times is None for task in (0, 2, 4)] == [True, False, True]
+
+
+def test_timers_of_rows_that_had_to_be_sorted_fire_once(timed: JobSpec, run: Any) -> None:
+    first = run(timed, plan_of(0, {}, clock=BatchClock(19, -1)), [(0, "a", 20), (2, "b", 20)])
+    spec = replace(timed, operator=replace(timed.operator, grouping_max_bytes=1))
+    plan = plan_of(1, versions_of(first), clock=BatchClock(22, -1))
+    overrun = run(spec, plan, [(0, "c", 21)])
+    assert [receipt.is_overflow for receipt, _ in overrun.values()] == [True] * 3
+    again = run(spec, replace(plan, is_sorted=True), [(0, "c", 21)])
+    assert again[0][1] == [("a at 20", 20), ("c at 21", 21)]
+    assert again[2][1] == [("b at 20", 20)]
