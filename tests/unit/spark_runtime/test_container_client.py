@@ -213,7 +213,8 @@ def test_a_stop_does_not_wait_for_a_container_that_boots(tmp_path: Path) -> None
     assert booting is not None
     assert booting.is_wanted
     client.tell_to_stop(place, epoch=1)
-    assert not booting.is_wanted
+    is_wanted = booting.is_wanted
+    assert not is_wanted
     booting.leave()
     assert not place.lock.exists()
 
