@@ -439,12 +439,11 @@ class TaskDirectory:
         return self.root / SUSPECT_FILE
 
     def _make_root(self) -> None:
-        is_new = not self.root.exists()
         if self._local_dir is None:
             self.root.mkdir(parents=True, exist_ok=True)
         else:
             make_private(self._local_dir, *self.root.relative_to(self._local_dir).parts)
-        if is_new:
+        if next(self.root.iterdir(), None) is None:
             BootMark(self.root).write()
 
     def _check_since_boot(self, stores: Sequence[StoreName]) -> None:

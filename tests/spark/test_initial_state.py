@@ -110,7 +110,8 @@ def expected(stream: Stream, batches: int) -> dict[str, tuple[int, int]]:
 def test_state_that_is_lost_after_the_first_batch_begins_with_the_initial_state_again(
     stream: Stream, *, is_sorted: bool
 ) -> None:
-    stream.add_batches(3, rows=30, keys=5)
+    # Each task has rows in the last batch: what is lost of another is only found by the next start.
+    stream.add_batches(3, rows=30, keys=20)
     lost = stream.root / "lost"
 
     def lose(batch: int) -> None:
@@ -163,7 +164,8 @@ def test_another_initial_state_at_a_replay_is_an_error(stream: Stream) -> None:
     stream.on_batch = lambda _: None
     with pytest.raises((ReplayDivergedError, StreamingQueryException)) as caught:
         start(stream, [(6, "key-1")], task__commit__ms=600_000).awaitTermination()
-    assert isinstance(caught.value.__cause__ or caught.value, ReplayDivergedError)
+    errors = (caught.value, caught.value.__cause__)
+    assert any(isinstance(error, ReplayDivergedError) for error in errors)
 
 
 def test_an_initial_state_with_another_key_is_refused(stream: Stream, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ def measured(job: Ageing, commits: int) -> list[Mark]:
     return asyncio.run(grow(job, commits))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_commits_kept_by_age_stay_out_of_memory() -> None:
     marks = measured(AgeingJob(16, "plain", DAY_MS), 80)
     # A commit of 16 tasks takes 10 kB in full, and less than 1 kB as a line.

@@ -80,8 +80,8 @@ async def test_a_place_in_order_is_left_as_it_was(
     ("lacks", "told"),
     [
         ("write", "access denied"),
-        ("read", "does not show"),
-        ("bytes", "other bytes"),
+        ("read", "does not return"),
+        ("bytes", "different data"),
         ("list", "does not list"),
         ("delete", "does not delete"),
     ],

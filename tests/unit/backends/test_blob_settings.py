@@ -142,7 +142,7 @@ class ForgetfulManager(MemoryBlobStoreManager):
     async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         return (
             b"other"
-            if self._fault == "other bytes"
+            if self._fault == "different data"
             else await super().get(blob_id, max_bytes=max_bytes)
         )
 
@@ -157,7 +157,7 @@ class ForgetfulManager(MemoryBlobStoreManager):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("fault", ["other bytes", "does not list", "does not delete"])
+@pytest.mark.parametrize("fault", ["different data", "does not list", "does not delete"])
 async def test_a_place_that_does_not_do_what_it_says_fails_validation(
     tmp_path: Path, fault: str
 ) -> None:

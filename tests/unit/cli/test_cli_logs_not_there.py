@@ -19,10 +19,12 @@ def no_log_is_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     read, probe = BlobJobLog.read, BlobJobLog.probe
     made: set[JobLog] = set()
 
-    async def read_what_is_there(self: BlobJobLog, start: int) -> Sequence[tuple[int, bytes]]:
+    async def read_what_is_there(
+        self: BlobJobLog, start: int, *, limit: int | None = None
+    ) -> Sequence[tuple[int, bytes]]:
         if self not in made and not await read(self, 0):
             raise RetriableError("topic is gone, or not every node knows of it yet")
-        return await read(self, start)
+        return await read(self, start, limit=limit)
 
     async def is_there(self: BlobJobLog) -> bool:
         return bool(await read(self, 0))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -287,7 +288,8 @@ class Job:
         reign = self.open(**settings)
         reign.check_location()
         identity = reign.fence(IDENTITY)
-        spec = cast("JobSpec", None)  # for the clean-up, which is not run
+        # For the clean-up, which is not run.
+        spec = cast("JobSpec", SimpleNamespace(config=load_dict({}, "test")))
         return reign, reign.take_over(spec, identity, lambda _: None, lambda _: ())
 
     def append(self, reign: Reign, record: Record) -> None:

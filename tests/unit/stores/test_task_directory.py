@@ -86,7 +86,7 @@ def test_an_image_has_no_files_beside_those_of_its_manifest(task: TaskDirectory)
 
 def test_nothing_is_left_of_a_work_directory(task: TaskDirectory) -> None:
     seal_version(task, V0, None, {b"a": b"1"})
-    assert sorted(path.name for path in task.root.iterdir()) == [".lock", V0]
+    assert sorted(path.name for path in task.root.iterdir()) == [".lock", V0, "boot-id"]
 
 
 def test_writing_on_a_clone_does_not_change_a_byte_of_its_base(task: TaskDirectory) -> None:
