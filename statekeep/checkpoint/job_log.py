@@ -2,8 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from statekeep.checkpoint.checkpoints import TaskName
+
+DAMAGED_LOG_HINT: Final = (
+    "hint: put the record back from a copy of the log; or begin with empty state: reset the job, or, "
+    "where the log cannot even be listed, choose another job.name"
+)
+"""A note for the error about a record that cannot be read."""
 
 
 class PositionTakenError(Exception):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.job_log import DAMAGED_LOG_HINT, JobLog
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
     CommitRecord,
@@ -18,10 +18,6 @@ from statekeep.errors import CheckpointCorruptError, ConfigError
 
 logger = logging.getLogger(__name__)
 
-_WAY_OUT: Final = (
-    "hint: put the record back from a copy of the log; or begin with empty state: reset the job, or, "
-    "where the log cannot even be listed, choose another job.name"
-)
 _SPARE_LINKS: Final = 64
 """Of released commits, until they are dropped together."""
 
@@ -77,7 +73,7 @@ class LogReader:
             return await self._catch_up(take)
         except CheckpointCorruptError as exc:
             if not exc.hints:
-                exc.add_note(_WAY_OUT)
+                exc.add_note(DAMAGED_LOG_HINT)
             raise
 
     async def _catch_up(self, take: Callable[[int, Record], None]) -> int:
@@ -128,7 +124,7 @@ class LogReader:
                 "a commit is missing in the job log, or another than before: "
                 f"position={missing[0]} count={len(missing)}"
             )
-            error.add_note(_WAY_OUT)
+            error.add_note(DAMAGED_LOG_HINT)
             raise error
         return dict(sorted(found.items()))
 
@@ -172,7 +168,7 @@ def _decode(position: int, data: bytes) -> Record | None:
         if is_damaged_batch(data):
             logger.error("batch record is damaged, its batch is run again: error=%s", exc)  # noqa: TRY400  # the text says it all
             return None
-        exc.add_note(_WAY_OUT)
+        exc.add_note(DAMAGED_LOG_HINT)
         raise
 
 

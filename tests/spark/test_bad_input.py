@@ -72,7 +72,7 @@ class NotNull(Count):
 
 def test_state_that_cannot_be_kept_is_refused_before_the_start(stream: Stream) -> None:
     stream.add_batches(1)
-    with pytest.raises(StateSchemaError, match="not null: .*variable=count fields=n"):
+    with pytest.raises(StateSchemaError, match=r"not null: .*variable=count fields=n"):
         stream.stateful(NotNull())
 
 

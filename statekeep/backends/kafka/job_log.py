@@ -17,7 +17,7 @@ from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.topics import TopicWatch, patient, prepare_topics
 from statekeep.backends.kafka.writer import TransactionWriter
 from statekeep.backends.run_to_end import run_to_end
-from statekeep.checkpoint.job_log import JobLog, PositionTakenError
+from statekeep.checkpoint.job_log import DAMAGED_LOG_HINT, JobLog, PositionTakenError
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
 from statekeep.fault_points import fault_point
@@ -341,5 +341,7 @@ def position_of(data: bytes, *, where: str) -> int:
         CheckpointCorruptError: They stand for none.
     """
     if _POSITION.fullmatch(data) is None:
-        raise CheckpointCorruptError(f"not a record of the job log: {where}")
+        error = CheckpointCorruptError(f"not a record of the job log: {where}")
+        error.add_note(DAMAGED_LOG_HINT)
+        raise error
     return int(data)

@@ -1,6 +1,7 @@
 """A job log in a topic that is trimmed while somebody reads it, without a cluster."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -121,6 +122,20 @@ async def test_a_damaged_record_of_a_log_is_no_reason_to_read_it_again(
     topic.damaged = 3
     with pytest.raises(CheckpointCorruptError):
         await log.read(0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ask", [KafkaJobLog.is_there, KafkaJobLog.read_floor])
+async def test_whoever_meets_a_record_of_somebody_else_is_told_what_to_do(
+    log: KafkaJobLog,
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[[KafkaJobLog], Awaitable[object]],
+) -> None:
+    foreign = FakeMessage(len(RECORDS), b"not a position", b"")
+    monkeypatch.setattr(sys.modules[__name__], "RECORDS", [*RECORDS, foreign])
+    with pytest.raises(CheckpointCorruptError, match="not a record of the job log") as caught:
+        await ask(log)
+    assert "put the record back" in "".join(caught.value.hints)
 
 
 @pytest.mark.asyncio
