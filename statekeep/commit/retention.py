@@ -113,8 +113,10 @@ async def commits_in_reach(
             continue
         wanted.append(position)
         if commit.attempt > newest_closed:
-            records = await read_commits([position]) if bad_markers else {}
-            has_first = not any(_has_bad_marker(r, bad_markers) for r in records.values())
+            has_first = True
+            if bad_markers:
+                found = await read_commits([position])
+                has_first = not any(_has_bad_marker(r, bad_markers) for r in found.values())
     records = await read_commits(wanted)
     return ReachingCommits([records[position] for position in wanted], bad_markers)
 

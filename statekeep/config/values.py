@@ -89,7 +89,7 @@ def decimal(minimum: float, maximum: float) -> ValueType[float]:
 
 def one_of(*choices: S) -> ValueType[S]:
     """Return the type of a fixed choice; case counts."""
-    spellings = {choice: choice for choice in choices}
+    spellings: dict[str, S] = {choice: choice for choice in choices}
 
     def parse(text: str) -> S:
         if text not in spellings:

@@ -99,7 +99,7 @@ def divide(
     def initial() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             is_initial = batch.column(INITIAL_COLUMN).is_valid()
-            rest = batch.filter(pc.invert(is_initial))
+            rest = batch.filter(pc.invert(is_initial))  # pyright: ignore[reportAttributeAccessIssue] - no types
             if rest.num_rows < batch.num_rows:
                 found = batch.filter(is_initial)
                 struct = found.column(INITIAL_COLUMN)

@@ -146,7 +146,7 @@ class _MergedRegistry:
         merged, numbers = _merged(name, known, variable)
         self._variables[name] = merged
         is_same = all(here == there for there, here in numbers.items())
-        moved = {} if is_same else numbers
+        moved: Mapping[int, int] = {} if is_same else numbers
         return _Move(merged.prefix, moved, merged.expires, merged.kind == "list")
 
 

@@ -5,6 +5,7 @@ Replaced are only the places that this machine does not have: ``/mnt`` and ``s3:
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages_kit import block, commands
@@ -124,11 +125,9 @@ def test_state_moves_to_another_backend_and_back_at_each_step(
     assert not (reader.directory / "checkpoint-statekeep").exists()
 
 
-def as_before(
-    config: Config, location: str, query_name: str | None, *, is_every_batch: bool
-) -> Config:
+def as_before(config: Config, location: str, query_name: str | None, **given: Any) -> Config:
     """Return what a query ran with when its default backend came before the store's own list."""
-    completed = with_query_defaults(config, location, query_name, is_every_batch=is_every_batch)
+    completed = with_query_defaults(config, location, query_name, **given)
     return completed.with_defaults({"stores.backup.factories": "blob"}, source="the query")
 
 

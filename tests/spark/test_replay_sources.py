@@ -141,7 +141,7 @@ def test_a_source_may_purge_what_is_older_than_the_replay_limit(stream: Stream, 
     partitioned_log.purge(log, 10 * (7 - limit))
     query = go_on_until(stream, 8)
     (recovery,) = events_of(query, "recovery")
-    assert 0 < len(recovery["replayed"]) <= limit
+    assert len(recovery["replayed"]) <= limit
     batches = [batch for batch, _ in stream.delivered]
     assert batches == list(range(len(batches)))
     assert stream.received() == fold(range(20 * len(batches)))

@@ -62,5 +62,5 @@ def operator_progress(
         **restarts,
     }
     progress = StateOperatorProgress.fromJson(entry)
-    progress.update(entry)
+    progress.update(entry)  # pyright: ignore[reportUnknownMemberType] - a dict in pyspark
     return progress

@@ -14,7 +14,7 @@ class Stopwatch:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began_ns = self._last_ns = clock.monotonic_ns()
-        self._phases_ns = dict.fromkeys(PHASES, 0)
+        self._phases_ns: dict[str, int] = dict.fromkeys(PHASES, 0)
 
     def lap(self, phase: str) -> None:
         """Count the time since the last lap, or since the beginning, for ``phase``."""

@@ -74,7 +74,8 @@ class Ticks:
         jvm: Any = context._jvm  # noqa: SLF001 - no public way to a source in Python's process
         # The relation of a source of Spark's own, with the table in the place of its table.
         model = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-        relation: Any = model._jdf.queryExecution().analyzed()  # noqa: SLF001 - the JVM's plan
+        java: Any = model._jdf  # noqa: SLF001 - the JVM's plan
+        relation: Any = java.queryExecution().analyzed()
         parts = [relation.productElement(i) for i in range(relation.productArity())]
         for index in range(len(parts)):
             match relation.productElementName(index):
@@ -83,7 +84,7 @@ class Ticks:
                 case "sourceName":
                     parts[index] = SOURCE_NAME
                 case "table":
-                    parts[index] = _Table(self._stream, model._jdf.schema())  # noqa: SLF001
+                    parts[index] = _Table(self._stream, java.schema())
                 case _:
                     pass
         plan = jvm.org.apache.spark.sql.catalyst.streaming.StreamingRelationV2(*parts)

@@ -32,6 +32,7 @@ FORMATS: dict[str, Callable[[int], bytes]] = {
     "checkpoint/framing.py _FORMAT_VERSION": lambda n: b"^statekeep %d [a-z-]+ [0-9a-f]{8} " % n,
     "checkpoint/serde.py _V2": lambda n: b'^{"checkpoint-id":.*"version":%d}' % n,
     "spark/operator/registry.py FORMAT_VERSION": lambda n: b'^{"format_version":%d,' % n,
+    "spark/operator/registry.py _FIRST_VERSION": lambda n: b'^{"format_version":%d,' % n,
     "stores/delta.py FORMAT_VERSION": lambda n: re.escape(b"SKDELTA\n" + n.to_bytes(4, "little")),
 }
 """By module and constant: what bytes of some version look like."""
