@@ -118,6 +118,8 @@ def test_a_migration_that_is_fenced_on_the_way_says_so_and_changes_nothing(
     assert asyncio.run(content_after_start(job_settings(job)))[0] == "5"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_a_migration_that_is_interrupted_may_be_made_again(
     statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,8 @@ def tear_a_file(root: Path, draw: random.Random) -> bool:
     return True
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 @settings(
     max_examples=40,
     deadline=None,
