@@ -71,6 +71,8 @@ def follow(batches: Iterator[Totals], seen: Totals, enough: int) -> None:
             # Equal: the batch in flight when the job was killed comes again.
             assert total >= seen.get(key, 0), (seen, totals)
         seen |= totals
+        if not seen:  # The source had no row yet when the first batch began.
+            continue
         assert max(seen.values()) - min(seen.values()) <= 1 or len(seen) < 3, seen
         if len(seen) == 3 and min(seen.values()) >= enough:
             return
