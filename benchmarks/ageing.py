@@ -61,7 +61,7 @@ from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 from statekeep.container.task import Task
-from statekeep.spark.driver.clean_up import CleanUp
+from statekeep.spark.driver.clean_up import job_clean_up
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import JobSpec
@@ -201,11 +201,11 @@ class AgeingJob(Ageing):
         self._checkpoints = BlobCheckpointStore(self.blobs(), "j")
         self._attempts = 0
         self._batch = -1
-        self._clean_up = CleanUp(
-            spec=self._spec,
-            partitions=tasks,
-            factories=self._factories,
-            writer=self._writer,
+        self._clean_up = job_clean_up(
+            self._spec,
+            tasks,
+            self._factories,
+            log=self._writer,
             checkpoints=self._checkpoints,
             executor=self._executor,
             clock=self._clock,

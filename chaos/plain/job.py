@@ -25,7 +25,7 @@ from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.container.task import Task
-from statekeep.container.task_commit import TaskCommit
+from statekeep.container.task_commits import TaskCommit
 from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedError
 
 JOB: Final = "chaos"

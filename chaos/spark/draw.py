@@ -57,11 +57,11 @@ _DRIVER = (
     "batch_record.after",
     "commit_record.before",
     "commit_record.after",
-    "release_record.before",
-    "release_record.after",
+    "release.before",
+    "release.after",
     "clean_up.before_delete",
     "clean_up.before_files",
-    "log_trim.before",
+    "trim.before",
     "trim.after_floor",
     "void_record.before",
 )
@@ -87,7 +87,6 @@ _RARE = (
     "empty_commit",
     "restore",
     "adopt",
-    "log_trim",
     "trim",
     "release",
     "void",
@@ -96,7 +95,7 @@ _RARE = (
     "late_snapshot",
 )
 """Points that a process reaches once or twice."""
-_AFTER_COMMITS = ("release", "clean_up", "log_trim", "trim", "retain")
+_AFTER_COMMITS = ("release", "clean_up", "trim", "retain")
 """Points that are reached once there are more commits than are kept."""
 _EVERY_BATCH = 0.1
 _SECOND_CRASH = 0.3

@@ -98,7 +98,7 @@ class LogSession:
         self._own_epoch = 0
         self._fenced_by = 0
         self._attempts = 0
-        self._unresolved: int | None = None
+        self._unresolved: AttemptRecord | None = None
         """The attempt whose end is not on record."""
         self._unsettled: list[_Append] = []
         self._turn = asyncio.Lock()
@@ -216,17 +216,16 @@ class LogSession:
         """
         await self.close_attempt("its end is unknown")
         self._attempts += 1
-        self._unresolved = self._attempts
-        await self.append(
-            AttemptRecord(
-                attempt=self._attempts,
-                batch=batch,
-                checkpoint_id=checkpoint_id.serialize(),
-                versions=versions,
-                uploads=list(uploads),
-                identity=identity,
-            )
+        self._unresolved = AttemptRecord(
+            epoch=self.epoch,
+            attempt=self._attempts,
+            batch=batch,
+            checkpoint_id=checkpoint_id.serialize(),
+            versions=versions,
+            uploads=list(uploads),
+            identity=identity,
         )
+        await self.append(self._unresolved)
         return self._attempts
 
     async def close_attempt(self, reason: str) -> bool:
@@ -244,13 +243,13 @@ class LogSession:
         attempt = self._unresolved
         if attempt is None:
             return False
-        begun = self.view.open_attempts.get((self.epoch, attempt))
-        if not self.view.is_committed(self.epoch, attempt):
-            await self.append(VoidRecord(attempt_epoch=self.epoch, attempt=attempt, reason=reason))
+        number = attempt.attempt
+        if not self.view.is_committed(self.epoch, number):
+            await self.append(VoidRecord(attempt_epoch=self.epoch, attempt=number, reason=reason))
         self._unresolved = None
-        has_commit = self.view.is_committed(self.epoch, attempt)
-        if begun is not None and not has_commit:
-            self._note_void(begun, reason)
+        has_commit = self.view.is_committed(self.epoch, number)
+        if not has_commit:
+            self._note_void(attempt, reason)
         return has_commit
 
     async def append(self, record: Record) -> int:

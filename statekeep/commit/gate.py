@@ -11,13 +11,11 @@ once, when it happens, not when the next commit finds it.
 from enum import Enum
 from typing import Final
 
+from statekeep.commit.policy import CommitPolicy
 from statekeep.config.model import TaskSettings
 from statekeep.errors import CommitFailedError
 
 _NS_PER_MS: Final = 1_000_000
-_MAX_LEAD_NS: Final = 1_000 * _NS_PER_MS
-"""How long before a commit there is something to prepare at most: what is written afterwards has to
-be flushed in its pause."""
 
 
 class Decision(Enum):
@@ -47,13 +45,12 @@ class CommitGate:
     """
 
     def __init__(self, settings: TaskSettings) -> None:
-        self._period_ns = settings.commit_ms * _NS_PER_MS
+        self._policy = CommitPolicy(settings)
         self._max_delay_ns = settings.commit_max_delay_ms * _NS_PER_MS
         self._timeout_ns = settings.commit_timeout_ms * _NS_PER_MS
         is_tolerant = settings.is_skipping_failures
         self._max_failures = settings.exception_max_limit if is_tolerant else 0
         self._max_timeouts = settings.timeout_max_limit if is_tolerant else 0
-        self._period_began_ns: int | None = None
         self._open_since_ns: int | None = None
         self._open_id = ""
         self._block_deadline_ns: int | None = None
@@ -84,10 +81,7 @@ class CommitGate:
 
         Time to do ahead what shortens the pause of the next one.
         """
-        if self._period_began_ns is None or self._period_ns <= 0 or self._open_since_ns is not None:
-            return False
-        lead_ns = min(self._period_ns // 10, _MAX_LEAD_NS)
-        return now_ns - self._period_began_ns >= self._period_ns - lead_ns
+        return self._open_since_ns is None and self._policy.is_near(now_ns)
 
     def is_due(self, now_ns: int) -> bool:
         """Tell whether `request` should be called before the next batch or message.
@@ -96,11 +90,10 @@ class CommitGate:
         itself), when a skipped one waits and none is open, and when the open one has lasted so
         long that processing must wait. The first call starts the period.
         """
-        if self._period_began_ns is None:
-            self._period_began_ns = now_ns
+        self._policy.start(now_ns)
         if self._final_error is not None:
             return True
-        is_period_over = self._period_ns > 0 and now_ns - self._period_began_ns >= self._period_ns
+        is_period_over = self._policy.is_time(now_ns)
         if self._open_since_ns is None:
             return self._is_owed or is_period_over
         if now_ns - self._open_since_ns >= self._max_delay_ns:
@@ -156,7 +149,8 @@ class CommitGate:
         if self._open_since_ns is not None:
             msg = f"a commit is open already: open={self._open_id} checkpoint_id={checkpoint_id}"
             raise RuntimeError(msg)
-        self._open_since_ns = self._period_began_ns = now_ns
+        self._open_since_ns = now_ns
+        self._policy.restart(now_ns)
         self._open_id = checkpoint_id
         self._is_owed = False
         self.starts += 1

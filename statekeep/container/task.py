@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition, TaskName
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of
+from statekeep.commit.clean_up import CleanUp
 from statekeep.commit.clean_up_failures import CleanUpFailing
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.container.commit_runner import CommitRunner
-from statekeep.container.housekeeping import Housekeeper
-from statekeep.container.task_commit import TaskCommit
+from statekeep.container.task_commits import TaskCommit, TaskCommits
 from statekeep.container.task_events import TaskEvents
 from statekeep.container.task_stores import TaskStores
 from statekeep.errors import BackendClosedError, StateBackupError
@@ -35,10 +34,10 @@ class Task:
         name: TaskName,
         *,
         stores: TaskStores,
-        runner: CommitRunner,
+        commits: TaskCommits,
         log: LogSession,
         pipeline: TaskCommitPipeline,
-        housekeeper: Housekeeper,
+        clean_up: CleanUp,
         metrics: CommitMetrics,
         restored: RestoreOutcome,
         events: TaskEvents,
@@ -56,10 +55,10 @@ class Task:
         """Last processed offset of each input when the restored commit was made; empty before the
         first commit."""
         self._stores = stores
-        self._runner = runner
+        self._commits = commits
         self._log = log
         self._pipeline = pipeline
-        self._housekeeper = housekeeper
+        self._clean_up = clean_up
         self._events = events
         self._shutdown_ms = shutdown_ms
         self._is_closed = False
@@ -77,7 +76,7 @@ class Task:
     @property
     def last_error(self) -> Exception | None:
         """Why the newest commit failed, as soon as it did; None after a success."""
-        return self._runner.last_error
+        return self._commits.last_error
 
     def store(self, name: str) -> KeyValueStore:
         """Return an open store.
@@ -96,8 +95,8 @@ class Task:
         that the pause of the commit is short. Progress events that have waited for long enough are
         written from here too.
         """
-        is_due = self._runner.is_due()
-        if not is_due and not self._is_closed and self._runner.is_near():
+        is_due = self._commits.is_due()
+        if not is_due and not self._is_closed and self._commits.is_near():
             self._stores.prepare_seal()
         self._events.look()
         return is_due
@@ -123,7 +122,7 @@ class Task:
             BackendClosedError: After `close`.
         """
         self._check_open()
-        return await self._runner.request(self._seal, input_offsets, is_forced=force)
+        return await self._commits.request(self._seal, input_offsets, is_forced=force)
 
     async def wait(self) -> None:
         """Wait until no commit and no clean-up is under way.
@@ -132,13 +131,13 @@ class Task:
             CommitFailedError: The newest commit failed.
             TaskFencedError: Another container has taken over the task.
         """
-        await self._runner.wait()
-        await self._housekeeper.wait()
+        await self._commits.wait()
+        await self._clean_up.wait()
 
     @property
     def clean_up_failing(self) -> CleanUpFailing | None:
         """Since when old backups are not deleted, and why; None if the newest clean-up ended well."""
-        return self._housekeeper.failing
+        return self._clean_up.failing
 
     async def close(self) -> None:
         """Let the commit in flight finish, within ``task.shutdown.ms``, and release everything.
@@ -151,8 +150,8 @@ class Task:
         if self._is_closed:
             return
         self._is_closed = True
-        await self._runner.finish(self._shutdown_ms)
-        await self._housekeeper.close()
+        await self._commits.finish(self._shutdown_ms)
+        await self._clean_up.close(0)
         errors: list[Exception] = []
         parts = (self._pipeline, self._stores, self._log)
         for close in (self._end_events, *(part.close for part in parts)):
@@ -168,7 +167,7 @@ class Task:
     async def _end_events(self) -> None:
         current, head = self._log.view.last_commit, self._stores.head
         await self._events.end(
-            self._runner.last_error,
+            self._commits.last_error,
             committed=-1 if current is None else current.batch,
             head=-1 if head is None else head.id.batch,
         )

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
@@ -16,12 +17,11 @@ from statekeep.checkpoint.log_view import LogView, checkpoint_of, version_of
 from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, JobIdentity
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
+from statekeep.commit.clean_up import CleanUp, TaskSweep
 from statekeep.commit.gate import CommitGate
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.model import Config, StoreSettings
-from statekeep.container.commit_runner import CommitRunner
-from statekeep.container.housekeeping import Housekeeper
 from statekeep.container.new_log import (
     answering,
     require_no_other_log,
@@ -29,6 +29,7 @@ from statekeep.container.new_log import (
     require_within_task_count,
 )
 from statekeep.container.task import Task
+from statekeep.container.task_commits import TaskCommits
 from statekeep.container.task_events import TaskEvents
 from statekeep.container.task_log import take_over_task
 from statekeep.container.task_stores import TaskStores
@@ -36,6 +37,9 @@ from statekeep.errors import TaskFencedError
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.task_directory import TaskDirectory
+
+_TRIM_AFTER: Final = 64
+"""Records that may be dropped before a trim is worth its calls: about twenty commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,39 +277,44 @@ def _assemble(
         await parts.local_executor.run(directory.retain, keep, settled_batch)
 
     def on_fenced(error: TaskFencedError) -> None:
-        runner.fence(error)
+        commits.fence(error)
 
-    housekeeper = Housekeeper(
-        parts.task.task_name,
-        log=log,
-        pipeline=pipeline,
-        retention=checkpoint,
-        clock=parts.clock,
+    async def delete(sweep: TaskSweep) -> None:
+        await pipeline.clean_up(sweep.retained, sweep.closed)
+
+    clean_up = CleanUp(
+        log,
+        [parts.task.task_name],
+        delete,
+        checkpoint,
+        parts.clock,
         drop_versions=drop_versions,
+        trim_after=_TRIM_AFTER,
         on_fenced=on_fenced,
         note=events.note,
+        subject=f"task={parts.task.task_name}",
     )
-    runner = CommitRunner(
+    commits = TaskCommits(
         parts.task,
         log=log,
         identity=identity,
         pipeline=pipeline,
         gate=CommitGate(parts.config.task),
-        housekeeper=housekeeper,
+        clean_up=clean_up,
         metrics=metrics,
         clock=parts.clock,
         on_failure=parts.on_failure,
         note=events.note,
     )
     # A crash may have come between a commit and its clean-up.
-    housekeeper.start()
+    clean_up.start()
     return Task(
         parts.task.task_name,
         stores=stores,
-        runner=runner,
+        commits=commits,
         log=log,
         pipeline=pipeline,
-        housekeeper=housekeeper,
+        clean_up=clean_up,
         metrics=metrics,
         restored=restored,
         events=events,

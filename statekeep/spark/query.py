@@ -7,8 +7,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeep.clock import Clock
+from statekeep.commit.committer import CommitSummary
 from statekeep.errors import StateBackupError
-from statekeep.spark.driver.commit_summary import CommitSummary
 from statekeep.spark.driver.events import EventList, QueryEvent
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.ticks import SOURCE_NAME

@@ -21,7 +21,7 @@ from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.replay_checks import source_limits
+from statekeep.spark.driver.replay import source_limits
 from statekeep.spark.driver.ticks import Ticks
 from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.clock import TimeMode

@@ -20,7 +20,7 @@ TRIM_POINTS = tuple(p for p in FAULT_POINTS if p.startswith("trim"))
 COMMIT_POINTS = tuple(
     p for p in FAULT_POINTS if p not in RESTORE_POINTS + START_POINTS + TRIM_POINTS
 )
-BEFORE_THE_RECORD = set(COMMIT_POINTS[: COMMIT_POINTS.index("record.after")])
+BEFORE_THE_RECORD = set(COMMIT_POINTS[: COMMIT_POINTS.index("commit_record.after")])
 
 
 def run_until_killed(directory: Path, point: str, nth: int) -> None:
@@ -65,8 +65,8 @@ async def check_restart(directory: Path, allowed: set[int]) -> None:
     ("point", "nth"),
     [
         *((point, 3) for point in COMMIT_POINTS),
-        ("record.before", 1),
-        ("record.after", 1),
+        ("commit_record.before", 1),
+        ("commit_record.after", 1),
     ],
 )
 async def test_a_kill_during_a_commit_leaves_the_last_commit_or_the_next(
@@ -77,7 +77,7 @@ async def test_a_kill_during_a_commit_leaves_the_last_commit_or_the_next(
     if point in BEFORE_THE_RECORD:
         assert begun > acknowledged
         await check_restart(tmp_path, {acknowledged})
-    elif point == "record.after":
+    elif point == "commit_record.after":
         assert begun > acknowledged
         await check_restart(tmp_path, {begun})
     else:

@@ -90,7 +90,7 @@ def test_a_pattern_counts_the_hits_of_all_points_that_it_matches(tmp_path: Path)
     fault = ArmedFault("f", "upload.*", Action.FAIL, nth=2)
     handler = faults(tmp_path, fault)
     handler("upload.before")
-    handler("record.before")
+    handler("commit_record.before")
     with pytest.raises(RetriableError):
         handler("upload.before_blob")
 

@@ -13,7 +13,7 @@ from spark_processes import wait_until
 import statekeep.spark as sk
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.errors import CommitFailedError, RetriableError, StateBackupError
-from statekeep.spark.driver.stop_patience import StopPatience
+from statekeep.spark.driver.query_watch import StopPatience
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.worker.job_spec import HandOverPlan
 

@@ -22,7 +22,7 @@ from statekeep.spark.container.launch import take_lock
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.place import ContainerPlace, container_place
 from statekeep.spark.driver.job import StatefulJob
-from statekeep.spark.driver.stop_patience import StopPatience
+from statekeep.spark.driver.query_watch import StopPatience
 from statekeep.spark.worker.job_spec import HandOverPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -144,8 +144,8 @@ def test_a_stop_that_comes_just_before_a_batch_returns(
             job_ended_early.wait(2)
         run_batch(job, rows, batch)
 
-    async def noted_end(job: StatefulJob, patience: StopPatience, *, is_committing: bool) -> None:
-        await end(job, patience, is_committing=is_committing)
+    def noted_end(job: StatefulJob, patience: StopPatience, *, is_committing: bool) -> None:
+        end(job, patience, is_committing=is_committing)
         job_ended_early.set()
 
     monkeypatch.setattr(StatefulJob, "run_batch", late_batch)

@@ -31,7 +31,7 @@ from statekeep.errors import (
     ReplayDivergedError,
     TaskFencedError,
 )
-from statekeep.spark.driver import job_bar, reign, task_jobs
+from statekeep.spark.driver import job, opening, task_jobs
 from statekeep.spark.driver.job import StatefulJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -119,7 +119,8 @@ def test_a_job_for_which_nobody_says_how_many_tasks_has_32_and_keeps_them(
     stream.add_batches(2)
     first = stream.run(task__commit__ms=1)
     assert events_of(first, "job-initialised")[0]["partitions"] == 32
-    monkeypatch.setattr(reign, "DEFAULT_TASKS", 5)
+    monkeypatch.setattr(opening, "DEFAULT_TASKS", 5)
+    monkeypatch.setattr(job, "DEFAULT_TASKS", 5)
     stream.add_batches(1)
     second = stream.run()
     assert events_of(second, "job-initialised")[0]["partitions"] == 32
@@ -201,7 +202,9 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _tasks_of_open_batch() -> list[TaskBatch]:
     """Return what the tasks did in the newest recorded batch, as the log has it."""
-    records = list(_open_jobs[0]._reign.view.batches.values())
+    place = _open_jobs[0]._place
+    assert place is not None
+    records = list(place.log.view.batches.values())
     return [task for record in records[-1:] for task in record.tasks.values()]
 
 
@@ -419,8 +422,8 @@ def test_a_bar_counts_the_tasks_of_a_long_restore(
 ) -> None:
     drawn = io.StringIO()
     console = Console(file=drawn, force_terminal=True, width=80)
-    monkeypatch.setattr(job_bar, "Console", lambda **options: console)
-    monkeypatch.setattr(job_bar, "_SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(task_jobs, "Console", lambda **options: console)
+    monkeypatch.setattr(task_jobs, "_SHOWN_AFTER_S", 0.0)
     stream.add_batches(2)
     stream.run()
     shutil.rmtree(stream.local_dir)

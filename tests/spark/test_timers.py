@@ -19,8 +19,9 @@ from pyspark.sql.streaming import StatefulProcessor
 from typing_extensions import override
 
 import statekeep.spark as sk
+from statekeep.checkpoint.records import BadMarkerRecord, BatchRecord
 from statekeep.errors import ConfigError
-from statekeep.spark.driver.batch_loop import BatchLoop
+from statekeep.spark.driver.recovery import Recovery
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(220)]
 
@@ -254,20 +255,20 @@ def test_a_crash_in_a_replay_fires_each_timer_once_for_the_sink(
     stream.settings = {"task.commit.ms": 3_600_000, "task.replay.on.divergence": "error"}
     whole.run(*batches, [("d", 4, 1), ("a", 4, NEVER)])
     crashed: list[int] = []
-    record = BatchLoop._record_replayed
+    append = Recovery._append
 
     def lose(batch: int) -> None:
         if batch == 2 and not crashed:
             shutil.rmtree(stream.root / "local")
 
-    def crash(batches: BatchLoop, batch: int) -> None:
-        if not crashed:
-            crashed.append(batch)
+    def crash(recovery: Recovery, record: BatchRecord | BadMarkerRecord) -> None:
+        if not crashed and isinstance(record, BatchRecord):
+            crashed.append(record.batch)
             raise RuntimeError("crashed as armed")
-        record(batches, batch)
+        append(recovery, record)
 
     stream.on_batch = lose
-    monkeypatch.setattr(BatchLoop, "_record_replayed", crash)
+    monkeypatch.setattr(Recovery, "_append", crash)
     with pytest.raises(StreamingQueryException):
         stream.run(*batches, [("d", 4, 1), ("a", 4, NEVER)])
     assert crashed == [0]

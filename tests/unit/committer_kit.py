@@ -1,9 +1,11 @@
 """A committer of the driver over blobs in memory, and what it is given."""
 
+import asyncio
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 from log_kit import driver_on, new_blobs
+from typing_extensions import override
 
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -23,10 +25,10 @@ from statekeep.checkpoint.serde import (
     encode_attempt_entry,
 )
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.commit.committer import CommitSummary
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
-from statekeep.spark.driver.commit_summary import CommitSummary
-from statekeep.spark.driver.committer import Committer
+from statekeep.spark.driver.job_commits import JobCommits
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import HandOverPlan
 from statekeep.testing.clock import FakeClock
@@ -34,6 +36,17 @@ from statekeep.testing.clock import FakeClock
 V0, V1, V2 = "0_0123456789abcdef", "1_0123456789abcdef", "2_0123456789abcdef"
 IDENTITY = JobIdentity(job_uid="u", job_name="j", partitions=2)
 BLOB, KAFKA = BackendName("blob"), BackendName("kafka")
+_LONG_S: Final = 60
+
+
+class PollingClock(FakeClock):
+    """Its short sleeps are over at once, as those between two looks; its long ones never end."""
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        if seconds >= _LONG_S:
+            await asyncio.Event().wait()
+        await super().sleep(seconds)
 
 
 class Rig:
@@ -52,14 +65,15 @@ class Rig:
         self.offsets = "o"
         self.summaries: list[CommitSummary] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.clock = FakeClock()
+        self.clock = PollingClock()
         settings = load_dict({"job.name": "j", "stores.backup.factories": "blob"})
         self.gate = CommitGate(settings.task)
         self.outdated: set[Marker] = set()
         """What a rotation of keys has left behind."""
         self.key_error: Exception | None = None
-        self.committer = Committer(
-            writer=writer,
+        writer._note = self._take_note
+        self.committer = JobCommits(
+            log=writer,
             checkpoints=checkpoints,
             gate=self.gate,
             clock=self.clock,
@@ -69,8 +83,11 @@ class Rig:
             required_backends=required_backends,
             optional_backends=optional_backends,
             find_outdated=self._find_outdated,
-            note=lambda kind, **details: self.notes.append((kind, details)),
+            note=self._take_note,
         )
+
+    def _take_note(self, kind: str, **details: Any) -> None:
+        self.notes.append((kind, details))
 
     async def _query_state(self, batch: int) -> QueryState:
         if self.state_error is not None:

@@ -2,24 +2,27 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.records import BatchRecord, JobIdentity, TaskBatch
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.records import JobIdentity
 from statekeep.clock import Clock
+from statekeep.commit.policy import CommitPolicy, Urgency
 from statekeep.config.model import Config
-from statekeep.errors import RestoreFailedError, StateBackupError
+from statekeep.errors import CommitFailedError, RestoreFailedError, StateBackupError
 from statekeep.fault_points import fault_point
 from statekeep.spark.batch_token import BatchToken, delivering
-from statekeep.spark.driver.awaited_commits import AwaitedCommits
-from statekeep.spark.driver.delivery_fence import DeliveryFence
+from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.history import VersionHistory
+from statekeep.spark.driver.history import VersionHistory, batch_record
+from statekeep.spark.driver.job_commits import JobCommits
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.new_query import first_commit, with_query
 from statekeep.spark.driver.processing import (
     BatchProcessor,
     BatchResult,
@@ -27,9 +30,8 @@ from statekeep.spark.driver.processing import (
     clock_of,
 )
 from statekeep.spark.driver.recovery import Recovery
-from statekeep.spark.driver.reign import Recording, Reign
-from statekeep.spark.driver.replay_checks import REPLAY_MARGIN
 from statekeep.spark.driver.stopwatch import Stopwatch
+from statekeep.spark.driver.submission import Submission
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.driver.tick_rule import TickRule
@@ -46,6 +48,48 @@ Sink = Callable[[DataFrame, int], None]
 _MAX_ROUNDS: Final = 8
 """Each round of healing may find more executors lost; a cluster that loses some in every round is
 failing."""
+
+
+_FRESH_NS: Final = 1_000_000_000
+"""How long the append of the batch record stands for a look for a successor. The append finds one, too,
+and usually ends within this time, so that a look costs a request only where something took long. A
+successor needs longer than this to take over, recover, and deliver a batch."""
+
+
+class DeliveryFence:
+    """Keeps a driver that was paused after it recorded a batch from delivering it; on the batch thread.
+
+    A process can be stopped at any instruction: it may still be stopped after `check` and go on
+    later. `statekeep.spark.current_batch` is for sinks that must refuse it even then.
+    """
+
+    def __init__(self, thread: CommitThread, log: LogSession, clock: Clock) -> None:
+        self._thread = thread
+        self._log = log
+        self._clock = clock
+        self._recorded_at_ns = self._now_ns()
+
+    def begin(self) -> None:
+        """Note the time: the record of the batch is appended next."""
+        self._recorded_at_ns = self._now_ns()
+
+    def check(self) -> None:
+        """Read the end of the job log, unless the record was appended just now.
+
+        Raises:
+            TaskFencedError: Another driver has taken over.
+            RetriableError: The job log does not answer.
+        """
+        # The monotonic clock may stand still while the machine is suspended. The wall clock catches
+        # up then. Where it is wrong it can only bring about one more look.
+        passed_ns = [
+            abs(now - then) for now, then in zip(self._now_ns(), self._recorded_at_ns, strict=True)
+        ]
+        if max(passed_ns) > _FRESH_NS:
+            self._thread.run(self._log.check_fence())
+
+    def _now_ns(self) -> tuple[int, int]:
+        return self._clock.monotonic_ns(), self._clock.time_ns()
 
 
 @dataclass(slots=True)
@@ -77,7 +121,9 @@ class BatchLoop:
         config: Config,
         location: CheckpointLocation,
         identity: JobIdentity,
-        reign: Reign,
+        thread: CommitThread,
+        log: LogSession,
+        commits: JobCommits,
         jobs: TaskJobs,
         sink: Sink,
         events: EventList,
@@ -88,7 +134,9 @@ class BatchLoop:
         self._config = config
         self._location = location
         self._identity = identity
-        self._reign = reign
+        self._thread = thread
+        self._log = log
+        self._commits = commits
         self._jobs = jobs
         self._sink = sink
         self._events = events
@@ -101,17 +149,17 @@ class BatchLoop:
         self.last_batch = BatchStatistics()
         self._history = VersionHistory(identity.partitions)
         self._processor = BatchProcessor(jobs)
-        self._fence = DeliveryFence(reign, clock)
-        self._awaited_commits = AwaitedCommits(config.task, reign, jobs, self.versions, self._heal)
+        self._fence = DeliveryFence(thread, log, clock)
+        self._policy = CommitPolicy(config.task)
+        self._submission = Submission(thread, commits, jobs.hand_over)
         self._recovery = Recovery(
             frame=frame,
             location=location,
             jobs=jobs,
             processor=self._processor,
             history=self._history,
-            view=reign.view,
-            on_replayed=self._record_replayed,
-            on_bad_marker=reign.append,
+            log=log,
+            thread=thread,
             is_divergence_fatal=config.task.divergence == "error",
         )
 
@@ -119,7 +167,7 @@ class BatchLoop:
         """Bring every task to the newest batch that counts, before the query starts."""
         self._is_new = resumption.is_new_query
         began_ns = self._clock.monotonic_ns()
-        self._load_history(resumption)
+        self._history.load(self._log.view, resumption.head)
         self.head = resumption.head
         everyone = range(self._identity.partitions)
         summary = self._recovery.recover(
@@ -137,10 +185,10 @@ class BatchLoop:
         """
         if self._is_new:
             self._begin()
-        if batch <= self._reign.committer.committed_batch:
+        if batch <= self._commits.committed_batch:
             self._check_repeated(batch)
             return
-        if batch > self.head + 1 and batch - 1 in self._reign.view.overtaken_batches:
+        if batch > self.head + 1 and batch - 1 in self._log.view.overtaken_batches:
             self._catch_up(batch - 1)
         if batch != self.head + 1:
             msg = f"not the next batch: batch={batch} head={self.head}"
@@ -152,18 +200,27 @@ class BatchLoop:
         self.head = batch
         if self._tick_rule is not None:
             self._tick_rule.note_batch(self._clock_of(batch, offsets), result.next_times)
-        self._history.forget_below(min(self._reign.retained_batches(), default=-1))
+        self._history.forget_below(min(self._retained_batches(), default=-1))
         self._note(batch, result)
-        if self._config.task.is_commit_every_batch:
-            self._awaited_commits.commit_inside_call(batch)
+        if self._policy.is_each_batch:
+            self._commit_inside_call(batch)
 
     def versions(self, batch: int) -> dict[int, str]:
         """Return ``{partition: VersionId}`` after ``batch``."""
         return self._history.versions(batch)
 
     def _begin(self) -> None:
+        """Write the commit with which a query begins, in its first batch call (R2).
+
+        It is the empty one, unless the job's state is that of a query before.
+        """
         began = CheckpointId.at(self._clock.time_ns())
-        self._reign.begin(self._identity, began.serialize())
+        view = self._log.view
+        first = first_commit(view.last_commit, self._identity, began.serialize(), self._log.epoch)
+        record = with_query(first, self._location)
+        fault_point("empty_commit.before")
+        self._thread.run(self._log.append(record))
+        fault_point("empty_commit.after")
         self._is_new = False
 
     def _catch_up(self, batch: int) -> None:
@@ -182,7 +239,7 @@ class BatchLoop:
 
     def _check_repeated(self, batch: int) -> None:
         """A batch that is committed already: Spark repeats it after a crash; nothing to do (R4)."""
-        known = self._reign.view.known_offsets(batch)
+        known = self._log.view.known_offsets(batch)
         if known is None or known != self._location.require(f"offsets/{batch}"):
             error = StateBackupError(
                 f"Spark repeats a committed batch with other offsets: batch={batch}"
@@ -191,18 +248,67 @@ class BatchLoop:
             raise error
 
     def _prepare_commit(self) -> HandOverPlan | None:
-        committer = self._reign.committer
-        if self._config.task.is_commit_every_batch:
+        urgency = self._policy.before_batch(self.head - self._commits.committed_batch)
+        if urgency is None:
             return None
-        lag = self.head - committer.committed_batch
+        if urgency is Urgency.HOLDS_UP:
+            self._commit_at_limit(self.head)
+            return None
+        is_forced = urgency is Urgency.WAITS_FOR_OPEN
+        return self._submission.begin(self.head, self.versions(self.head), is_forced=is_forced)
+
+    def _commit_inside_call(self, batch: int) -> None:
+        """Commit the batch that is being called: the mode that commits every batch.
+
+        Raises:
+            CommitFailedError: It could not be committed, whatever is tolerated elsewhere: the next
+                batch must not be delivered on top of it.
+        """
+        checkpoint_id = self._commit_now(batch)
+        if self._commits.committed_batch < batch:
+            msg = f"the batch could not be committed: batch={batch}"
+            error = CommitFailedError(msg, checkpoint_id=checkpoint_id, step="record")
+            # What it failed by names the task and the backend.
+            raise self._commits.final_error or error
+
+    def _commit_at_limit(self, batch: int) -> None:
+        """Let no batch be processed before ``batch`` is committed: a replay could be impossible.
+
+        Raises:
+            CommitFailedError: More commits failed in a row than are tolerated.
+        """
         limit = self._config.task.replay_max_batches
-        if lag >= limit:
-            self._awaited_commits.commit_at_limit(self.head)
-            return None
-        is_lagging = lag >= limit - REPLAY_MARGIN
-        return self._reign.run(
-            committer.prepare(self.head, self.versions(self.head), is_forced=is_lagging)
+        logger.warning(
+            "processing waits for a commit: head=%d committed=%d task.replay.max.batches=%d",
+            batch,
+            self._commits.committed_batch,
+            limit,
         )
+        try:
+            while self._commits.committed_batch < batch:
+                self._commit_now(batch)
+        except CommitFailedError as exc:
+            exc.add_note(
+                f"hint: {limit} batches (task.replay.max.batches) are without a commit; mend the"
+                " backend, or raise this together with spark.sql.streaming.minBatchesToRetain"
+            )
+            raise
+
+    def _commit_now(self, batch: int) -> str:
+        """Wait for the end of one attempt, which may fail; return its id."""
+        timeout_s = self._config.task.commit_timeout_ms / 1000
+        checkpoint_id = ""
+        for _ in range(_MAX_ROUNDS):
+            done = self._submission.submit(batch, self.versions(batch), is_forced=True)
+            if done is None:
+                return checkpoint_id
+            checkpoint_id = done.checkpoint_id
+            self._thread.run(self._commits.settle(timeout_s))
+            if not done.lost:
+                return checkpoint_id
+            self._heal(done.lost, batch)
+        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
+        raise CommitFailedError(msg, checkpoint_id=checkpoint_id, step="upload")
 
     def _process_all(
         self,
@@ -218,7 +324,7 @@ class BatchLoop:
         for _ in range(_MAX_ROUNDS):
             result.merge(self._process(rows, batch, offsets, only, plan))
             if plan is not None:
-                self._reign.run(self._reign.committer.handed_over(plan, result.hand_over_errors))
+                self._submission.end(plan, result.hand_over_errors)
                 plan = None
             if not result.missing:
                 return result
@@ -238,10 +344,10 @@ class BatchLoop:
         plan: HandOverPlan | None,
     ) -> BatchResult:
         clock = self._clock_of(batch, offsets)
-        committer = self._reign.committer
-        kept = {committer.committed_batch, self.head, batch - 1, *self._kept_commits()}
-        if committer.open_batch is not None:
-            kept.add(committer.open_batch)
+        kept = {self._commits.committed_batch, self.head, batch - 1, *self._kept_commits()}
+        open_batch = self._commits.open_batch
+        if open_batch is not None:
+            kept.add(open_batch)
         return self._processor.process_once(
             rows,
             batch,
@@ -263,26 +369,30 @@ class BatchLoop:
 
     def _record_beside(
         self, batch: int, offsets: str, result: BatchResult
-    ) -> tuple[BatchToken, Recording]:
+    ) -> tuple[BatchToken, Future[int]]:
         """Begin to say in the log which versions a batch made; of several records the last counts.
 
         The sink waits for it: what was delivered has its boundaries on record, whatever the
         location loses; and a driver that was replaced delivers nothing.
         """
         self._history.put(batch, result.tasks)
-        record = self._record(batch, offsets, result.tasks)
-        token = BatchToken(self._identity.job_uid, record.query_id, self._reign.epoch, batch)
+        record = batch_record(self._location, batch, offsets, result.tasks)
+        token = BatchToken(self._identity.job_uid, record.query_id, self._log.epoch, batch)
         fault_point("batch_record.before")
         self._fence.begin()
-        return token, self._reign.append_beside(record)
+        return token, self._thread.submit(self._log.append(record))
 
     def _kept_commits(self) -> list[int]:
         """Return the batches of the newest commits, whose versions stay where they are."""
-        batches = sorted(self._reign.retained_batches())
+        batches = sorted(self._retained_batches())
         return batches[-self._config.checkpoint.local_retain_versions :]
 
+    def _retained_batches(self) -> list[int]:
+        """Return the batches of this query's commits that are not released."""
+        return [commit.batch for commit in self._log.view.comparable_commits]
+
     def _committed_versions(self) -> dict[int, str]:
-        commit = self._reign.view.last_commit
+        commit = self._log.view.last_commit
         versions: Mapping[str, str] = {} if commit is None else commit.versions
         return {partition_of(task): version for task, version in versions.items()}
 
@@ -293,7 +403,8 @@ class BatchLoop:
             try:
                 output = self._output_of(result)
             finally:
-                recording.wait()
+                recording.result()
+                fault_point("batch_record.after")
             fault_point("sink.before")
             self._fence.check()
             try:
@@ -332,51 +443,16 @@ class BatchLoop:
         """Recover tasks whose versions are lost, inside the waiting batch call (R6)."""
         began_ns = self._clock.monotonic_ns()
         logger.warning("tasks lost their state: count=%d head=%d", len(partitions), head)
-        self._reign.run(
-            self._reign.committer.void_if_lost({p: self._version_at_open(p) for p in partitions})
-        )
+        lost = {p: self._version_at_open(p) for p in partitions}
+        self._thread.run(self._commits.void_if_lost(lost))
         summary = self._recovery.recover(partitions, head, is_thorough=False)
         self._note_recovery(summary.__dict__, began_ns)
 
     def _version_at_open(self, partition: int) -> str:
-        open_batch = self._reign.committer.open_batch
+        open_batch = self._commits.open_batch
         if open_batch is None or open_batch not in self._history:
             return ""
         return self._history.of(open_batch)[partition].version
-
-    def _load_history(self, resumption: Resumption) -> None:
-        """Learn from the log which version each task had after each batch that counts."""
-        view = self._reign.view
-        for commit in view.comparable_commits:
-            if commit.versions:
-                versions = commit.versions.items()
-                self._history.put(
-                    commit.batch,
-                    {partition_of(task): TaskBatch(version=version) for task, version in versions},
-                )
-        for batch, record in sorted(view.trusted_batches.items()):
-            if batch <= resumption.head:
-                tasks = {partition_of(task): done for task, done in record.tasks.items()}
-                self._history.put(batch, tasks)
-
-    def _record(self, batch: int, offsets: str, tasks: Mapping[int, TaskBatch]) -> BatchRecord:
-        previous = self._location.read(f"commits/{batch - 1}") if batch > 0 else None
-        return BatchRecord(
-            query_id=self._location.query_id() or "",
-            batch=batch,
-            offsets=offsets,
-            previous_commit=previous,
-            tasks={task_name(partition): done for partition, done in tasks.items()},
-        )
-
-    def _record_replayed(self, batch: int) -> None:
-        """Append the record of a replayed batch: its new versions take the place of the old."""
-        tasks = self._history.of(batch)
-        known = self._reign.view.batches.get(batch)
-        if known is None:
-            known = self._record(batch, self._location.require(f"offsets/{batch}"), tasks)
-        named = {str(task_name(partition)): done for partition, done in tasks.items()}
-        self._reign.append(msgspec.structs.replace(known, tasks=named))
 
     def _warn_undeclared(self, names: Collection[str]) -> None:
         """Name state that the processor does not declare, once a variable."""

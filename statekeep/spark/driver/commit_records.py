@@ -16,7 +16,7 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity, QueryState
+from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.spark.driver.source_offsets import Offsets, by_task, topic_offsets
@@ -135,13 +135,12 @@ class CommitRecords:
         ]
 
     async def plan(
-        self, attempt: int, checkpoint_id: str, batch: int, versions: Mapping[int, str]
+        self, checkpoint_id: str, batch: int, versions: Mapping[int, str]
     ) -> HandOverPlan:
         """Return what the tasks hand over for an attempt: those that must upload, and their bases.
 
         Args:
-            attempt: Its number in this reign.
-            checkpoint_id: Of the attempt.
+            checkpoint_id: Of the attempt, whose number is not known yet.
             batch: The batch that is committed.
             versions: ``{partition: VersionId}`` of all tasks.
         """
@@ -152,7 +151,7 @@ class CommitRecords:
         offsets = self._offsets_by_task("" if record is None else record.offsets)
         return HandOverPlan(
             epoch=self._writer.epoch,
-            attempt=attempt,
+            attempt=0,
             checkpoint_id=checkpoint_id,
             batch=batch,
             versions=uploads,
@@ -223,17 +222,6 @@ class CommitRecords:
         return encode_checkpoint_v2(
             CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
         )
-
-
-def attempt_record(plan: HandOverPlan, versions: Mapping[int, str]) -> AttemptRecord:
-    """Return the record that precedes the hand-over of a plan; ``versions`` are all tasks'."""
-    return AttemptRecord(
-        attempt=plan.attempt,
-        batch=plan.batch,
-        checkpoint_id=plan.checkpoint_id,
-        versions={task_name(partition): version for partition, version in versions.items()},
-        uploads=[task_name(partition) for partition in plan.versions],
-    )
 
 
 def _markers(base: Base | None) -> StateMarkers:

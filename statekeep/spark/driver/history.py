@@ -1,8 +1,13 @@
-"""Which version every task has after every batch that recovery may start from."""
+"""Which version every task has after every batch, in memory and on record."""
 
 from collections.abc import Iterable, Mapping
 
-from statekeep.checkpoint.records import TaskBatch
+import msgspec
+
+from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.records import BatchRecord, TaskBatch
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.tasks import partition_of, task_name
 
 EMPTY = TaskBatch(version="")
 """Before the first batch a task's state is empty, never missing."""
@@ -19,6 +24,16 @@ class VersionHistory:
         self._batches: dict[int, dict[int, TaskBatch]] = {
             -1: dict.fromkeys(range(partitions), EMPTY)
         }
+
+    def load(self, view: LogView, head: int) -> None:
+        """Learn from the log which version each task had after each batch that counts."""
+        for commit in view.comparable_commits:
+            if commit.versions:
+                versions = commit.versions.items()
+                self.put(commit.batch, {partition_of(t): TaskBatch(version=v) for t, v in versions})
+        for batch, record in sorted(view.trusted_batches.items()):
+            if batch <= head:
+                self.put(batch, {partition_of(task): done for task, done in record.tasks.items()})
 
     def __contains__(self, batch: int) -> bool:
         return batch in self._batches
@@ -66,3 +81,35 @@ class VersionHistory:
             )
             for partition in range(self.partitions)
         }
+
+
+def batch_record(
+    location: CheckpointLocation, batch: int, offsets: str, tasks: Mapping[int, TaskBatch]
+) -> BatchRecord:
+    """Return the record of a batch that is processed.
+
+    Args:
+        location: Of the query.
+        batch: The batch.
+        offsets: Text of its ``offsets/<batch>``.
+        tasks: What each has done.
+    """
+    previous = location.read(f"commits/{batch - 1}") if batch > 0 else None
+    return BatchRecord(
+        query_id=location.query_id() or "",
+        batch=batch,
+        offsets=offsets,
+        previous_commit=previous,
+        tasks={task_name(partition): done for partition, done in tasks.items()},
+    )
+
+
+def replayed_record(
+    location: CheckpointLocation, view: LogView, batch: int, tasks: Mapping[int, TaskBatch]
+) -> BatchRecord:
+    """Return the record of a replayed batch: its new versions take the place of the old."""
+    known = view.batches.get(batch)
+    if known is None:
+        return batch_record(location, batch, location.require(f"offsets/{batch}"), tasks)
+    named = {str(task_name(partition)): done for partition, done in tasks.items()}
+    return msgspec.structs.replace(known, tasks=named)

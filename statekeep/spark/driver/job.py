@@ -7,12 +7,12 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
-import asyncio
 import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import wait
+from contextvars import copy_context
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -22,14 +22,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StateOperatorProgress
 
+from statekeep.backends.sealing import outdated_markers
+from statekeep.checkpoint.event_recorder import EventRecorder
 from statekeep.checkpoint.note import summary_of
+from statekeep.checkpoint.records import QueryState
 from statekeep.clock import Clock
+from statekeep.commit.clean_up import CleanUp
+from statekeep.commit.committer import CommitSummary
+from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
 from statekeep.errors import (
-    BackendClosedError,
     CommitFailedError,
     ConfigError,
-    RetriableError,
     StateBackupError,
     TaskFencedError,
 )
@@ -42,21 +46,24 @@ from statekeep.spark.anchor import (
     wait_for_executors,
 )
 from statekeep.spark.driver.batch_loop import BatchLoop, Sink
-from statekeep.spark.driver.commit_summary import CommitSummary
+from statekeep.spark.driver.clean_up import job_clean_up
+from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.fence_watch import FenceWatch, find_successor
-from statekeep.spark.driver.hand_over_repeats import HandOverRepeats
-from statekeep.spark.driver.identity import new_identity, settled_identity
-from statekeep.spark.driver.idle_commits import IdleCommits
+from statekeep.spark.driver.job_commits import JobCommits
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.new_query import query_state
+from statekeep.spark.driver.opening import DEFAULT_TASKS, JobPlace, open_place
 from statekeep.spark.driver.progress import operator_progress
-from statekeep.spark.driver.reign import DEFAULT_TASKS, Reign
-from statekeep.spark.driver.replay_checks import check_retention, check_sources, source_limits
-from statekeep.spark.driver.shadow import sweep_shadows
+from statekeep.spark.driver.query_watch import QueryWatch, StopPatience, find_successor
+from statekeep.spark.driver.replay import (
+    check_retention,
+    check_sources,
+    source_limits,
+    sweep_shadows,
+)
 from statekeep.spark.driver.stall_guard import StallGuard
-from statekeep.spark.driver.stop_patience import StopPatience
 from statekeep.spark.driver.stopwatch import Stopwatch
-from statekeep.spark.driver.takeover import Resumption
+from statekeep.spark.driver.takeover import Resumption, Takeover, new_identity, settled_identity
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.driver.tick_rule import TickRule
 from statekeep.spark.driver.ticks import Ticks, has_ticks
@@ -84,8 +91,8 @@ class StatefulJob:
     """One stateful query: what is set up before it, watched beside it, and ended after it.
 
     `open` runs on the thread that starts the query, `run_batch` on the one where Spark calls
-    ``foreachBatch``, commits of an idle or ended query on the commit thread; ``_turn`` lets exactly
-    one of them work at a time.
+    ``foreachBatch``, commits of an idle or ended query on the thread that watches it; ``_turn`` lets
+    exactly one of them work at a time.
     """
 
     def __init__(
@@ -141,14 +148,17 @@ class StatefulJob:
         self._turn = threading.Lock()
         self._batch_thread: int | None = None
         """The thread that runs a batch: a sink may stop its own query."""
-        self._reign = Reign(config, location, clock, self.events)
+        self._thread = CommitThread("statekeep-commit", config.container, clock)
+        self._place: JobPlace | None = None
+        self._recorder: EventRecorder | None = None
+        self._clean_up: CleanUp | None = None
         self._query: WatchedQuery | None = None
         self._is_attached = threading.Event()
         self._patience: StopPatience | None = None
         self._is_open = False
         self._commit_made = threading.Condition()
         self._ended = threading.Event()
-        self._is_hurried = asyncio.Event()
+        self._is_hurried = threading.Event()
         """The query has ended, and somebody waits for the job."""
         self._query_error: Exception | None = None
         self._closing = threading.Lock()
@@ -174,12 +184,30 @@ class StatefulJob:
         check_retention(self._spark, self._config.task.replay_max_batches)
         check_sources(self._frame, is_replay_needed=not self._config.task.is_commit_every_batch)
         wanted = self._wanted_tasks()
-        commit = self._reign.open(wanted)
+        place = self._place = self._thread.run(
+            open_place(
+                self._config,
+                self._location,
+                wanted,
+                executor=self._thread.executor,
+                clock=self._clock,
+                note=self.events.add,
+            )
+        )
+        commit = place.log.view.last_commit
         partitions = wanted or (DEFAULT_TASKS if commit is None else commit.identity.partitions)
         key_schema = self._operator.key_schema.simpleString()
         expected = new_identity(self._config, partitions, ROUTER, key_schema)
         identity = settled_identity(commit, expected)
-        self._reign.check_location()
+        takeover = Takeover(
+            place.log,
+            place.checkpoints,
+            self._location,
+            self._thread,
+            start_from=self._config.job.start_from_checkpoint,
+            clock=self._clock,
+        )
+        takeover.check_location()
         stopwatch.lap("log")
         self._check_time_mode()
         tag = f"statekeep-{identity.job_uid}"
@@ -187,20 +215,21 @@ class StatefulJob:
         self._anchor = Anchor(
             self._spark, spread(partitions, slot_count(self._spark, partitions)), tag
         )
-        self._reign.spawn(StallGuard(self._spark, tag, self._clock).watch())
+        self._thread.spawn(StallGuard(self._spark, tag, self._clock).watch())
         stopwatch.lap("placement")
         # All that may fail or take long comes before: until now an older driver goes on.
         check_wanted()
         if own_epoch is not None:
-            self._reign.check_followed(own_epoch)
-        self._identity = self._reign.fence(expected)
-        spec = self._job_spec()
-        self._jobs = TaskJobs(self._spark, self._anchor, spec, self._reign, self._initial)
-        resumption = self._reign.take_over(
-            spec, self._identity, self._committed, self._jobs.abandoned
-        )
-        self._jobs.epoch = self._reign.epoch
-        sweep_shadows(self._location, self._reign.epoch)
+            takeover.check_followed(own_epoch)
+        takeover.fence()
+        self._thread.run(self._record_events(place))
+        self._identity = settled_identity(place.log.view.last_commit, expected)
+        spec = self._job_spec(place)
+        self._jobs = TaskJobs(self._spark, self._anchor, spec, self._thread, self._initial)
+        self._wire_commits(place, spec)
+        resumption = takeover.take_over(self._commits, self._identity, self._jobs.abandoned)
+        self._jobs.epoch = place.log.epoch
+        sweep_shadows(self._location, place.log.epoch)
         stopwatch.lap("takeover")
         if self._ticks is not None:
             mode, tasks = self._operator.time_mode, self._identity.partitions
@@ -211,22 +240,27 @@ class StatefulJob:
             config=self._config,
             location=self._location,
             identity=self._identity,
-            reign=self._reign,
+            thread=self._thread,
+            log=place.log,
+            commits=self._commits,
             jobs=self._jobs,
             sink=self._sink,
             events=self.events,
             clock=self._clock,
             tick_rule=self._tick_rule,
         )
-        self._idle = IdleCommits(
-            reign=self._reign,
+        self._watch = QueryWatch(
+            thread=self._thread,
+            log=place.log,
+            commits=self._commits,
             batches=self._batches,
             jobs=self._jobs,
             location=self._location,
             turn=self._turn,
+            settings=self._config.task,
             clock=self._clock,
         )
-        self._note_start(resumption)
+        self._note_start(place, resumption)
         if resumption is not None:
             self._batches.resume(resumption, stopwatch)
         if self._ticks is not None and self._tick_rule is not None and self._has_empty_batches():
@@ -265,11 +299,53 @@ class StatefulJob:
             return int(str(self._spark.conf.get(_SHUFFLE_PARTITIONS)))
         return None
 
-    def _job_spec(self) -> JobSpec:
+    def _wire_commits(self, place: JobPlace, spec: JobSpec) -> None:
+        """Make what commits and what cleans up after each commit."""
+        executor, partitions = self._thread.executor, self._identity.partitions
+        # The driver deletes for all tasks, as containers upload for theirs.
+        executor.raise_cap(self._config.container.commit_pool_threads(partitions))
+        self._clean_up = job_clean_up(
+            spec,
+            partitions,
+            place.factories,
+            log=place.log,
+            checkpoints=place.checkpoints,
+            executor=executor,
+            clock=self._clock,
+            note=self.events.add,
+        )
+        store = self._config.store(STATE_STORE)
+
+        async def read_query_state(batch: int) -> QueryState:
+            current = place.log.view.last_commit
+            return await executor.run(query_state, self._location, current, batch)
+
+        self._commits = JobCommits(
+            log=place.log,
+            checkpoints=place.checkpoints,
+            gate=CommitGate(self._config.task),
+            clock=self._clock,
+            identity=self._identity,
+            query_state=read_query_state,
+            on_commit=self._committed,
+            required_backends=store.required_factories,
+            optional_backends=store.optional_factories,
+            find_outdated=lambda markers: outdated_markers(place.factories, markers, executor),
+            note=self.events.add,
+        )
+
+    async def _record_events(self, place: JobPlace) -> None:
+        """Write events down from now on, under the epoch that nobody else has."""
+        recorder = EventRecorder(place.checkpoints, place.log.epoch, self._config.job, self._clock)
+        self.events.pass_to(lambda e: recorder.add(e.time_ms, e.kind, e.details))
+        self._thread.spawn(recorder.run())
+        self._recorder = recorder
+
+    def _job_spec(self, place: JobPlace) -> JobSpec:
         return JobSpec(
             config=self._config,
             job_uid=self._identity.job_uid,
-            log_backend=self._reign.log_backend,
+            log_backend=place.log_backend,
             app_id=self._spark.sparkContext.applicationId,
             operator=self._operator,
             processor=cloudpickle.dumps(self._operator.processor),  # type: ignore[no-untyped-call]
@@ -292,7 +368,7 @@ class StatefulJob:
                     self._batches.run(rows, batch)
                 finally:
                     self._batch_thread = None
-                self._idle.note_batch()
+                self._watch.note_batch()
         except BaseException as exc:
             self.failure = exc
             if is_interruption(exc) and self._query is not None and self._query.is_stopping():
@@ -308,16 +384,22 @@ class StatefulJob:
         self._query = query
         self._is_attached.set()
         self._patience = patience = StopPatience(
-            self._reign.committer,
-            lambda: self._reign.blocking(query.is_stopping),
+            self._commits,
+            lambda: self._thread.executor.run(query.is_stopping),
             self._jobs.anchor.give_up,
             self._clock,
             self._config.task.shutdown_ms,
         )
         # The batch that was cancelled has returned by then, and the containers had time to end.
-        self._reign.give_up_calls_once(lambda: patience.is_over_since(2 * _MARGIN_S))
-        self._reign.spawn(patience.watch())
-        self._reign.spawn(self._watch(query, patience))
+        self._thread.give_up_calls_once(lambda: patience.is_over_since(2 * _MARGIN_S))
+        self._thread.spawn(patience.watch())
+        threading.Thread(
+            # In this context, as what is spawned: it has the handler of fault points.
+            target=copy_context().run,
+            args=(self._look_after, query, patience),
+            name="statekeep-watch",
+            daemon=True,
+        ).start()
 
     def prepare_stop(self) -> None:
         """Let ``task.shutdown.ms`` begin: the query is about to be told to stop.
@@ -347,7 +429,9 @@ class StatefulJob:
 
     def find_successor(self) -> TaskFencedError | None:
         """Look whether another driver has taken over since `open`; None if it has not."""
-        return self._reign.run(find_successor(self._reign))
+        if self._place is None:
+            return None
+        return self._thread.run(find_successor(self._place.log))
 
     @property
     def epoch(self) -> int:
@@ -356,8 +440,7 @@ class StatefulJob:
 
     def wait_ended(self) -> None:
         """Wait for the end of the job after that of its query: at most the last commit."""
-        with suppress(BackendClosedError):  # it has ended already
-            self._reign.spawn(self._hurry())
+        self._is_hurried.set()
         self._ended.wait()
         self.close()
 
@@ -384,17 +467,30 @@ class StatefulJob:
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True
-                self._reign.close()
+                self._thread.end_background()
+                try:
+                    self._thread.run(self._release())
+                finally:
+                    self._thread.close()
                 if self._anchor is not None:
                     self._anchor.close()
+
+    async def _release(self) -> None:
+        if self._clean_up is not None:
+            await self._clean_up.close(self._config.task.shutdown_ms / 1000)
+        self.events.pass_to(None)
+        if self._recorder is not None:
+            await self._recorder.finish()
+        if self._place is not None:
+            await self._place.close()
 
     def status(self) -> dict[str, Any]:
         """Return how far commits are."""
         is_open = self._is_open
-        failing = self._reign.clean_up_failing
+        failing = None if self._clean_up is None else self._clean_up.failing
         return {
-            "lastCommittedBatch": self._reign.committer.committed_batch if is_open else None,
-            "isCommitting": is_open and self._reign.committer.open_batch is not None,
+            "lastCommittedBatch": self._commits.committed_batch if is_open else None,
+            "isCommitting": is_open and self._commits.open_batch is not None,
             "cleanUpFailing": None if failing is None else asdict(failing),
         }
 
@@ -409,23 +505,25 @@ class StatefulJob:
             done, self._identity.partitions, self.last_commit, self._operator.declared, restarts
         )
 
-    async def _watch(self, query: WatchedQuery, patience: StopPatience) -> None:
-        """Runs on the commit thread's loop for as long as the query lives, and ends the job."""
+    def _look_after(self, query: WatchedQuery, patience: StopPatience) -> None:
+        """Runs on a thread of its own for as long as the query lives, and ends the job."""
         try:
             try:
-                await self._work_beside(query)
+                while self._thread.call(query.is_running):
+                    self._is_hurried.wait(_POLL_S)
+                    self._watch.look()
             except (TaskFencedError, CommitFailedError) as exc:
                 logger.warning("the query is stopped: error=%s", exc)
                 if isinstance(exc, TaskFencedError):
                     self.fenced = exc
                 else:
                     self.commit_failure = exc
-                await self._reign.blocking(query.stop)
+                self._thread.call(query.stop)
             patience.begin()
-            self._query_error = await self._reign.blocking(query.exception)
+            self._query_error = self._thread.call(query.exception)
             if self._query_error is not None and self.fenced is None:
-                self.fenced = await find_successor(self._reign)
-            await self._end(patience, is_committing=self.error is None)
+                self.fenced = self.find_successor()
+            self._end(patience, is_committing=self.error is None)
         except Exception as exc:
             logger.exception("the job did not end well")
             self.end_error = exc
@@ -434,66 +532,30 @@ class StatefulJob:
             patience.end()
             self._is_open = False
             self._note_end()
-            self._ended.set()
-            # Nobody may wait for it, and the loop cannot end its own thread.
-            threading.Thread(target=self.close, name="statekeep-close", daemon=True).start()
+            self.close()
 
-    async def _work_beside(self, query: WatchedQuery) -> None:
-        """Do what an active query needs besides its batches.
-
-        Raises:
-            TaskFencedError: Another driver has taken over, and no batch is there to find out.
-            CommitFailedError: The same of commits that failed.
-        """
-        fence_watch = FenceWatch(self._reign, self._clock)
-        patience_ms = self._config.task.commit_max_delay_ms // 2
-        committer, hand_over = self._reign.committer, self._idle.hand_over
-        repeats = HandOverRepeats(committer, hand_over, self._clock, patience_ms)
-        while await self._reign.blocking(query.is_running):
-            await self._pause()
-            if not self._turn.locked():
-                await fence_watch.look()
-            try:
-                await self._idle.look()
-                await repeats.look()
-            except RetriableError as exc:
-                logger.warning("the job log could not be written: error=%s", exc)
-
-    async def _hurry(self) -> None:
-        self._is_hurried.set()
-
-    async def _pause(self) -> None:
-        """Wait until it is time to look at the query again, or somebody waits for its end."""
-        nap = asyncio.ensure_future(self._clock.sleep(_POLL_S))
-        hurried = asyncio.ensure_future(self._is_hurried.wait())
-        try:
-            await asyncio.wait([nap, hurried], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            nap.cancel()
-            hurried.cancel()
-
-    async def _end(self, patience: StopPatience, *, is_committing: bool) -> None:
+    def _end(self, patience: StopPatience, *, is_committing: bool) -> None:
         """Commit what was delivered, within ``task.shutdown.ms``; then let the containers end."""
         timeout_s = patience.remaining_s() + _MARGIN_S
-        if not await self._reign.blocking(self._turn.acquire, timeout=timeout_s):
+        if not self._turn.acquire(timeout=timeout_s):
             logger.warning("the running batch does not end: timeout_s=%s", timeout_s)
             return
         try:
             if is_committing:
-                await self._idle.commit_last(patience)
+                self._watch.commit_last(patience)
         finally:
             patience.end()
-            await self._stop_containers(max(patience.remaining_s(), _MARGIN_S))
+            self._stop_containers(max(patience.remaining_s(), _MARGIN_S))
 
-    async def _stop_containers(self, timeout_s: float) -> None:
+    def _stop_containers(self, timeout_s: float) -> None:
         """Let the containers end once their uploads are done, if there still are executors."""
-        stopping = asyncio.ensure_future(self._reign.blocking(self._jobs.end_session))
-        await asyncio.wait([stopping], timeout=timeout_s)
+        stopping = self._thread.submit(self._thread.executor.run(self._jobs.end_session))
+        wait([stopping], timeout=timeout_s)
         while not stopping.done():
             self._jobs.anchor.give_up()
-            await asyncio.wait([stopping], timeout=_POLL_S)  # its job may begin only now
+            wait([stopping], timeout=_POLL_S)  # its job may begin only now
         try:
-            await stopping
+            stopping.result()
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
             logger.warning("containers end with their executors: error=%s", exc)
 
@@ -501,28 +563,29 @@ class StatefulJob:
         with self._commit_made:
             self.last_commit = summary
             self._commit_made.notify_all()
-        self.events.add("commit", **asdict(summary))
+        if self._clean_up is not None:
+            self._clean_up.start()
 
-    def _note_start(self, resumption: Resumption | None) -> None:
+    def _note_start(self, place: JobPlace, resumption: Resumption | None) -> None:
         self.events.add(
             "job-initialised",
             partitions=self._identity.partitions,
             stores=self._identity.stores,
             backends=self._config.store(STATE_STORE).backup_factories,
-            log_backend=self._reign.log_backend,
-            commit_position=self._reign.view.last_commit_position,
+            log_backend=place.log_backend,
+            commit_position=place.log.view.last_commit_position,
             committed=-1 if resumption is None else resumption.committed,
             head=-1 if resumption is None else resumption.head,
-            limits=[*source_limits(self._frame), *self._reign.limits],
+            limits=[*source_limits(self._frame), *place.limits],
         )
 
     def _note_end(self) -> None:
-        error, committer = self.error, self._reign.committer
+        error = self.error
         if isinstance(error, TaskFencedError):
             self.events.add("fenced", own_epoch=error.own_epoch, newer_epoch=error.newer_epoch)
         self.events.add(
             "stopped",
-            committed=committer.committed_batch,
+            committed=self._commits.committed_batch,
             head=self._batches.head,
             error=None if error is None else summary_of(error),
         )

@@ -5,8 +5,8 @@ from typing import Final
 
 from pyspark.sql.streaming.listener import StateOperatorProgress
 
+from statekeep.commit.committer import CommitSummary
 from statekeep.spark.driver.batch_loop import BatchStatistics
-from statekeep.spark.driver.commit_summary import CommitSummary
 
 NOT_MEASURED: Final = -1
 """Of a field of Spark's entry that this runtime does not count."""

@@ -8,14 +8,16 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame
 
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, TaskBatch
+from statekeep.checkpoint.records import BadMarkerRecord, BatchRecord, CommitRecord, TaskBatch
 from statekeep.errors import ReplayDivergedError, RestoreFailedError
 from statekeep.fault_points import fault_point
-from statekeep.spark.driver.history import EMPTY, VersionHistory
+from statekeep.spark.driver.commit_thread import CommitThread
+from statekeep.spark.driver.history import EMPTY, VersionHistory, replayed_record
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.processing import BatchProcessor, clock_of
-from statekeep.spark.driver.shadow import (
+from statekeep.spark.driver.replay import (
     SOURCE_HINT,
     RecordedBatch,
     boundaries_are_gone,
@@ -74,9 +76,8 @@ class Recovery:
         jobs: TaskJobs,
         processor: BatchProcessor,
         history: VersionHistory,
-        view: LogView,
-        on_replayed: Callable[[int], None],
-        on_bad_marker: Callable[[BadMarkerRecord], None],
+        log: LogSession,
+        thread: CommitThread,
         is_divergence_fatal: bool,
     ) -> None:
         """Wire the recovery.
@@ -87,9 +88,9 @@ class Recovery:
             jobs: The anchored jobs.
             processor: Processes one batch for some tasks.
             history: Which version each task has after each batch; replaced where tasks replay.
-            view: The job log, for commits and boundaries.
-            on_replayed: Appends the batch record of a replayed batch.
-            on_bad_marker: Appends the record of a marker that must not be used again.
+            log: Has commits and boundaries; takes the records of batches that replayed, and of
+                markers that must not be used again.
+            thread: Runs what the log is asked.
             is_divergence_fatal: Whether other output or changes than recorded are an error.
         """
         self._frame = frame
@@ -97,10 +98,16 @@ class Recovery:
         self._jobs = jobs
         self._processor = processor
         self._history = history
-        self._view = view
-        self._on_replayed = on_replayed
-        self._on_bad_marker = on_bad_marker
+        self._log = log
+        self._thread = thread
         self._is_divergence_fatal = is_divergence_fatal
+
+    @property
+    def _view(self) -> LogView:
+        return self._log.view
+
+    def _append(self, record: BatchRecord | BadMarkerRecord) -> None:
+        self._thread.run(self._log.append(record))
 
     def recover(
         self,
@@ -202,7 +209,7 @@ class Recovery:
         for failure in failures:
             summary.failures.append(f"{name} {failure['backend']}: {failure['error']}")
             if failure["is_marker_bad"]:
-                self._on_bad_marker(
+                self._append(
                     BadMarkerRecord(
                         backend=failure["backend"],
                         task=name,
@@ -234,7 +241,8 @@ class Recovery:
         )
         for batch in range(first + 1, head + 1):
             fault_point("replay.before_record")
-            self._on_replayed(batch)
+            tasks = self._history.of(batch)
+            self._append(replayed_record(self._location, self._view, batch, tasks))
         summary.replayed += range(first + 1, head + 1)
 
     def _replay_batch(

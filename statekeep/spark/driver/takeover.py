@@ -2,39 +2,96 @@
 
 import asyncio
 import logging
+import os
+import socket
+import uuid
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 from pyspark.errors import PySparkException
 
 from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import AttemptRecord
+from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity
 from statekeep.clock import Clock
+from statekeep.commit.committer import CommitSummary
+from statekeep.config.model import Config
 from statekeep.errors import (
     CheckpointCorruptError,
     CheckpointLocationError,
     CommitFailedError,
     ConfigError,
     StateBackupError,
+    TaskFencedError,
     UnknownFormatError,
 )
+from statekeep.fault_points import fault_point
 from statekeep.spark.driver.commit_records import bases_of, encoded_bases
-from statekeep.spark.driver.commit_summary import CommitSummary
-from statekeep.spark.driver.committer import Committer
-from statekeep.spark.driver.gathering import EntriesLackError, GatheredTasks, gather
+from statekeep.spark.driver.commit_thread import CommitThread
+from statekeep.spark.driver.job_commits import EntriesLackError, GatheredTasks, JobCommits, gather
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.new_query import KEY, is_new_query
-from statekeep.spark.tasks import partition_of, task_name
+from statekeep.spark.driver.new_query import KEY, first_commit, is_new_query
+from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
 from statekeep.spark.worker.job_spec import HandOverPlan
 
 logger = logging.getLogger(__name__)
 
+_HINT: Final = (
+    "go back to the former value, or start anew under another job.name with another checkpoint"
+    " location"
+)
+_HINTS: Final = {
+    "partitions": "go back to the former value, or give the state to a job with other tasks:"
+    " `statekeep rescale --partitions M --as JOB`"
+}
+
+
+def new_identity(config: Config, partitions: int, router: str, key_schema: str) -> JobIdentity:
+    """Return the identity of a job as it is configured now, with a fresh ``job_uid``."""
+    return JobIdentity(
+        job_uid=uuid.uuid4().hex,
+        job_name=config.job.name,
+        partitions=partitions,
+        router=router,
+        key_schema=key_schema,
+        stores={MAIN_OPERATOR: [STATE_STORE]},
+    )
+
+
+def settled_identity(commit: CommitRecord | None, expected: JobIdentity) -> JobIdentity:
+    """Return the identity of the job: that of its first commit, if there is one by now.
+
+    Args:
+        commit: The current commit.
+        expected: The job as it is configured now. Each driver of a new job draws a ``job_uid``; the
+            one in the first commit stays.
+
+    Raises:
+        ConfigError: Something drifted that must not: names both values.
+    """
+    if commit is None:
+        return expected
+    found = commit.identity
+    for name in ("job_name", "partitions", "router", "key_schema", "stores"):
+        before, now = getattr(found, name), getattr(expected, name)
+        if before != now:
+            raise ConfigError(
+                f"the job cannot go on with another {name}: before={before!r} now={now!r}",
+                hint=_HINTS.get(name, _HINT),
+            )
+    return found
+
+
 _ROLL_FORWARD_NS: Final = 10_000_000_000
 """How long a new driver waits for the uploads of the attempt that its predecessor left open."""
+
+_LOOKS: Final = 8
+"""At a checkpoint location beside a log that grows: a few batches are between two of them."""
 
 
 FindAbandoned = Callable[[HandOverPlan], Awaitable[Collection[int]]]
@@ -52,6 +109,141 @@ class Resumption:
     """H: every batch up to it counts."""
     is_new_query: bool = False
     """The state is there, and no batch of the query was ever processed."""
+
+
+class Takeover:
+    """Makes a driver the owner of its job. Blocking, on the thread that starts the query.
+
+    Order of calls: `check_location`, `check_followed` where it applies, `fence`, `take_over`.
+    """
+
+    def __init__(
+        self,
+        log: LogSession,
+        checkpoints: CheckpointStore,
+        location: CheckpointLocation,
+        thread: CommitThread,
+        *,
+        start_from: str | None,
+        clock: Clock,
+    ) -> None:
+        """Take what is needed.
+
+        Args:
+            log: Of the job; open.
+            checkpoints: Where the containers put their entries.
+            location: The query's checkpoint location.
+            thread: Runs what the log is asked.
+            start_from: The checkpoint id from which a new query is to go on, if the settings name one.
+            clock: For waits.
+        """
+        self._log = log
+        self._checkpoints = checkpoints
+        self._location = location
+        self._thread = thread
+        self._start_from = start_from
+        self._clock = clock
+
+    def check_location(self) -> None:
+        """Refuse a checkpoint location that is not the job's, before anyone is fenced.
+
+        An older driver that lives goes on in both, and they are not read at one moment: what does
+        not fit is looked at again if the log has grown meanwhile.
+
+        Raises:
+            CheckpointLocationError: It belongs to another job or query, is older, or is gone.
+            ConfigError: The job cannot go on from the checkpoint that the settings name.
+        """
+        for _ in range(_LOOKS - 1):
+            seen = self._log.view.next_position
+            try:
+                self._find_resumption()
+            except CheckpointLocationError as exc:
+                if self._thread.run(self._log.look()).next_position == seen:
+                    raise
+                logger.info("an older driver goes on, looking again: error=%s", exc)
+            else:
+                return
+        self._find_resumption()
+
+    def check_followed(self, own_epoch: int) -> None:
+        """Read the end of the log, before `fence`.
+
+        Raises:
+            TaskFencedError: A driver has taken over since ``own_epoch``.
+            RetriableError: The place of the log may answer later.
+        """
+        newer_epoch = self._thread.run(self._log.look()).epoch
+        if newer_epoch > own_epoch:
+            msg = "another driver has taken over this job"
+            raise TaskFencedError(msg, own_epoch=own_epoch, newer_epoch=newer_epoch)
+
+    def fence(self) -> None:
+        """Fence older drivers: nobody else settles the job's identity any more.
+
+        Raises:
+            ConfigError: The log has moved elsewhere.
+            TaskFencedError: Another driver has taken over meanwhile.
+        """
+        fault_point("epoch_record.before")
+        self._thread.run(self._log.take_over(f"{socket.gethostname()}:{os.getpid()}"))
+        fault_point("epoch_record.after")
+
+    def take_over(
+        self,
+        commits: JobCommits,
+        identity: JobIdentity,
+        find_abandoned: Callable[[HandOverPlan], Collection[int]],
+    ) -> Resumption | None:
+        """Roll finished uploads forward, and fix where this reign begins.
+
+        Where the job stands is read now, after the fence: until then an older driver may go on.
+
+        Args:
+            commits: Of this driver.
+            identity: Of the job, settled after `fence`.
+            find_abandoned: Asks the hosts; see `roll_forward`. Blocking.
+
+        Returns:
+            Where the job goes on, with the commit that was rolled forward; None for a new job.
+        """
+        resumption = self._find_resumption()
+        if resumption is None:
+            return None
+        return self._thread.run(self._take_over(resumption, commits, identity, find_abandoned))
+
+    async def _take_over(
+        self,
+        resumption: "Resumption",
+        commits: JobCommits,
+        identity: JobIdentity,
+        find_abandoned: Callable[[HandOverPlan], Collection[int]],
+    ) -> "Resumption":
+        current = self._log.view.last_commit
+        if resumption.is_new_query and current is not None and current.query is not None:
+            first = first_commit(current, identity, current.checkpoint_id, self._log.epoch)
+            await self._log.append(first)
+            logger.info(
+                "the state goes on under a new query: checkpoint_id=%s", first.checkpoint_id
+            )
+        rolled = await roll_forward(
+            resumption,
+            self._log.view,
+            self._checkpoints,
+            commits,
+            clock=self._clock,
+            find_abandoned=lambda plan: self._thread.executor.run(find_abandoned, plan),
+        )
+        committed = commits.committed_batch
+        fault_point("base_record.before")
+        await self._log.go_on_from(resumption.query_id, resumption.head)
+        fault_point("base_record.after")
+        if rolled is not None:
+            commits.tell(rolled)
+        return replace(resumption, committed=committed)
+
+    def _find_resumption(self) -> "Resumption | None":
+        return find_resumption(self._location, self._log.view, self._start_from)
 
 
 def find_resumption(
@@ -156,7 +348,7 @@ async def roll_forward(
     resumption: Resumption,
     view: LogView,
     checkpoints: CheckpointStore,
-    committer: Committer,
+    commits: JobCommits,
     *,
     clock: Clock,
     find_abandoned: FindAbandoned,
@@ -170,7 +362,7 @@ async def roll_forward(
         resumption: Where the job goes on.
         view: The job log.
         checkpoints: Where the containers put their entries.
-        committer: Writes the commit record.
+        commits: Writes the commit record.
         clock: For the wait.
         find_abandoned: Asked once if entries are lacking: for which tasks a wait is in vain.
 
@@ -195,7 +387,7 @@ async def roll_forward(
     try:
         plan = _plan(key, attempt, view)
         gathered = await _gather(plan, checkpoints, clock, find_abandoned)
-        return await committer.record_now(key, attempt, gathered)
+        return await commits.record_now(key, attempt, gathered)
     except (CommitFailedError, CheckpointCorruptError, UnknownFormatError) as exc:
         logger.error(  # noqa: TRY400 - the text says it all
             "open attempt cannot be completed, it is aborted: attempt=%d-%d batch=%d error=%s",

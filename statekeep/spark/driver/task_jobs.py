@@ -7,11 +7,13 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
+import asyncio
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,10 +30,11 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from statekeep.errors import RestoreFailedError
 from statekeep.spark.anchor import Anchor
-from statekeep.spark.driver.job_bar import Background, job_bar
 from statekeep.spark.initial_state import (
     InitialState,
     is_initial,
@@ -45,6 +48,77 @@ from statekeep.spark.worker.job_spec import BatchPlan, HandOverPlan, JobSpec, Re
 from statekeep.spark.worker.process import process_slot
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_AFTER_S: Final = 2.0
+_PERIOD_S: Final = 0.5
+
+
+class Background(Protocol):
+    """Runs coroutines beside a blocking call; `CommitThread` is one."""
+
+    def watch(self, work: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Start a coroutine; return what ends it."""
+        ...
+
+
+@contextmanager
+def job_bar(
+    spark: SparkSession, background: Background, description: str, console: Console | None = None
+) -> Generator[None]:
+    """Show how many tasks of the running Spark job are done, once it has lasted two seconds.
+
+    Nothing is shown where stderr is no terminal.
+
+    Args:
+        spark: The session that runs the job on this thread, inside the block.
+        background: Where the bar is drawn while this thread waits.
+        description: What people wait for.
+        console: Where to draw; None: stderr.
+    """
+    target = Console(stderr=True) if console is None else console
+    if not target.is_terminal:
+        yield
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tasks"),
+        TimeElapsedColumn(),
+        console=target,
+        auto_refresh=False,
+        transient=True,
+    )
+    row = bar.add_task(description, total=None)
+
+    async def draw() -> None:
+        await asyncio.sleep(_SHOWN_AFTER_S)
+        bar.start()
+        while True:
+            done, total = _tasks_of_newest_job(spark)
+            bar.update(row, completed=done, total=total)
+            bar.refresh()
+            await asyncio.sleep(_PERIOD_S)
+
+    stop = background.watch(draw)
+    try:
+        yield
+    finally:
+        stop()
+        bar.stop()
+
+
+def _tasks_of_newest_job(spark: SparkSession) -> tuple[int, int | None]:
+    """Return completed and all tasks of the stage that runs now; a local look-up."""
+    tracker = spark.sparkContext.statusTracker()
+    for job in sorted(tracker.getActiveJobsIds(), reverse=True):
+        info = tracker.getJobInfo(job)
+        for stage in sorted(info.stageIds if info is not None else [], reverse=True):
+            found = tracker.getStageInfo(stage)
+            if found is not None and found.numTasks:
+                return found.numCompletedTasks, found.numTasks
+    return 0, None
+
 
 _INLINE_BYTES: Final = 4 << 20
 """Most bytes of output of a batch that travel with the receipts, by way of the driver."""

@@ -104,7 +104,7 @@ async def test_a_clean_up_that_wakes_after_its_successor_harms_no_retained_commi
             await new.wait()
 
         asleep.set()
-        await old._housekeeper.wait()
+        await old._clean_up.wait()
 
         images = memory_place(str(tmp_path)).images
         retained = await retained_markers(tmp_path)

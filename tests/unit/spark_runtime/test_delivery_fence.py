@@ -2,25 +2,24 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from statekeep.errors import TaskFencedError
-from statekeep.spark.driver.delivery_fence import DeliveryFence
-from statekeep.spark.driver.reign import Reign
+from statekeep.spark.driver.batch_loop import DeliveryFence
 from statekeep.testing.clock import FakeClock
 
 FENCED = TaskFencedError("another driver has taken over", own_epoch=1, newer_epoch=2)
 
 
-class FakeReign:
-    """A reign that was taken over; counts the looks that find it out."""
+class FakeDriver:
+    """The log of a driver that was replaced, and its thread; counts the looks that find it out."""
 
     def __init__(self) -> None:
         self.looks = 0
 
-    async def look_for_successor(self) -> None:
+    async def check_fence(self) -> None:
         self.looks += 1
         raise FENCED
 
@@ -31,8 +30,9 @@ class FakeReign:
 class Rig:
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.reign = FakeReign()
-        self.fence = DeliveryFence(cast("Reign", self.reign), self.clock)
+        self.driver = FakeDriver()
+        driver: Any = self.driver
+        self.fence = DeliveryFence(driver, driver, self.clock)
         self.fence.begin()
 
 
@@ -43,7 +43,7 @@ def test_a_batch_that_is_delivered_at_once_costs_no_request() -> None:
         rig.fence.begin()
         rig.clock.advance(0.9)
         rig.fence.check()
-    assert rig.reign.looks == 0
+    assert rig.driver.looks == 0
 
 
 def test_a_driver_that_was_paused_after_the_record_looks_again() -> None:

@@ -23,12 +23,13 @@ from statekeep.checkpoint.records import (
     VoidRecord,
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.commit.clean_up import CleanUp, TaskSweep
 from statekeep.commit.clean_up_failures import CleanUpFailing
 from statekeep.commit.metrics import CommitMetrics
 from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError
-from statekeep.spark.driver.clean_up import CleanUp
+from statekeep.spark.driver.clean_up import job_clean_up
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import JobSpec
@@ -78,11 +79,11 @@ class Rig:
         await self.writer.append(void)
 
     def clean_up(self, *, partitions: int = 1, note: Note = no_note) -> CleanUp:
-        return CleanUp(
-            spec=self.spec,
-            partitions=partitions,
-            factories=self.factories,
-            writer=self.writer,
+        return job_clean_up(
+            self.spec,
+            partitions,
+            self.factories,
+            log=self.writer,
             checkpoints=self.checkpoints,
             executor=self.executor,
             clock=self.clock,
@@ -137,18 +138,19 @@ async def test_a_task_that_cannot_be_cleaned_up_keeps_no_other_from_it(
     clean_up = rig.clean_up(partitions=3)
     before = clean_up._clean_up_task
 
-    async def two_fail(partition: int, *rest: Any) -> None:
-        if partition:
-            error = RetriableError(f"down, on purpose, for {partition}")
+    async def two_fail(sweep: TaskSweep) -> None:
+        if sweep.task != task_name(0):
+            error = RetriableError(f"down, on purpose, for {sweep.task}")
             error.add_note("store=state")
             raise ExceptionGroup("clean-up failed", [error])
-        await before(partition, *rest)
+        await before(sweep)
 
     monkeypatch.setattr(clean_up, "_clean_up_task", two_fail)
     await clean_up.run()
     assert rig.state_blobs() == []
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        f"clean-up failed and will be repeated: error=down, on purpose, for {n}; store=state"
+        "clean-up failed and will be repeated: job=j error=down, on purpose, for"
+        f" {task_name(n)}; store=state"
         for n in (1, 2)
     ]
 
@@ -317,7 +319,7 @@ async def test_a_clean_up_that_wakes_after_another_driver_has_committed_harms_no
     await cleaning
     assert committed
     assert set(successor.state_blobs()) == committed
-    assert "clean-up stopped, another driver has taken over" in caplog.text
+    assert "clean-up stopped, another owner has taken over" in caplog.text
 
 
 @pytest.mark.asyncio

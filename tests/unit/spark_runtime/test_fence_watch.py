@@ -1,20 +1,21 @@
 """An idle driver finds out that it was replaced, and a busy one asks nothing for that."""
 
-from typing import cast
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from statekeep.checkpoint.log_view import LogView
 from statekeep.errors import RetriableError, TaskFencedError
-from statekeep.spark.driver.fence_watch import FenceWatch, find_successor
-from statekeep.spark.driver.reign import Reign
+from statekeep.spark.driver.query_watch import FenceWatch, find_successor
 from statekeep.testing.clock import FakeClock
 
 FENCED = TaskFencedError("another driver has taken over", own_epoch=1, newer_epoch=2)
 
 
-class FakeReign:
-    """A reign whose log is read by `look_for_successor`; also stands for its committer."""
+class FakeDriver:
+    """A driver whose log is read by `check_fence`; also stands for its commits and thread."""
 
     def __init__(self) -> None:
         self.view = LogView(next_position=5)
@@ -22,15 +23,14 @@ class FakeReign:
         self.answer: Exception | None = None
         self.known: Exception | None = None
 
-    @property
-    def committer(self) -> "FakeReign":
-        return self
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(work)
 
     def raise_if_fenced(self) -> None:
         if self.known is not None:
             raise self.known
 
-    async def look_for_successor(self) -> None:
+    async def check_fence(self) -> None:
         self.looks += 1
         if self.answer is not None:
             raise self.answer
@@ -38,55 +38,51 @@ class FakeReign:
 
 class Rig:
     def __init__(self) -> None:
-        self.reign = FakeReign()
+        self.driver = FakeDriver()
         self.clock = FakeClock()
-        self.watch = FenceWatch(cast("Reign", self.reign), self.clock)
+        driver: Any = self.driver
+        self.watch = FenceWatch(driver, driver, driver, self.clock)
 
-    async def look(self, times: int) -> None:
+    def look(self, times: int) -> None:
         for _ in range(times):
             self.clock.advance(0.25)
-            await self.watch.look()
+            self.watch.look()
 
 
-@pytest.mark.asyncio
-async def test_a_busy_stream_costs_no_request() -> None:
+def test_a_busy_stream_costs_no_request() -> None:
     rig = Rig()
     for _ in range(100):
-        rig.reign.view.next_position += 1
-        await rig.look(4)
-    assert rig.reign.looks == 0
+        rig.driver.view.next_position += 1
+        rig.look(4)
+    assert rig.driver.looks == 0
 
 
-@pytest.mark.asyncio
-async def test_an_idle_stream_costs_a_request_in_five_seconds() -> None:
+def test_an_idle_stream_costs_a_request_in_five_seconds() -> None:
     rig = Rig()
-    await rig.look(4 * 60)
-    assert rig.reign.looks == 11
+    rig.look(4 * 60)
+    assert rig.driver.looks == 11
 
 
-@pytest.mark.asyncio
-async def test_a_driver_that_was_replaced_is_told() -> None:
+def test_a_driver_that_was_replaced_is_told() -> None:
     rig = Rig()
-    rig.reign.answer = FENCED
+    rig.driver.answer = FENCED
     with pytest.raises(TaskFencedError):
-        await rig.look(4 * 6)
+        rig.look(4 * 6)
 
 
-@pytest.mark.asyncio
-async def test_what_the_committer_knows_is_told_at_once() -> None:
+def test_what_the_committer_knows_is_told_at_once() -> None:
     rig = Rig()
-    rig.reign.known = FENCED
+    rig.driver.known = FENCED
     with pytest.raises(TaskFencedError):
-        await rig.look(1)
-    assert rig.reign.looks == 0
+        rig.look(1)
+    assert rig.driver.looks == 0
 
 
-@pytest.mark.asyncio
-async def test_a_log_that_does_not_answer_is_asked_again_later() -> None:
+def test_a_log_that_does_not_answer_is_asked_again_later() -> None:
     rig = Rig()
-    rig.reign.answer = RetriableError("no answer")
-    await rig.look(4 * 12)
-    assert rig.reign.looks == 2
+    rig.driver.answer = RetriableError("no answer")
+    rig.look(4 * 12)
+    assert rig.driver.looks == 2
 
 
 @pytest.mark.asyncio
@@ -98,6 +94,6 @@ async def test_a_log_that_does_not_answer_is_asked_again_later() -> None:
 async def test_a_driver_whose_query_failed_asks_whether_it_was_replaced(
     answer: Exception | None, found: Exception | None
 ) -> None:
-    reign = FakeReign()
-    reign.answer = answer
-    assert await find_successor(cast("Reign", reign)) is found
+    driver: Any = FakeDriver()
+    driver.answer = answer
+    assert await find_successor(driver) is found

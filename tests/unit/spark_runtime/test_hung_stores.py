@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from driver_kit import Driver
 from file_server_kit import FileServer, config_of_job_on, file_server
 from log_kit import batch_record, commit_record
 from pyspark.sql.streaming.query import StreamingQuery
@@ -15,10 +16,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statekeep.clock import Clock, SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import BackendClosedError
-from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.reign import Reign
+from statekeep.spark.driver.query_watch import QueryWatch
 from statekeep.spark.query_run import QueryRun
 from statekeep.testing.clock import FakeClock
 
@@ -44,6 +44,9 @@ class FakeLocation:
 
     def require(self, _name: str) -> str:
         return '{"id":"q"}'
+
+    def newest(self, _log: str) -> int:
+        return -1
 
 
 class FakeQuery:
@@ -72,9 +75,9 @@ class FakeQuery:
         return True
 
 
-def begin(reign: Reign) -> None:
-    reign.open(1)
-    reign.begin(reign.fence(commit_record(1, 0).identity), "7-1")
+def begin(driver: Driver) -> None:
+    driver.open(1)
+    driver.begin(driver.fence(commit_record(1, 0).identity), "7-1")
 
 
 def job_with(config: Config, clock: Clock) -> StatefulJob:
@@ -90,20 +93,38 @@ def job_with(config: Config, clock: Clock) -> StatefulJob:
         sink=unused,
         clock=clock,
     )
-    begin(job._reign)
+    driver = Driver(config, location)
+    driver.thread.close()
+    driver.thread = job._thread
+    begin(driver)
+    job._place = driver.place
 
     async def nothing(*_: object) -> None:
         pass
 
     committer: Any = SimpleNamespace(
-        open_batch=None, open_plan=None, committed_batch=-1, raise_if_fenced=lambda: None
+        open_batch=None,
+        open_plan=None,
+        committed_batch=-1,
+        raise_if_fenced=lambda: None,
+        settle=nothing,
     )
     jobs: Any = SimpleNamespace(
         anchor=SimpleNamespace(give_up=lambda: None), end_session=lambda: None
     )
-    idle: Any = SimpleNamespace(look=nothing, commit_last=nothing, hand_over=nothing)
-    job._reign._committer, job._jobs, job._idle = committer, jobs, idle
-    job._batches = cast("Any", SimpleNamespace(head=-1))
+    batches: Any = SimpleNamespace(head=-1)
+    job._commits, job._jobs, job._batches = committer, jobs, batches
+    job._watch = QueryWatch(
+        thread=job._thread,
+        log=driver.log,
+        commits=committer,
+        batches=batches,
+        jobs=jobs,
+        location=location,
+        turn=job._turn,
+        settings=config.task,
+        clock=clock,
+    )
     return job
 
 
@@ -135,16 +156,15 @@ def test_a_stop_of_a_job_whose_store_answers_gives_up_nothing(
 
 
 def test_a_batch_that_waits_for_its_record_fails(config: Config, server: FileServer) -> None:
-    clock = FakeClock()
-    reign = Reign(config, cast("CheckpointLocation", FakeLocation()), clock, EventList(clock))
-    begin(reign)
+    driver = Driver(config, FakeLocation())
+    begin(driver)
     is_over = threading.Event()
-    reign.give_up_calls_once(is_over.is_set)
+    driver.thread.give_up_calls_once(is_over.is_set)
     server.is_dead = True
     with ThreadPoolExecutor(1) as batch_thread:
-        appending = batch_thread.submit(reign.append, batch_record(0))
+        appending = batch_thread.submit(driver.append, batch_record(0))
         assert server.hung_calls.acquire(timeout=10)
         is_over.set()
         with pytest.raises(BackendClosedError, match=r"call=.*FileServer\.answer"):
             appending.result(10)
-    reign.close()
+    driver.close()

@@ -7,7 +7,7 @@ import pytest
 
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.errors import ConfigError
-from statekeep.spark.driver.identity import settled_identity
+from statekeep.spark.driver.takeover import settled_identity
 
 FIRST = JobIdentity(
     job_uid="u",

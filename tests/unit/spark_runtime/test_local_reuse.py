@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from log_kit import UID, commit_record
 from newer_frames import of_next_format
 from restore_kit import sealed_anew
 
+from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import TaskBatch
 from statekeep.checkpoint.version_id import VersionId
@@ -189,9 +191,8 @@ def recover(jobs: FakeJobs, head: int, commits: Sequence[int], batches: Sequence
         jobs=cast("TaskJobs", jobs),
         processor=unused,
         history=history,
-        view=view,
-        on_replayed=unused,
-        on_bad_marker=unused,
+        log=cast("LogSession", SimpleNamespace(view=view)),
+        thread=unused,
         is_divergence_fatal=False,
     )
     recovery.recover([0], head, is_thorough=True)

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
+from driver_kit import Driver
 from log_kit import commit_record
 from typer.testing import CliRunner
 
@@ -21,11 +21,7 @@ from statekeep.config.load import (
 )
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.reign import Reign
 from statekeep.spark.query_defaults import with_query_defaults
-from statekeep.testing.clock import FakeClock
 
 HDFS = "statekeep.backends.hdfs.factory.HdfsBackendFactory"
 
@@ -62,7 +58,7 @@ class Job:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.location = EmptyLocation(root / "checkpoint")
-        self.reigns: list[Reign] = []
+        self.drivers: list[Driver] = []
         self.named = self.place("near") | self.place("far")
 
     def place(self, name: str, factory: str = "blob") -> dict[str, str]:
@@ -86,21 +82,19 @@ class Job:
         }
         return config.with_defaults(defaults, source="the query")
 
-    def start(self, config: Config) -> Reign:
-        clock = FakeClock()
-        location = cast("CheckpointLocation", self.location)
-        reign = Reign(config, location, clock, EventList(clock))
-        self.reigns.append(reign)
-        reign.open(1)
-        return reign
+    def start(self, config: Config) -> Driver:
+        driver = Driver(config, self.location)
+        self.drivers.append(driver)
+        driver.open(1)
+        return driver
 
-    def begin(self, config: Config) -> Reign:
+    def begin(self, config: Config) -> Driver:
         """Start a driver that writes the first commit of a new job, and stop it."""
-        reign = self.start(config)
+        driver = self.start(config)
         identity = commit_record(1, 0).identity
-        reign.begin(reign.fence(identity), "7-1")
-        reign.close()
-        return reign
+        driver.begin(driver.fence(identity), "7-1")
+        driver.close()
+        return driver
 
     def command(self, line: str, settings: Mapping[str, str]) -> str:
         given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -120,8 +114,8 @@ class LoglessFactory(BlobBackendFactory):
 def job(tmp_path: Path) -> Iterator[Job]:
     job = Job(tmp_path)
     yield job
-    for reign in job.reigns:
-        reign.close()
+    for driver in job.drivers:
+        driver.close()
 
 
 def as_properties(path: Path, settings: Mapping[str, str]) -> Config:
@@ -207,9 +201,9 @@ def test_a_log_that_an_earlier_version_put_beside_the_location_goes_on_there(
     config = load_dict(job.listing(listed))
     assert job.begin(job.complete_as_before(config)).log_backend == "blob"
     with caplog.at_level(logging.WARNING, "statekeep"):
-        reign = job.start(job.complete(config))
-    assert reign.log_backend == "blob"
-    assert reign.view.last_commit is not None
+        driver = job.start(job.complete(config))
+    assert driver.log_backend == "blob"
+    assert driver.view.last_commit is not None
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "set job.log.backend=blob and blob.store.uri=file://" in warning
 
@@ -223,9 +217,9 @@ def test_such_a_log_is_found_and_moved_as_the_warning_says(job: Job) -> None:
     }
     assert "commit" in job.command("events", settings | place)
     job.command("migrate-log --to near --yes", settings | place)
-    reign = job.start(job.complete(load_dict(settings)))
-    assert reign.log_backend == "near"
-    assert reign.view.last_commit is not None
+    driver = job.start(job.complete(load_dict(settings)))
+    assert driver.log_backend == "near"
+    assert driver.view.last_commit is not None
     assert "commit" in job.command("events", settings)
 
 

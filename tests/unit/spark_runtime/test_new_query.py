@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import msgspec
 import pytest
+from driver_kit import Driver
 from log_kit import attempt_record, batch_record
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -23,14 +23,10 @@ from statekeep.checkpoint.records import (
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError
-from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.new_query import first_commit, query_state, with_query
-from statekeep.spark.driver.reign import Reign
 from statekeep.spark.driver.takeover import Resumption, find_resumption
 from statekeep.spark.starting_point import StartingPoint, find_starting_point
-from statekeep.spark.worker.job_spec import JobSpec
-from statekeep.testing.clock import FakeClock
 
 IDENTITY = JobIdentity(job_uid="u", job_name="j", partitions=1)
 CLICKS = SystemStreamPartition("kafka", "page.clicks", 0)
@@ -265,7 +261,7 @@ class Job:
             "blob.store.uri": root.as_uri(),
         }
         self.location = Location("old", 7, {"offsets/8": batch_record(8).offsets})
-        self.reigns: list[Reign] = []
+        self.drivers: list[Driver] = []
         old = self.open()
         old.fence(IDENTITY)
         for record in (
@@ -275,60 +271,56 @@ class Job:
         ):
             self.append(old, record)
 
-    def open(self, **settings: str) -> Reign:
-        clock = FakeClock()
+    def open(self, **settings: str) -> Driver:
         config = load_dict(self.settings | {k.replace("__", "."): v for k, v in settings.items()})
-        reign = Reign(config, cast("CheckpointLocation", self.location), clock, EventList(clock))
-        self.reigns.append(reign)
-        reign.open(1)
-        return reign
+        driver = Driver(config, self.location)
+        self.drivers.append(driver)
+        driver.open(1)
+        return driver
 
-    def start(self, **settings: str) -> tuple[Reign, Resumption | None]:
+    def start(self, **settings: str) -> tuple[Driver, Resumption | None]:
         """Return a driver that has taken over, and where it goes on."""
-        reign = self.open(**settings)
-        reign.check_location()
-        identity = reign.fence(IDENTITY)
-        # For the clean-up, which is not run.
-        spec = cast("JobSpec", SimpleNamespace(config=load_dict({}, "test")))
-        return reign, reign.take_over(spec, identity, lambda _: None, lambda _: ())
+        driver = self.open(**settings)
+        driver.check_location()
+        return driver, driver.take_over(driver.fence(IDENTITY))
 
-    def append(self, reign: Reign, record: Record) -> None:
-        assert reign._writer is not None
-        reign.run(reign._writer.append(record))
+    def append(self, driver: Driver, record: Record) -> None:
+        driver.append(record)
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path)
     yield made
-    for reign in made.reigns:
-        reign.close()
+    for driver in made.drivers:
+        driver.close()
 
 
 def test_a_takeover_leaves_everything_of_the_old_query_behind_but_the_commit(job: Job) -> None:
     job.location = Location()
-    reign, resumption = job.start(job__start__from__checkpoint="7-1")
+    driver, resumption = job.start(job__start__from__checkpoint="7-1")
     assert resumption == NEW_QUERY
-    view = reign.view
+    view = driver.view
     assert view.last_commit is not None
     assert (view.last_commit.batch, view.last_commit.versions) == (-1, OLD.versions)
     assert (view.batches, view.open_attempts, view.void_attempts) == ({}, {}, {(1, 1)})
-    assert reign.committer.committed_batch == -1
-    assert reign.retained_batches() == [-1]
+    assert driver.commits is not None
+    assert driver.commits.committed_batch == -1
+    assert driver.retained_batches == [-1]
 
 
 def test_the_first_batch_call_records_the_new_query_and_a_restart_finds_it(job: Job) -> None:
     job.location = Location()
-    reign, _ = job.start(job__start__from__checkpoint="7-1")
+    driver, _ = job.start(job__start__from__checkpoint="7-1")
     job.location.id, job.location.files = "new", begun_at(page_clicks=5, views=9).files
-    reign.begin(IDENTITY, "9-9")
-    commit = reign.view.last_commit
+    driver.begin(IDENTITY, "9-9")
+    commit = driver.view.last_commit
     assert commit is not None
     assert commit.checkpoint_id == "7-1"
     for settings in ({"job__start__from__checkpoint": "7-1"}, {}):
         again, resumption = job.start(**settings)
         assert resumption == Resumption("new", -1, -1)
-        assert again.retained_batches() == [-1]
+        assert again.retained_batches == [-1]
 
 
 def test_a_refused_start_changes_nothing(job: Job) -> None:
@@ -339,7 +331,7 @@ def test_a_refused_start_changes_nothing(job: Job) -> None:
 
 
 def test_the_starting_point_is_that_of_the_newest_commit(job: Job) -> None:
-    for reign in job.reigns:
-        reign.close()
+    for driver in job.drivers:
+        driver.close()
     start = find_starting_point(job.settings)
     assert start == StartingPoint("7-1", {CLICKS: "4", VIEWS: "8"})

@@ -2,9 +2,10 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from driver_kit import Driver
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from typer.testing import CliRunner
 
@@ -18,10 +19,7 @@ from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError
 from statekeep.inspection.new_job import begin_job
 from statekeep.spark.anchor import ROUTER
-from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.identity import new_identity, settled_identity
-from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.reign import Reign
+from statekeep.spark.driver.takeover import new_identity, settled_identity
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
@@ -30,7 +28,6 @@ from statekeep.spark.state_reader import read_state
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
-from statekeep.testing.clock import FakeClock
 
 KEY = StructType([StructField("user", StringType())])
 VALUE = StructType([StructField("n", LongType())])
@@ -118,10 +115,8 @@ async def make_job(directory: Path) -> None:
         await job.finish(QueryState(query_id="q", metadata='{"id":"q"}', offsets="v1", commit="v1"))
 
 
-def open_reign(directory: Path, name: str, *, newest: int = BATCH) -> Reign:
-    clock = FakeClock()
-    location = cast("CheckpointLocation", FakeLocation("q", newest))
-    return Reign(load_dict(settings(directory, name)), location, clock, EventList(clock))
+def open_driver(directory: Path, name: str, *, newest: int = BATCH) -> Driver:
+    return Driver(load_dict(settings(directory, name)), FakeLocation("q", newest))
 
 
 def rescale(directory: Path, partitions: int) -> Any:
@@ -150,41 +145,41 @@ def test_every_key_is_in_the_task_to_which_spark_will_route_it(job: Path, partit
 
 def test_a_driver_takes_the_rescaled_job_for_its_own_with_the_new_number_alone(job: Path) -> None:
     rescale(job, 3)
-    reign = open_reign(job, "rescaled")
+    driver = open_driver(job, "rescaled")
     try:
-        commit = reign.open(3)
+        commit = driver.open(3)
         config = load_dict(settings(job, "rescaled"))
         expected = new_identity(config, 3, ROUTER, KEY.simpleString())
         assert settled_identity(commit, expected).partitions == 3
         with pytest.raises(ConfigError, match="another partitions: before=3 now=4"):
             settled_identity(commit, new_identity(config, 4, ROUTER, KEY.simpleString()))
-        reign.check_location()
-        assert reign.view.last_commit is not None
-        assert (reign.view.last_commit.batch, len(reign.view.last_commit.versions)) == (BATCH, 3)
-        assert not reign.view.batches
-        assert not reign.view.open_attempts
+        driver.check_location()
+        assert driver.view.last_commit is not None
+        assert (driver.view.last_commit.batch, len(driver.view.last_commit.versions)) == (BATCH, 3)
+        assert not driver.view.batches
+        assert not driver.view.open_attempts
     finally:
-        reign.close()
+        driver.close()
 
 
 def test_a_location_that_has_gone_on_meanwhile_is_refused(job: Path) -> None:
     rescale(job, 3)
-    reign = open_reign(job, "rescaled", newest=BATCH + 1)
+    driver = open_driver(job, "rescaled", newest=BATCH + 1)
     try:
-        reign.open(3)
+        driver.open(3)
         with pytest.raises(CheckpointLocationError, match="not of one time"):
-            reign.check_location()
+            driver.check_location()
     finally:
-        reign.close()
+        driver.close()
 
 
 def test_a_job_whose_number_of_tasks_changed_without_it_is_told_so(job: Path) -> None:
-    reign = open_reign(job, "counts")
+    driver = open_driver(job, "counts")
     try:
-        commit = reign.open(3)
+        commit = driver.open(3)
         config = load_dict(settings(job))
         with pytest.raises(ConfigError, match="another partitions") as caught:
             settled_identity(commit, new_identity(config, 8, ROUTER, KEY.simpleString()))
         assert any("statekeep rescale" in hint for hint in caught.value.hints)
     finally:
-        reign.close()
+        driver.close()

@@ -4,8 +4,8 @@ from typing import cast
 
 import pytest
 
-from statekeep.spark.driver.committer import Committer
-from statekeep.spark.driver.stop_patience import StopPatience
+from statekeep.spark.driver.job_commits import JobCommits
+from statekeep.spark.driver.query_watch import StopPatience
 from statekeep.testing.clock import FakeClock
 
 
@@ -26,7 +26,7 @@ class Rig:
         self.is_stopping = False
         self.committer = FakeCommitter()
         self.clock = FakeClock()
-        committer = cast("Committer", self.committer)
+        committer = cast("JobCommits", self.committer)
         self.given_up = 0
         self.patience = StopPatience(
             committer, self._ask, self._give_up, self.clock, patience_ms=2000

@@ -24,11 +24,11 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord, JobIdentity, QueryState, Record
 from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, encode_attempt_entry
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.commit.committer import CommitSummary
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
-from statekeep.spark.driver.commit_summary import CommitSummary
-from statekeep.spark.driver.committer import Committer
+from statekeep.spark.driver.job_commits import JobCommits
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
 from statekeep.spark.tasks import STATE_STORE, task_name
@@ -199,8 +199,8 @@ class Reigns:
         await self.checkpoints.write("1-1", task_name(partition), data)
 
     async def roll_forward(self, head: int = 2) -> CommitSummary | None:
-        committer = Committer(
-            writer=self._successor,
+        committer = JobCommits(
+            log=self._successor,
             checkpoints=self.checkpoints,
             gate=CommitGate(load_dict({"job.name": "job"}).task),
             clock=self.clock,

@@ -25,7 +25,7 @@ from statekeep.checkpoint.serde import (
     encode_checkpoint_v2,
 )
 from statekeep.errors import KeyUnavailableError
-from statekeep.spark.driver.gathering import GatheredTasks
+from statekeep.spark.driver.job_commits import GatheredTasks
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import HandOverPlan
 
@@ -106,8 +106,9 @@ async def test_each_upload_is_told_once_it_is_found() -> None:
     assert rig.committer.open_batch == 0
     await rig.finish(plan, 0)
     await rig.committer.settle(60)
-    assert [(kind, details["task"]) for kind, details in rig.notes[1:]] == [
-        ("task-uploaded", "Partition 0")
+    assert [(kind, details.get("task")) for kind, details in rig.notes[1:]] == [
+        ("task-uploaded", "Partition 0"),
+        ("commit", None),
     ]
 
 

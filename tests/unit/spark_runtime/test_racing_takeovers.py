@@ -4,10 +4,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
+from driver_kit import Driver
 from log_kit import batch_record, commit_record
 from outage_kit import cut_off
 
@@ -15,10 +15,6 @@ from statekeep.backends.blob.admin import BlobAdmin
 from statekeep.checkpoint.records import JobIdentity
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError, RetriableError, TaskFencedError
-from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.reign import Reign
-from statekeep.testing.clock import FakeClock
 
 
 class FakeLocation:
@@ -56,26 +52,24 @@ class Drivers:
             "blob.store.uri": f"file://{root}",
         }
         self.location = FakeLocation()
-        self.reigns: list[Reign] = []
+        self.opened: list[Driver] = []
 
-    def open(self, tasks: int | None = 1) -> Reign:
-        clock = FakeClock()
-        location = cast("CheckpointLocation", self.location)
-        reign = Reign(load_dict(self.settings), location, clock, EventList(clock))
-        self.reigns.append(reign)
-        reign.open(tasks)
-        return reign
+    def open(self, tasks: int | None = 1) -> Driver:
+        driver = Driver(load_dict(self.settings), self.location)
+        self.opened.append(driver)
+        driver.open(tasks)
+        return driver
 
-    def begin(self, *, batches: int) -> Reign:
+    def begin(self, *, batches: int) -> Driver:
         """Return a driver that has ended so many batches."""
-        reign = self.open()
-        reign.begin(reign.fence(identity("first")), "7-1")
+        driver = self.open()
+        driver.begin(driver.fence(identity("first")), "7-1")
         for batch in range(batches):
-            self.end(reign, batch)
-        return reign
+            self.end(driver, batch)
+        return driver
 
-    def end(self, reign: Reign, batch: int) -> None:
-        reign.append(batch_record(batch))
+    def end(self, driver: Driver, batch: int) -> None:
+        driver.append(batch_record(batch))
         self.location.newest_commit = batch
 
 
@@ -87,8 +81,8 @@ def identity(uid: str) -> JobIdentity:
 def drivers(tmp_path: Path) -> Iterator[Drivers]:
     drivers = Drivers(tmp_path)
     yield drivers
-    for reign in drivers.reigns:
-        reign.close()
+    for driver in drivers.opened:
+        driver.close()
 
 
 def test_an_older_driver_that_goes_on_meanwhile_keeps_nobody_from_a_start(
@@ -117,7 +111,7 @@ def test_a_driver_that_its_backend_refuses_leaves_no_thread(
     before = set(threading.enumerate())
     with pytest.raises((ConfigError, RetriableError)):
         drivers.open()
-    drivers.reigns[0].close()
+    drivers.opened[0].close()
     assert set(threading.enumerate()) <= before
 
 

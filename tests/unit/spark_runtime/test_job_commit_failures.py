@@ -194,7 +194,7 @@ async def test_an_error_that_nobody_foresaw_fails_the_attempt_and_is_logged(
     plan = await rig.begin(0, {0: ""})
     await rig.committer.handed_over(plan, {})
     await rig.committer.settle(60)
-    assert [r.levelno for r in caplog.records if "follower" in r.message] == [logging.ERROR]
+    assert [r.levelno for r in caplog.records if "unexpectedly" in r.message] == [logging.ERROR]
     with pytest.raises(CommitFailedError, match="LookupError: a bug"):
         await rig.begin(1, {0: ""})
 

@@ -1,0 +1,256 @@
+"""What comes after a commit, off its path: release, deletion of what only that reaches, trim (R8)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from statekeep.checkpoint.checkpoints import CheckpointV2, TaskName
+from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.log_view import LogView, usable_checkpoint
+from statekeep.checkpoint.note import Note, no_note
+from statekeep.checkpoint.records import CommitRecord, ReleaseRecord, UnpinRecord
+from statekeep.clock import Clock
+from statekeep.commit.clean_up_failures import CleanUpFailing, CleanUpFailures, is_damage
+from statekeep.commit.retention import (
+    ReachingCommits,
+    closed_attempts,
+    commits_in_reach,
+    commits_to_release,
+    expired_pins,
+)
+from statekeep.config.model import CheckpointSettings
+from statekeep.errors import CheckpointCorruptError, TaskFencedError
+from statekeep.fault_points import fault_point
+
+logger = logging.getLogger(__name__)
+
+_RUNS_A_LOOK: Final = 100
+"""A look at all entries passes over the events of all reigns, which a long reign has many of."""
+
+Attempts = Sequence[tuple[int, int]]
+"""(epoch, attempt) of each, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSweep:
+    """What a view of the log says of one task."""
+
+    task: TaskName
+    closed: Attempts
+    """Released or void: what only they reach is deleted."""
+    retained: Sequence[CheckpointV2] = ()
+    """Those in reach of what is closed."""
+    newest: CheckpointV2 | None = None
+    damage: CheckpointCorruptError | None = None
+    """Why nothing can be said."""
+
+    @classmethod
+    def of(
+        cls,
+        task: TaskName,
+        closed: Attempts,
+        reaching: ReachingCommits,
+        newest: CommitRecord | None,
+    ) -> "TaskSweep":
+        """Look at one task."""
+        try:
+            return cls(
+                task,
+                closed,
+                reaching.checkpoints(task),
+                None if newest is None else usable_checkpoint(newest, task, reaching.bad_markers),
+            )
+        except CheckpointCorruptError as exc:
+            return cls(task, closed, damage=exc)
+
+
+async def drop_nothing() -> None:
+    """Drop no local versions: others do."""
+
+
+class CleanUp:
+    """Runs after each commit on the event loop that makes them; one run at a time.
+
+    A release record comes before any deletion: it fails for an owner that was fenced, who then
+    deletes nothing. A run that fails or is cut off is made up for by the next one, also by the next
+    owner: what is released or void stays in the log until its blobs are gone. Damage, such as a lost
+    index of a pinned commit, stops the deletions of its own task only. They are made up for once it
+    is mended: each run also takes what attempts have left that the log no longer names.
+    """
+
+    def __init__(
+        self,
+        log: LogSession,
+        tasks: Sequence[TaskName],
+        delete: Callable[[TaskSweep], Awaitable[None]],
+        retention: CheckpointSettings,
+        clock: Clock,
+        *,
+        checkpoints: CheckpointStore | None = None,
+        drop_versions: Callable[[], Awaitable[None]] = drop_nothing,
+        trim_after: int = 0,
+        on_fenced: Callable[[TaskFencedError], None] = lambda _: None,
+        note: Note = no_note,
+        subject: str = "",
+    ) -> None:
+        """Take what a run needs.
+
+        Args:
+            log: Says what is retained and what is closed.
+            tasks: Of the log.
+            delete: Deletes in the backends, for one task.
+            retention: Which commits stay.
+            clock: For their age.
+            checkpoints: Has an entry of each task for each attempt; None: there are none.
+            drop_versions: Removes local versions that recovery does not need.
+            trim_after: Records that may be dropped before a trim is worth its calls; 0: after each run
+                that had something to delete.
+            on_fenced: Told when another owner has taken over.
+            note: Told of every run that had something to delete.
+            subject: For logs: whose clean-up it is, as ``key=value``.
+        """
+        self._log = log
+        self._tasks = tasks
+        self._delete = delete
+        self._retention = retention
+        self._clock = clock
+        self._checkpoints = checkpoints
+        self._drop_versions = drop_versions
+        self._trim_after = trim_after
+        self._on_fenced = on_fenced
+        self._note = note
+        self._subject = subject
+        self._failures = CleanUpFailures(clock, note, subject=subject)
+        self._runs: set[asyncio.Task[None]] = set()
+        """At most two: one that runs and one that waits for it."""
+        self._running = asyncio.Lock()
+        self._ended_well = 0
+        """How many runs."""
+        self._trimmed_to = 0
+        self.is_waiting = False
+        """Whether a run is to begin once the one before it has ended: it does for all commits."""
+
+    @property
+    def failing(self) -> CleanUpFailing | None:
+        """As `CleanUpFailures.failing`."""
+        return self._failures.failing
+
+    def start(self) -> None:
+        """Begin a run, unless one waits for its turn already."""
+        if not self.is_waiting:
+            self.is_waiting = True
+            run = asyncio.create_task(self.run(), name=f"clean-up {self._subject}")
+            self._runs.add(run)
+            run.add_done_callback(self._runs.discard)
+
+    async def wait(self) -> None:
+        """Wait for the runs that were started."""
+        if runs := set(self._runs):
+            await asyncio.wait(runs)
+
+    async def close(self, timeout_s: float) -> None:
+        """Let what runs end, at most so long; what is cut off is made up for after the next start."""
+        if runs := list(self._runs):
+            await asyncio.wait(runs, timeout=timeout_s)
+            for run in runs:
+                run.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
+
+    async def run(self) -> None:
+        """Release, delete, trim; a failure is reported and is made up for after the next commit."""
+        self.is_waiting = True
+        async with self._running:
+            self.is_waiting = False
+            try:
+                await self._run()
+            except TaskFencedError as exc:
+                logger.warning("clean-up stopped, another owner has taken over: error=%s", exc)
+                self._on_fenced(exc)
+            except Exception as exc:  # noqa: BLE001 - whatever a plug-in raises: the next one repeats it
+                self._failures.failed(exc)
+
+    async def _run(self) -> None:
+        released = await self._release()
+        await self._drop_versions()  # first: a backend that is away must not fill the disk
+        view = self._log.view
+        closed = closed_attempts(view)
+        damage = await self._delete_all(view, closed) if closed else None
+        await self._delete_entries(closed)
+        view.forget_collected(closed)
+        await self._trim(has_closed=bool(closed))
+        if not closed:
+            return
+        self._ended_well += 1
+        logger.info(
+            "clean-up done: %s attempts=%d released=%d", self._subject, len(closed), released
+        )
+        self._note("clean-up", attempts=len(closed), released=released)
+        if damage is None:
+            self._failures.ended_well()
+        else:
+            self._failures.failed(damage)
+
+    async def _release(self) -> int:
+        """Release what is no longer worth keeping; return how many commits that were."""
+        now_ms = self._clock.time_ns() // 1_000_000
+        for name in expired_pins(self._log.view, now_ms):
+            await self._log.append(UnpinRecord(name=name))
+        positions = commits_to_release(self._log.view, self._retention, now_ms)
+        if positions:
+            # An owner that was fenced finds out here, before anything is deleted.
+            fault_point("release.before")
+            await self._log.append(ReleaseRecord(positions=positions))
+            fault_point("release.after")
+        return len(positions)
+
+    async def _delete_all(self, view: LogView, closed: Attempts) -> Exception | None:
+        """Clean up every task, whatever goes wrong with others; return what is damaged, if anything.
+
+        Damage must not stop the trim of the log: what it stops from being deleted is found by a later
+        run, once it is mended.
+
+        Raises:
+            ExceptionGroup: What went wrong, if some of it is no damage.
+        """
+        # All of one view: commits may come while the first tasks are cleaned up.
+        newest = view.last_commit
+        try:
+            reaching = await commits_in_reach(view, closed, self._log.read_commits)
+        except CheckpointCorruptError as exc:
+            return exc
+        sweeps = [TaskSweep.of(task, closed, reaching, newest) for task in self._tasks]
+        done = await asyncio.gather(*map(self._clean_up_task, sweeps), return_exceptions=True)
+        errors = [error for error in done if error is not None]
+        if not errors:
+            return None
+        damage = [e for e in errors if isinstance(e, Exception) and is_damage(e)]
+        if len(damage) == len(errors):
+            return ExceptionGroup("tasks have damaged backups", damage)
+        raise BaseExceptionGroup("tasks could not be cleaned up", errors)
+
+    async def _clean_up_task(self, sweep: TaskSweep) -> None:
+        if sweep.damage is not None:
+            raise sweep.damage
+        await self._delete(sweep)
+
+    async def _delete_entries(self, closed: Attempts) -> None:
+        """Delete the tasks' entries of attempts, and those of late writers that nobody names any more."""
+        if self._checkpoints is None or not closed:
+            return
+        late: Collection[tuple[int, int]] = ()
+        if self._ended_well % _RUNS_A_LOOK == 0:
+            late = await self._checkpoints.attempts()
+        for epoch, attempt in {*closed, *late}:
+            if (epoch, attempt) <= closed[-1]:
+                await self._checkpoints.delete(f"{epoch}-{attempt}")
+
+    async def _trim(self, *, has_closed: bool) -> None:
+        floor = self._log.view.lowest_needed
+        count = floor - self._trimmed_to
+        if (has_closed and count >= self._trim_after) or (count > 0 and self._log.is_trim_wanted):
+            fault_point("trim.before")
+            await self._log.trim(floor)
+            self._trimmed_to = floor

@@ -1,0 +1,293 @@
+"""What a query needs besides its batches: commits while it is idle, looks for a successor, its end."""
+
+# The JVM's errors have no types.
+# pyright: reportMissingTypeStubs=false
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
+
+from statekeep.checkpoint.log_session import LogSession
+from statekeep.clock import Clock
+from statekeep.config.model import TaskSettings
+from statekeep.errors import (
+    BackendClosedError,
+    CommitFailedError,
+    RetriableError,
+    StateBackupError,
+    TaskFencedError,
+)
+from statekeep.spark.driver.batch_loop import BatchLoop
+from statekeep.spark.driver.commit_thread import CommitThread
+from statekeep.spark.driver.job_commits import JobCommits
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.submission import HandOverRepeats, Submission, hand_over_beside
+from statekeep.spark.driver.task_jobs import TaskJobs
+
+logger = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.25
+
+
+class StopPatience:
+    """Bounds the end of a query by ``task.shutdown.ms``; on the commit thread's loop.
+
+    The time begins when Spark was told to stop the query, or the query has ended. What may outlast
+    it: a batch that waits in Python for a commit, which Spark's interruption does not reach; and a
+    Spark job of our own that waits for executors which will never come. The commit is made void
+    then, and such jobs are cancelled.
+    """
+
+    def __init__(
+        self,
+        committer: JobCommits,
+        is_stopping: Callable[[], Awaitable[bool]],
+        give_up_jobs: Callable[[], None],
+        clock: Clock,
+        patience_ms: int,
+    ) -> None:
+        """Take what to watch.
+
+        Args:
+            committer: Has the open attempt.
+            is_stopping: Whether Spark was told to stop the query.
+            give_up_jobs: Cancels the Spark jobs of this stateful job, for good.
+            clock: Tells how long ago.
+            patience_ms: How long the end of the query may take.
+        """
+        self._committer = committer
+        self._is_stopping = is_stopping
+        self._give_up_jobs = give_up_jobs
+        self._clock = clock
+        self._patience_ns = patience_ms * 1_000_000
+        self._ends_at_ns: int | None = None
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Let the time begin now, unless it has begun; from any thread."""
+        self._deadline_ns()
+
+    def remaining_s(self) -> float:
+        """Return how many seconds are left; the time begins now, unless it has begun."""
+        return max(0.0, (self._deadline_ns() - self._clock.monotonic_ns()) / 1e9)
+
+    def is_over_since(self, margin_s: float) -> bool:
+        """Whether the time has begun, and was over so long ago; asks nobody."""
+        ends_at_ns = self._ends_at_ns
+        return ends_at_ns is not None and self._clock.monotonic_ns() >= ends_at_ns + margin_s * 1e9
+
+    async def watch(self) -> None:
+        """Look again and again, until `end`."""
+        while not self._is_over:
+            await self._clock.sleep(_POLL_S)
+            try:
+                await self.look()
+            except (TaskFencedError, BackendClosedError):
+                return  # who waits for the commit meets it too
+            except (RetriableError, PySparkException, Py4JError, OSError) as exc:
+                logger.warning("what a stop waits for could not be ended: error=%s", exc)
+
+    async def look(self) -> None:
+        """Look once; end what is waited for if the time is over.
+
+        Jobs are cancelled each time: one may begin just after.
+        """
+        if self._is_over or not await self._is_stopping():
+            return
+        if self._clock.monotonic_ns() < self._deadline_ns():
+            return
+        if self._committer.open_batch is not None:
+            logger.warning(
+                "the query is to stop, its commit is waited for no longer: batch=%s",
+                self._committer.open_batch,
+            )
+            await self._committer.abandon("the query was told to stop")
+        self._give_up_jobs()
+
+    def end(self) -> None:
+        """Leave alone what comes now: the query has ended."""
+        self._is_over = True
+
+    def _deadline_ns(self) -> int:
+        if self._ends_at_ns is None:
+            self._ends_at_ns = self._clock.monotonic_ns() + self._patience_ns
+        return self._ends_at_ns
+
+
+_IDLE_S: Final = 1.0
+"""A commit that is due waits so long for a batch to ride on before it gets a job of its own."""
+_QUIET_NS: Final = 5_000_000_000
+"""How long nothing was appended before the end of the log is read; each append asks by itself."""
+
+
+async def find_successor(log: LogSession) -> TaskFencedError | None:
+    """Return how a driver whose query has failed was fenced; None if it was not, as far as is known.
+
+    Two drivers meet in the query's checkpoint location, too: there Spark refuses to write what is
+    there already, to whoever comes second.
+    """
+    try:
+        await log.check_fence()
+    except TaskFencedError as exc:
+        return exc
+    except StateBackupError as exc:
+        logger.warning("the end of the job log could not be read: error=%s", exc)
+    return None
+
+
+class FenceWatch:
+    """Reads the end of the job log while this driver appends nothing. Blocking.
+
+    Without it, a driver that was replaced while its stream was idle would look alive until the
+    next batch.
+    """
+
+    def __init__(
+        self, thread: CommitThread, log: LogSession, commits: JobCommits, clock: Clock
+    ) -> None:
+        self._thread = thread
+        self._log = log
+        self._commits = commits
+        self._clock = clock
+        self._position = -1
+        self._quiet_since_ns = 0
+
+    def look(self) -> None:
+        """Look once; at most one request in each `_QUIET_NS`, none while records are appended.
+
+        Raises:
+            TaskFencedError: Another driver has taken over.
+        """
+        self._commits.raise_if_fenced()
+        now_ns, position = self._clock.monotonic_ns(), self._log.view.next_position
+        if position != self._position:
+            self._position, self._quiet_since_ns = position, now_ns
+        if now_ns - self._quiet_since_ns < _QUIET_NS:
+            return
+        self._quiet_since_ns = now_ns
+        try:
+            self._thread.run(self._log.check_fence())
+        except RetriableError as exc:
+            logger.warning("the end of the job log could not be read: error=%s", exc)
+
+
+class QueryWatch:
+    """Looks after a running query between its batches. Blocking, on the watch's own thread.
+
+    Calls that may hang go by way of the commit thread, which gives them up.
+    """
+
+    def __init__(
+        self,
+        *,
+        thread: CommitThread,
+        log: LogSession,
+        commits: JobCommits,
+        batches: BatchLoop,
+        jobs: TaskJobs,
+        location: CheckpointLocation,
+        turn: threading.Lock,
+        settings: TaskSettings,
+        clock: Clock,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            thread: Runs what log and commits are asked.
+            log: Of the job.
+            commits: Of the job.
+            batches: Know the head and every version.
+            jobs: The anchored jobs.
+            location: Knows which batches Spark has taken for done.
+            turn: Held while a batch is processed, and while one is handed over here.
+            settings: Say how long a commit may take.
+            clock: Tells how long the query has been idle.
+        """
+        self._thread = thread
+        self._commits = commits
+        self._batches = batches
+        self._location = location
+        self._turn = turn
+        self._clock = clock
+        hand_over = hand_over_beside(thread, jobs)
+        self._submission = Submission(thread, commits, hand_over)
+        self._repeats = HandOverRepeats(
+            thread, commits, hand_over, clock, settings.commit_max_delay_ms // 2
+        )
+        self._fence_watch = FenceWatch(thread, log, commits, clock)
+        self._last_batch_ns = clock.monotonic_ns()
+
+    def note_batch(self) -> None:
+        """Take note that a batch has ended; on the batch thread."""
+        self._last_batch_ns = self._clock.monotonic_ns()
+
+    def look(self) -> None:
+        """Look once.
+
+        Raises:
+            TaskFencedError: Another driver has taken over, and no batch is there to find out.
+            CommitFailedError: The same of commits, of which more failed in a row than are tolerated.
+        """
+        if not self._turn.locked():
+            self._fence_watch.look()
+        try:
+            self._commit_if_idle()
+            self._repeats.look()
+        except RetriableError as exc:
+            logger.warning("the job log could not be written: error=%s", exc)
+
+    def commit_last(self, patience: StopPatience) -> None:
+        """Commit what was delivered, for as long as ``patience`` lasts.
+
+        Raises:
+            StateBackupError: It did not become durable.
+            TaskFencedError: Another driver has taken over.
+        """
+        self._thread.run(self._commits.settle(patience.remaining_s()))
+        self._submit_newest(is_forced=True)
+        self._thread.run(self._commits.settle(patience.remaining_s()))
+        newest = self._thread.call(self._location.newest, "commits")
+        committed, head = self._commits.committed_batch, self._batches.head
+        if committed < min(newest, head):
+            msg = (
+                "the last commit did not become durable, a restart will replay from the one before:"
+                f" committed={committed} delivered={head}"
+            )
+            raise StateBackupError(msg)
+
+    def _commit_if_idle(self) -> None:
+        """Commit the newest batch if that is due and no batch comes along to ride on."""
+        idle_s = (self._clock.monotonic_ns() - self._last_batch_ns) / 1e9
+        has_new = self._batches.head > self._commits.committed_batch
+        if idle_s < _IDLE_S or not has_new or not self._turn.acquire(blocking=False):
+            return
+        try:
+            self._commit_if_due()
+        finally:
+            self._turn.release()
+
+    def _commit_if_due(self) -> None:
+        if self._commits.open_batch is not None:
+            self._thread.run(self._commits.void_if_overdue())
+            return
+        if self._commits.final_error is not None:
+            raise self._commits.final_error
+        if not self._commits.is_due():
+            return
+        try:
+            self._submit_newest(is_forced=False)
+        except (TaskFencedError, CommitFailedError):
+            raise
+        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
+            logger.warning("commit of the idle stream failed: error=%s", exc)
+
+    def _submit_newest(self, *, is_forced: bool) -> None:
+        """Hand over the newest batch whose ``commits/`` file is there."""
+        newest = self._thread.call(self._location.newest, "commits")
+        batch = min(self._batches.head, newest)
+        if batch > self._commits.committed_batch:
+            self._submission.submit(batch, self._batches.versions(batch), is_forced=is_forced)

@@ -1,0 +1,161 @@
+"""What goes on beside the batches: commits while the query is idle, versions that are submitted again."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from committer_kit import V0, V1, Rig, new_rig
+from pyspark.errors import PySparkException
+
+from statekeep.config.model import TaskSettings
+from statekeep.spark.driver.query_watch import QueryWatch
+from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
+from statekeep.testing.clock import FakeClock
+
+
+class LoopThread:
+    """A commit thread without a pool: blocking calls are made where they are asked for."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self.loop)
+        return future.result(20)
+
+    def call(self, call: Any, *args: Any) -> Any:
+        return call(*args)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+class Jobs:
+    """Lets the tasks hand over, or says why not."""
+
+    def __init__(self) -> None:
+        self.plans: list[HandOverPlan] = []
+        self.errors: Mapping[int, str] = {}
+        self.failure: Exception | None = None
+
+    def hand_over(self, plan: HandOverPlan) -> Mapping[int, str]:
+        self.plans.append(plan)
+        if self.failure is not None:
+            raise self.failure
+        return self.errors
+
+
+class Watched:
+    """A query whose newest batch is delivered and not committed."""
+
+    def __init__(self, thread: LoopThread) -> None:
+        self.thread = thread
+        self.rig: Rig = thread.run(new_rig())
+        self.jobs = Jobs()
+        self.clock = FakeClock()
+        self.turn = threading.Lock()
+        self.newest = 0
+        location: Any = SimpleNamespace(newest=lambda _: self.newest)
+        batches: Any = SimpleNamespace(head=0, versions=lambda _: {0: V0, 1: V1})
+        given: Any = thread
+        jobs: Any = self.jobs
+        self.watch = QueryWatch(
+            thread=given,
+            log=self.rig.writer,
+            commits=self.rig.committer,
+            batches=batches,
+            jobs=jobs,
+            location=location,
+            turn=self.turn,
+            settings=TaskSettings(commit_max_delay_ms=10_000),
+            clock=self.clock,
+        )
+        assert not self.rig.committer.is_due()  # its period begins
+
+    def look(self, *, after_s: float = 0.0) -> None:
+        self.clock.advance(after_s)
+        self.watch.look()
+
+    def become_due(self) -> None:
+        self.rig.clock.advance(3600)
+        self.watch.note_batch()
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    thread = LoopThread()
+    yield Watched(thread)
+    thread.run(_cancel_all())
+    thread.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def test_a_commit_that_is_due_waits_a_second_for_a_batch_to_ride_on(watched: Watched) -> None:
+    watched.look(after_s=5)
+    assert watched.jobs.plans == []
+    watched.become_due()
+    watched.look(after_s=0.9)
+    assert watched.jobs.plans == []
+    watched.look(after_s=0.2)
+    assert [plan.batch for plan in watched.jobs.plans] == [0]
+    assert watched.rig.committer.open_plan is not None
+
+
+def test_nothing_is_submitted_while_a_batch_runs_or_before_spark_has_ended_it(
+    watched: Watched,
+) -> None:
+    watched.become_due()
+    with watched.turn:
+        watched.look(after_s=2)
+    watched.newest = -1
+    watched.look()
+    assert watched.jobs.plans == []
+    watched.newest = 0
+    watched.look()
+    assert len(watched.jobs.plans) == 1
+
+
+def test_a_job_that_fails_aborts_the_attempt_and_ends_no_query(watched: Watched) -> None:
+    watched.become_due()
+    watched.jobs.failure = PySparkException("no executor")
+    watched.look(after_s=2)
+    assert watched.rig.committer.open_batch is None
+    assert "no executor" in watched.rig.notes[-1][1]["reason"]
+    assert watched.rig.gate.failures == 1
+
+
+def test_an_attempt_that_takes_long_is_submitted_again_and_again(watched: Watched) -> None:
+    watched.become_due()
+    watched.look(after_s=2)
+    watched.look(after_s=4.9)
+    assert len(watched.jobs.plans) == 1
+    watched.look(after_s=0.2)
+    assert len(watched.jobs.plans) == 2
+    watched.look(after_s=4.9)
+    assert len(watched.jobs.plans) == 2
+    watched.look(after_s=0.2)
+    assert watched.jobs.plans[0] is watched.jobs.plans[2]
+
+
+def test_a_version_that_is_found_lost_then_aborts_the_attempt_uncounted(watched: Watched) -> None:
+    watched.become_due()
+    watched.look(after_s=2)
+    watched.jobs.errors = {1: f"{VERSION_NOT_HERE}: version={V1}"}
+    watched.look(after_s=5.1)
+    assert watched.rig.committer.open_batch is None
+    assert watched.rig.gate.failures == 0
+    assert "a version was lost" in watched.rig.notes[-1][1]["reason"]
