@@ -3,9 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.stores.delta import Change
+
+START_AGAIN: Final = "hint: start again: what is damaged is found then, and restored from a backup"
+"""Note of the `VersionDamagedError` that a running task comes to."""
 
 
 class KeyValueStore(ABC):

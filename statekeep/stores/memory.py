@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError, VersionDamagedError
-from statekeep.stores.base import KeyValueStore
+from statekeep.stores.base import START_AGAIN, KeyValueStore
 from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
 from statekeep.stores.delta_records import Records
 from statekeep.stores.local_files import explained_errors, open_regular
@@ -106,7 +106,11 @@ def check_memory_image(directory: Path) -> None:
 def _load(path: Path, *, is_new: bool) -> dict[bytes, bytes]:
     if is_new and not path.exists():
         return {}
-    return {key: value for block in _blocks(path) for key, value in block if value is not None}
+    try:
+        return {key: value for block in _blocks(path) for key, value in block if value is not None}
+    except VersionDamagedError as exc:
+        exc.add_note(START_AGAIN)
+        raise
 
 
 def _blocks(path: Path) -> Iterator[Records]:

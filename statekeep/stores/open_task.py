@@ -97,7 +97,7 @@ class OpenTask:
                 logger.error(  # noqa: TRY400 - the text says it all
                     "what a local version is made from is set aside: path=%s error=%s",
                     damaged,
-                    exc,
+                    exc.message,
                 )
                 self.directory.set_aside(damaged)
             else:

@@ -29,7 +29,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.config.model import StoreSettings
 from statekeep.config.store_keys import CompactionStyle, Compression
 from statekeep.errors import BackendClosedError, StateBackupError, VersionDamagedError
-from statekeep.stores.base import KeyValueStore
+from statekeep.stores.base import START_AGAIN, KeyValueStore
 from statekeep.stores.delta import Change
 from statekeep.stores.local_files import disk_error, explained_errors
 
@@ -246,6 +246,7 @@ class RocksDbStore(KeyValueStore):
     def _explain(self, exc: Exception, what: str) -> StateBackupError:
         explained = _explained(exc, self.name, self._directory, what)
         if isinstance(explained, VersionDamagedError):
+            explained.add_note(START_AGAIN)
             self._on_damage()
         return explained
 

@@ -14,7 +14,7 @@ from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point
-from statekeep.stores.base import KeyValueStore
+from statekeep.stores.base import START_AGAIN, KeyValueStore
 from statekeep.stores.change_set import CHANGES_SUFFIX, OUTPUT_FILE, ChangeSet, delta_name
 from statekeep.stores.changes import CapturingStore
 from statekeep.stores.checksums import KnownChecksums
@@ -157,8 +157,10 @@ class WorkDirectory:
                     if store in self._captured:
                         self._carry_changes(store, base)
                 self._checksums.learn(base.directory, base.manifest.files)
-        except FileNotFoundError as exc:
-            raise VersionDamagedError(f"version is not whole: directory={base.directory}") from exc
+        except (FileNotFoundError, VersionDamagedError) as exc:
+            error = VersionDamagedError(f"version is not whole: directory={base.directory}")
+            error.add_note(START_AGAIN)
+            raise error from exc
         self._head, self._lineage = base.id, (base.id, *base.lineage)
 
     def begin_empty(self, store: StoreName) -> None:

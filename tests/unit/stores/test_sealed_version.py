@@ -108,7 +108,7 @@ class TestDamage:
         self, task: TaskDirectory, sealed: SealedVersion
     ) -> None:
         next(sealed.directory.rglob("*.sst")).unlink()
-        with pytest.raises(VersionDamagedError, match="not whole"):
+        with pytest.raises(VersionDamagedError, match=r"not whole.*hint: start again"):
             task.begin("cd", sealed, [STORE])
         assert not list(task.root.glob("work-*"))
 
