@@ -85,7 +85,7 @@ class CleanUp:
         self,
         log: LogSession,
         tasks: Sequence[TaskName],
-        delete: Callable[[TaskSweep], Awaitable[None]],
+        delete: Callable[[TaskSweep], Awaitable[bool]],
         retention: CheckpointSettings,
         clock: Clock,
         *,
@@ -101,7 +101,7 @@ class CleanUp:
         Args:
             log: Says what is retained and what is closed.
             tasks: Of the log.
-            delete: Deletes in the backends, for one task.
+            delete: Deletes in the backends, for one task; False if it left one out.
             retention: Which commits stay.
             clock: For their age.
             checkpoints: Has an entry of each task for each attempt; None: there are none.
@@ -130,6 +130,8 @@ class CleanUp:
         self._ended_well = 0
         """How many runs."""
         self._trimmed_to = 0
+        self._is_complete = True
+        """Whether every backend took part in the run."""
         self.is_waiting = False
         """Whether a run is to begin once the one before it has ended: it does for all commits."""
 
@@ -177,9 +179,11 @@ class CleanUp:
         await self._drop_versions()  # first: a backend that is away must not fill the disk
         view = self._log.view
         closed = closed_attempts(view)
+        self._is_complete = True
         damage = await self._delete_all(view, closed) if closed else None
         await self._delete_entries(closed)
-        view.forget_collected(closed)
+        # A backend deletes what was made up to the newest: that one stands for all it was not asked for.
+        view.forget_collected(closed if self._is_complete else closed[:-1])
         await self._trim(has_closed=bool(closed))
         if not closed:
             return
@@ -234,7 +238,8 @@ class CleanUp:
     async def _clean_up_task(self, sweep: TaskSweep) -> None:
         if sweep.damage is not None:
             raise sweep.damage
-        await self._delete(sweep)
+        if not await self._delete(sweep):
+            self._is_complete = False
 
     async def _delete_entries(self, closed: Attempts) -> None:
         """Delete the tasks' entries of attempts, and those of late writers that nobody names any more."""

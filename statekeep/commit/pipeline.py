@@ -159,7 +159,7 @@ class TaskCommitPipeline:
 
     async def clean_up(
         self, retained: Sequence[CheckpointV2], closed_attempts: Sequence[tuple[int, int]]
-    ) -> None:
+    ) -> bool:
         """Let every backend delete what only released commits and void attempts reach.
 
         Safe at any time, off the commit's path, idempotent. Needs no `init` before: a backend that
@@ -169,19 +169,24 @@ class TaskCommitPipeline:
             retained: The task's checkpoints in every commit that is not released.
             closed_attempts: (epoch, attempt), as `statekeep.commit.retention` finds them.
 
+        Returns:
+            Whether every backend took part. An optional one that does not get ready, or was left
+            out of the last commit, is left out here too.
+
         Raises:
-            ExceptionGroup: What went wrong, of each backend; the next call tries again. An optional
-                backend that does not get ready, or was left out of the last commit, is left out
-                here too.
+            ExceptionGroup: What went wrong, of each backend; the next call tries again.
         """
         fault_point("clean_up.before_delete")
         began_ns = self._clock.monotonic_ns()
+        is_complete = True
         errors: list[Exception] = []
         for backend in self._backends:
             markers = [checkpoint.markers_of(backend.name) for checkpoint in retained]
             try:
                 if await self._participation.is_ready(backend):
                     await backend.manager.clean_up(markers, closed_attempts)
+                else:
+                    is_complete = False
             except Exception as exc:  # noqa: BLE001 - the others are still to do; raised below
                 errors.append(exc)
         self._metrics.time("async-cleanup-ns", self._clock.monotonic_ns() - began_ns)
@@ -189,6 +194,7 @@ class TaskCommitPipeline:
             self._metrics.count("cleanup-failures", len(errors))
             msg = f"clean-up failed: task={self._task.task_name}"
             raise ExceptionGroup(msg, errors)
+        return is_complete
 
     async def close(self) -> None:
         """Close every backend; a commit that runs is cancelled by its caller first. Idempotent.

@@ -279,8 +279,8 @@ def _assemble(
     def on_fenced(error: TaskFencedError) -> None:
         commits.fence(error)
 
-    async def delete(sweep: TaskSweep) -> None:
-        await pipeline.clean_up(sweep.retained, sweep.closed)
+    async def delete(sweep: TaskSweep) -> bool:
+        return await pipeline.clean_up(sweep.retained, sweep.closed)
 
     clean_up = CleanUp(
         log,

@@ -33,7 +33,7 @@ def job_clean_up(
     """Return the clean-up of a job, on the commit thread's loop."""
     places = asyncio.Semaphore(_TASKS_AT_ONCE)
 
-    async def delete(sweep: TaskSweep) -> None:
+    async def delete(sweep: TaskSweep) -> bool:
         """Let the backends of one task delete; nothing of them is kept open between runs."""
         async with places:
             pipeline = TaskCommitPipeline(
@@ -46,7 +46,7 @@ def job_clean_up(
             if sweep.newest is not None:
                 pipeline.leave_out(sweep.newest)
             try:
-                await pipeline.clean_up(sweep.retained, sweep.closed)
+                return await pipeline.clean_up(sweep.retained, sweep.closed)
             finally:
                 await pipeline.close()
 

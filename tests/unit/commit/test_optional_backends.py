@@ -171,6 +171,6 @@ async def test_clean_up_leaves_out_an_optional_backend_that_does_not_get_ready(
     lenient: Rig,
 ) -> None:
     lenient.backup(F1).fail["init"] = RetriableError("down")
-    await lenient.pipeline.clean_up([], [(1, 0)])
+    assert not await lenient.pipeline.clean_up([], [(1, 0)])
     assert lenient.backup(F0).clean_up_args == ([], [(1, 0)])
     assert lenient.backup(F1).clean_up_args is None

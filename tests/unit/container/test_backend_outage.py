@@ -174,6 +174,27 @@ async def test_a_job_starts_while_an_optional_backend_is_away_and_takes_it_in_wh
 
 
 @pytest.mark.asyncio
+async def test_what_a_void_attempt_left_in_an_optional_backend_goes_once_that_takes_part_again(
+    tmp_path: Path,
+) -> None:
+    clock, config = FakeClock(), blob_job(tmp_path, job__log__backend="near")
+    near, far = plan_of(str(tmp_path / "near")), plan_of(str(tmp_path / "far"))
+    near.add(Fault("put", "*/state-*", times=-1))
+    async with Container(config, clock=clock) as container:
+        task = await container.start_task(TASK, ["counts"])
+        with pytest.raises(CommitFailedError):
+            await put_and_commit(task, 0)
+    near.clear()
+    left = {name for name in far.called("put") if "/1-1/" in name}
+    assert left
+    async with Container(config, clock=clock) as container:
+        task = await container.start_task(TASK, ["counts"])
+        await task.wait()  # the clean-up of the start asks no optional backend
+        assert set((await put_and_commit(task, 0)).state_markers) == {"near", "far"}
+    assert left <= set(far.called("delete"))
+
+
+@pytest.mark.asyncio
 async def test_a_new_task_starts_once_a_backend_that_may_hold_its_log_answers(
     tmp_path: Path,
 ) -> None:
