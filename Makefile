@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup pins audit fmt lint types test test-long test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth chaos docs wheel-test ci
+.PHONY: help setup pins audit fmt lint types test test-long test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests chaos docs wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -64,6 +64,9 @@ bench-kafka: setup  ## The changelog beside a plain loop and Quix Streams (ARGS=
 
 bench-growth: setup  ## What a job costs as it grows old, commit by commit (ARGS="--commits 2000 --plot growth.svg")
 	@$(VENV)/python -m benchmarks.growth $(ARGS)
+
+bench-requests: setup  ## Requests of a commit by operation and number of tasks (ARGS="--tasks 200", "--s3")
+	@PYTHONPATH=tests $(VENV)/python -m benchmarks.requests $(ARGS)
 
 bench-hdfs: setup  ## Commits and restores on a real HDFS, beside reading the same files plainly
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.hdfs_files $(ARGS)

@@ -29,8 +29,10 @@ from statekeep.backends.base import (
     RestoreContext,
     TaskIdentity,
 )
+from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.backends.blob.index import SnapshotIndex
+from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -125,6 +127,9 @@ async def commit_all(
         BackupContext(TASK, (STORE,), contexts.__getitem__, executor, SystemClock())
     )
     await manager.init(None)
+    blobs = factory.blob_store_manager(executor, SystemClock())
+    await blobs.init()
+    indexes = IndexBlobs(blobs, Codec(EncodingSettings(), None, bytes), executor)
     directory = TaskDirectory(root / "local", TASK)
     draw, numbers = random.Random(size_mb), range(state.key_count(size_mb))
     made: list[Commit] = []
@@ -144,16 +149,16 @@ async def commit_all(
             )  # fmt: skip
             before = CountingManager.put_bytes
             markers = await manager.upload(checkpoint_id, manager.snapshot(checkpoint_id))
-            data = (root / "place" / markers[STORE]).read_bytes()
             made.append(
                 Commit(
                     CheckpointV2(checkpoint_id, {}, {BLOB: markers}),
-                    decode_index(data, where="benchmark"),
+                    await indexes.load(markers[STORE]),
                     CountingManager.put_bytes - before,
                 )
             )
             base = version
             directory.retain([version.id], number)
+    await blobs.close()
     await manager.close()
     shutil.rmtree(root / "local")
     return made

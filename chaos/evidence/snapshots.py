@@ -1,5 +1,6 @@
 """What the blobs of a place say, read by the verifier's own means."""
 
+import base64
 import hashlib
 import json
 import re
@@ -63,12 +64,11 @@ def read_snapshot(files: Files, marker: str) -> Snapshot:
     Raises:
         ValueError: A blob is missing or differs from what vouches for it.
     """
-    data = _read(files, marker)
-    digest = marker.rpartition("-")[2].removesuffix(".json")
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise ValueError(f"index differs from the digest in its name: {marker}")
-    index = json.loads(data)
-    blobs, image, deltas = {marker}, dict[str, bytes](), list[bytes]()
+    index, blobs = _read_index(files, marker), {marker}
+    if (full := index.get("full-index-blob-id")) is not None:
+        blobs.add(full)
+        index = _joined(index, _read_index(files, full), full)
+    image, deltas = dict[str, bytes](), list[bytes]()
     for path, file in _files_of(index["dir-index"], PurePosixPath()):
         what = f"{path} {marker}"
         of_file, image[str(path)] = _check(files, file, file["file-metadata"]["size"], what)
@@ -78,14 +78,50 @@ def read_snapshot(files: Files, marker: str) -> Snapshot:
         if delta["parent"] != version:
             raise ValueError(f"deltas do not connect: {delta['parent']} {version} {marker}")
         version = delta["version"]
-        whole = {"blobs": [{"blob-id": delta["blob-id"], "offset": 0}], **delta}
-        of_delta, data = _check(files, whole, delta["size"], f"delta {version} {marker}")
+        if delta.get("in-index"):
+            holder = marker if delta["blob-id"] == "." else delta["blob-id"]
+            of_delta, data = {holder}, _held_delta(files, holder, delta)
+        else:
+            whole = {"blobs": [{"blob-id": delta["blob-id"], "offset": 0}], **delta}
+            of_delta, data = _check(files, whole, delta["size"], f"delta {version} {marker}")
         blobs |= of_delta
         deltas.append(data)
     if version != index["version"]:
         raise ValueError(f"deltas end before the version: {version} {marker}")
     base = index["prev-snapshot-index-blob-id"]
     return Snapshot(frozenset(blobs), base, index["version"], image, deltas)
+
+
+def _read_index(files: Files, marker: str) -> dict[str, Any]:
+    data = _read(files, marker)
+    digest = marker.rpartition("-")[2].removesuffix(".json")
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError(f"index differs from the digest in its name: {marker}")
+    index: dict[str, Any] = json.loads(data)
+    return index
+
+
+def _joined(addition: dict[str, Any], full: dict[str, Any], full_id: str) -> dict[str, Any]:
+    """Return an index with what the full one says that it adds to."""
+    if "full-index-blob-id" in full:
+        raise ValueError(f"full index that is an addition: {full_id}")
+    before = [
+        {**delta, "blob-id": full_id} if delta["blob-id"] == "." else delta
+        for delta in full.get("deltas", ())
+    ]
+    image = {"image-version": full.get("image-version", full["version"])}
+    return {**full, **addition, **image, "deltas": [*before, *addition.get("deltas", ())]}
+
+
+def _held_delta(files: Files, holder: str, delta: Mapping[str, Any]) -> bytes:
+    """Return a delta that lies in an index."""
+    for other in _read_index(files, holder)["deltas"]:
+        if other["version"] == delta["version"] and "content" in other:
+            data = base64.b64decode(other["content"])
+            if hashlib.sha256(data).hexdigest() != delta["sha-256"]:
+                raise ValueError(f"it differs from its digest: delta {delta['version']} {holder}")
+            return data
+    raise ValueError(f"delta is not in its index: {delta['version']} {holder}")
 
 
 def _check(files: Files, entry: Mapping[str, Any], size: int, what: str) -> tuple[set[str], bytes]:

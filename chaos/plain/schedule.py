@@ -148,6 +148,7 @@ def draw_settings(draw: random.Random) -> Mapping[str, str]:
         "task.commit.skip.commit.during.failures.enabled": draw.choice(("true", "false")),
         "task.shutdown.ms": draw.choice(("0", "2000", "2000")),
         "checkpoint.retain.commits": draw.choice(("2", "2", "3")),
+        "checkpoint.clean.up.ms": "0",
         "checkpoint.local.retain.versions": draw.choice(("1", "2")),
         "blob.store.retry.policy.max.retries": "4",
         "blob.store.retry.policy.backoff.delay.millis": "1",

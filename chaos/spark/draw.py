@@ -209,6 +209,7 @@ def _draw_settings(
         "task.commit.timeout.ms": "8000",
         "task.commit.skip.commit.during.failures.enabled": str(is_failing).lower(),
         "task.shutdown.ms": "20000",
+        "checkpoint.clean.up.ms": "0",
         "task.replay.on.divergence": "error",
         "job.container.grace.ms": "3000",
         "job.container.idle.ms": "5000",

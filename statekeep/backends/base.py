@@ -299,7 +299,7 @@ class GarbageScope:
 class GarbageCollector(ABC):
     """Finds and deletes what no retained commit reaches, whichever task or store made it.
 
-    For people and tools: the job's own clean-up is by task, after each commit. Safe at any time and
+    For people and tools: the job's own clean-up is by task, after commits. Safe at any time and
     by anyone, as `TaskBackupManager.clean_up` is. Runs on an event loop, never blocks it.
     """
 

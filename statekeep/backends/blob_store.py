@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from statekeep.backends.base import TaskIdentity
+from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import CheckpointCorruptError
 
@@ -129,6 +130,13 @@ class BlobStoreManager(ABC):
     @abstractmethod
     async def delete(self, blob_id: str) -> None:
         """Delete a blob; one that is not there is no error."""
+
+    async def delete_all(self, blob_ids: Sequence[str]) -> None:
+        """Delete blobs; those that are not there are no error.
+
+        This one deletes one by one: to be overridden where a request can delete many. Idempotent.
+        """
+        await run_all(self.delete(blob_id) for blob_id in blob_ids)
 
     @abstractmethod
     async def list(self, prefix: str) -> Sequence[str]:

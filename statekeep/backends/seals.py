@@ -301,6 +301,12 @@ class SealedCheckpointStore(CheckpointStore):
         await self._store.write(attempt, task_name, data)
 
     @override
+    async def write_all(self, attempt: str, entries: Mapping[TaskName, bytes]) -> None:
+        if self._sealer.is_on:
+            entries = await self._sealer.executor.run(self._seal_all, attempt, entries)
+        await self._store.write_all(attempt, entries)
+
+    @override
     async def read(
         self, attempt: str, *, known: Collection[TaskName] = ()
     ) -> Mapping[TaskName, bytes]:
@@ -316,8 +322,19 @@ class SealedCheckpointStore(CheckpointStore):
         await self._store.delete(attempt)
 
     @override
+    async def delete_all(self, attempts: Collection[tuple[int, int]]) -> None:
+        await self._store.delete_all(attempts)
+
+    @override
     async def close(self) -> None:
         await self._store.close()
+
+    def _seal_all(
+        self, attempt: str, entries: Mapping[TaskName, bytes]
+    ) -> Mapping[TaskName, bytes]:
+        """Seal entries; blocks."""
+        seal = self._sealer.seal
+        return {task: seal(_entry(attempt, task), data).data for task, data in entries.items()}
 
     def _open_all(
         self, attempt: str, entries: Mapping[TaskName, bytes]

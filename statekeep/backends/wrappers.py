@@ -257,6 +257,11 @@ class LoggedBlobStoreManager(WrappedBlobStoreManager):
         self._clock = clock
 
     @override
+    async def delete_all(self, blob_ids: Sequence[str]) -> None:
+        subject = f"{len(blob_ids)} blobs"
+        await self._around("delete_all", subject, lambda: self._inner.delete_all(blob_ids))
+
+    @override
     async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
         started_ns = self._clock.monotonic_ns()
         outcome = "failed"

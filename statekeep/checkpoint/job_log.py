@@ -127,6 +127,14 @@ class CheckpointStore(ABC):
             RetriableError: The service may answer later.
         """
 
+    async def write_all(self, attempt: str, entries: Mapping[TaskName, bytes]) -> None:
+        """Put entries of several tasks, each as `write` does, or all of them at once.
+
+        Of two entries of one task that two stores wrote, either may be the one that is read.
+        """
+        for task_name, data in entries.items():
+            await self.write(attempt, task_name, data)
+
     @abstractmethod
     async def read(
         self, attempt: str, *, known: Collection[TaskName] = ()
@@ -143,6 +151,11 @@ class CheckpointStore(ABC):
     @abstractmethod
     async def delete(self, attempt: str) -> None:
         """Delete the entries of one attempt. Idempotent."""
+
+    async def delete_all(self, attempts: Collection[tuple[int, int]]) -> None:
+        """Delete the entries of several (epoch, attempt). Idempotent."""
+        for epoch, attempt in sorted(attempts):
+            await self.delete(f"{epoch}-{attempt}")
 
     @abstractmethod
     async def close(self) -> None:

@@ -19,6 +19,7 @@ from statekeep.checkpoint.checkpoints import (
     Marker,
     StoreName,
     SystemStreamPartition,
+    TaskName,
 )
 from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.framing import frame, unframe
@@ -31,6 +32,7 @@ _V2: Final = 2
 _OFFSET_KEY: Final = re.compile(r"([^.]*)\.(.*)\.(0|[1-9][0-9]{0,9})", re.DOTALL)
 _FINISHED: Final = "finished-task"
 _FAILED: Final = "failed-task"
+_ENTRIES: Final = "task-entries"
 
 
 class _CheckpointV2Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -61,6 +63,7 @@ _v2_decoder = msgspec.json.Decoder(_CheckpointV2Json)
 _version_decoder = msgspec.json.Decoder(_Versioned)
 _finished_decoder = msgspec.json.Decoder(_FinishedJson)
 _failed_decoder = msgspec.json.Decoder(_FailedJson)
+_entries_decoder = msgspec.json.Decoder(dict[str, bytes])
 
 
 def encode_checkpoint_v2(checkpoint: CheckpointV2) -> bytes:
@@ -183,6 +186,25 @@ def decode_attempt_entry(data: bytes, where: str) -> AttemptEntry:
         )
     msg = f"not a task's entry: {where} kind={framed.kind}"
     raise CheckpointCorruptError(msg)
+
+
+def encode_entries(entries: Mapping[TaskName, bytes]) -> bytes:
+    """Return the framed bytes of several tasks' entries, whatever those are."""
+    return frame(_ENTRIES, msgspec.json.encode({str(task): data for task, data in entries.items()}))
+
+
+def decode_entries(data: bytes, where: str) -> Mapping[TaskName, bytes]:
+    """Read what `encode_entries` wrote.
+
+    Raises:
+        CheckpointCorruptError: Truncated, damaged, or of an unknown kind.
+        UnknownFormatError: A newer version of Statekeep wrote it.
+    """
+    framed = unframe(data, where=where)
+    if framed.kind != _ENTRIES:
+        raise CheckpointCorruptError(f"not entries of tasks: {where} kind={framed.kind}")
+    found = _decode(_entries_decoder, framed.payload, where)
+    return {TaskName(task): entry for task, entry in found.items()}
 
 
 def _decode(decoder: msgspec.json.Decoder[T], data: bytes, where: str) -> T:

@@ -58,7 +58,7 @@ def collect_garbage(
 ) -> None:
     """Delete the backups that no retained commit reaches.
 
-    The job may go on meanwhile. It does so itself after each commit: this is for one that was stopped, or was in trouble.
+    The job may go on meanwhile. It does so itself, now and then: this is for one that was stopped, or was in trouble.
     """
     settings = read_config(config, setting, set_file, location)
     grace_ms = _milliseconds(grace)

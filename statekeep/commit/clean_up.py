@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from statekeep.checkpoint.checkpoints import CheckpointV2, TaskName
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_session import LogSession
-from statekeep.checkpoint.log_view import LogView, usable_checkpoint
+from statekeep.checkpoint.log_view import LogView, checkpoint_of, usable_checkpoint
 from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import CommitRecord, ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
 from statekeep.commit.clean_up_failures import CleanUpFailing, CleanUpFailures, is_damage
+from statekeep.commit.clean_up_pace import CleanUpPace
 from statekeep.commit.retention import (
     ReachingCommits,
     closed_attempts,
@@ -72,7 +73,12 @@ async def drop_nothing() -> None:
 
 
 class CleanUp:
-    """Runs after each commit on the event loop that makes them; one run at a time.
+    """Runs after commits on the event loop that makes them; one run at a time.
+
+    Local versions are dropped after each commit. What costs requests is done at most once in
+    ``checkpoint.clean.up.ms``, for the tasks of which a released commit held something else than the
+    newest one does. It is done for all tasks where an attempt was void, in the first run, and now and
+    then.
 
     A release record comes before any deletion: it fails for an owner that was fenced, who then
     deletes nothing. A run that fails or is cut off is made up for by the next one, also by the next
@@ -124,6 +130,11 @@ class CleanUp:
         self._note = note
         self._subject = subject
         self._failures = CleanUpFailures(clock, note, subject=subject)
+        self._pace = CleanUpPace(clock, retention.clean_up_ms)
+        self._to_sweep = set(tasks)
+        """Those that may have something to delete."""
+        self._is_forced = False
+        """Whether the next run is made whether or not it is time."""
         self._runs: set[asyncio.Task[None]] = set()
         """At most two: one that runs and one that waits for it."""
         self._running = asyncio.Lock()
@@ -140,11 +151,16 @@ class CleanUp:
         """As `CleanUpFailures.failing`."""
         return self._failures.failing
 
-    def start(self) -> None:
-        """Begin a run, unless one waits for its turn already."""
+    def start(self, *, is_forced: bool = False) -> None:
+        """Begin a run, unless one waits for its turn already.
+
+        Args:
+            is_forced: Delete whether or not it is time.
+        """
+        self._is_forced |= is_forced
         if not self.is_waiting:
             self.is_waiting = True
-            run = asyncio.create_task(self.run(), name=f"clean-up {self._subject}")
+            run = asyncio.create_task(self._run_in_turn(), name=f"clean-up {self._subject}")
             self._runs.add(run)
             run.add_done_callback(self._runs.discard)
 
@@ -163,11 +179,21 @@ class CleanUp:
 
     async def run(self) -> None:
         """Release, delete, trim; a failure is reported and is made up for after the next commit."""
-        self.is_waiting = True
+        self._is_forced = self.is_waiting = True
+        await self._run_in_turn()
+
+    async def _run_in_turn(self) -> None:
         async with self._running:
             self.is_waiting = False
+            is_due = self._is_forced or self._pace.is_due or self._log.is_trim_wanted
+            self._is_forced = False
             try:
-                await self._run()
+                if is_due:
+                    self._pace.begin()
+                    await self._run()
+                    self._pace.end()
+                else:
+                    await self._drop_versions()
             except TaskFencedError as exc:
                 logger.warning("clean-up stopped, another owner has taken over: error=%s", exc)
                 self._on_fenced(exc)
@@ -180,6 +206,8 @@ class CleanUp:
         view = self._log.view
         closed = closed_attempts(view)
         self._is_complete = True
+        if view.orphans or self._is_look_due:
+            self._to_sweep.update(self._tasks)
         damage = await self._delete_all(view, closed) if closed else None
         await self._delete_entries(closed)
         # A backend deletes what was made up to the newest: that one stands for all it was not asked for.
@@ -204,17 +232,32 @@ class CleanUp:
             await self._log.append(UnpinRecord(name=name))
         positions = commits_to_release(self._log.view, self._retention, now_ms)
         if positions:
+            self._to_sweep.update(self._changed_since(positions))
             # An owner that was fenced finds out here, before anything is deleted.
             fault_point("release.before")
             await self._log.append(ReleaseRecord(positions=positions))
             fault_point("release.after")
         return len(positions)
 
-    async def _delete_all(self, view: LogView, closed: Attempts) -> Exception | None:
-        """Clean up every task, whatever goes wrong with others; return what is damaged, if anything.
+    def _changed_since(self, positions: Sequence[int]) -> Sequence[TaskName]:
+        """Return the tasks of which a commit names other backups than the newest one.
 
-        Damage must not stop the trim of the log: what it stops from being deleted is found by a later
-        run, once it is mended.
+        All of them where the record of one is no longer in memory.
+        """
+        view = self._log.view
+        newest = view.last_commit
+        older = [view.commit_records.get(position) for position in positions]
+        if newest is None or None in older:
+            return self._tasks
+        records = [record for record in older if record is not None]
+        return [task for task in self._tasks if any(_is_other(r, newest, task) for r in records)]
+
+    async def _delete_all(self, view: LogView, closed: Attempts) -> Exception | None:
+        """Clean up the tasks that may have something; return what is damaged, if anything.
+
+        Whatever goes wrong with one keeps no other from it, and is tried again in the next run. Damage
+        must not stop the trim of the log: what it stops from being deleted is found by a later run,
+        once it is mended.
 
         Raises:
             ExceptionGroup: What went wrong, if some of it is no damage.
@@ -225,7 +268,7 @@ class CleanUp:
             reaching = await commits_in_reach(view, closed, self._log.read_commits)
         except CheckpointCorruptError as exc:
             return exc
-        sweeps = [TaskSweep.of(task, closed, reaching, newest) for task in self._tasks]
+        sweeps = [TaskSweep.of(t, closed, reaching, newest) for t in sorted(self._to_sweep)]
         done = await asyncio.gather(*map(self._clean_up_task, sweeps), return_exceptions=True)
         errors = [error for error in done if error is not None]
         if not errors:
@@ -238,19 +281,21 @@ class CleanUp:
     async def _clean_up_task(self, sweep: TaskSweep) -> None:
         if sweep.damage is not None:
             raise sweep.damage
-        if not await self._delete(sweep):
+        if await self._delete(sweep):
+            self._to_sweep.discard(sweep.task)
+        else:
             self._is_complete = False
 
     async def _delete_entries(self, closed: Attempts) -> None:
         """Delete the tasks' entries of attempts, and those of late writers that nobody names any more."""
         if self._checkpoints is None or not closed:
             return
-        late: Collection[tuple[int, int]] = ()
-        if self._ended_well % _RUNS_A_LOOK == 0:
-            late = await self._checkpoints.attempts()
-        for epoch, attempt in {*closed, *late}:
-            if (epoch, attempt) <= closed[-1]:
-                await self._checkpoints.delete(f"{epoch}-{attempt}")
+        late = await self._checkpoints.attempts() if self._is_look_due else ()
+        await self._checkpoints.delete_all({*closed, *(a for a in late if a <= closed[-1])})
+
+    @property
+    def _is_look_due(self) -> bool:
+        return self._ended_well % _RUNS_A_LOOK == 0
 
     async def _trim(self, *, has_closed: bool) -> None:
         floor = self._log.view.lowest_needed
@@ -259,3 +304,15 @@ class CleanUp:
             fault_point("trim.before")
             await self._log.trim(floor)
             self._trimmed_to = floor
+
+
+def _is_other(older: CommitRecord, newest: CommitRecord, task: TaskName) -> bool:
+    """Return whether two commits name different backups of a task, as far as can be told."""
+    if older.versions.get(task) != newest.versions.get(task):
+        return True
+    try:
+        found = [checkpoint_of(commit, task) for commit in (older, newest)]
+    except CheckpointCorruptError:
+        return True
+    markers = [None if one is None else one.state_markers for one in found]
+    return markers[0] != markers[1]

@@ -73,7 +73,7 @@ BLOB_SNAPSHOT_MAX_DELTAS = Key(
     whole_number(1, 100_000, what="deltas"),
     500,
     "A snapshot of a store's files is due when so many deltas follow the last one.",
-    "Every commit's index names them all, at 300 bytes each.",
+    "A restore fetches each of them, and one index in 32 names them all, at 400 bytes each.",
 )
 BLOB_PACK_FILE_BYTES = Key(
     "blob.store.pack.max.file.bytes",

@@ -295,6 +295,15 @@ RETAIN_MS = Key(
     "Age up to which commits stay restorable, beyond those that their number keeps.",
     "Each commit that is kept costs its part of the job log, and its files their place.",
 )
+CLEAN_UP_MS = Key(
+    "checkpoint.clean.up.ms",
+    milliseconds(0),
+    120_000,
+    "Shortest time between two clean-ups, of commits that are no longer retained and of failed ones; 0:"
+    " one follows each commit. Until the next one they keep their place.",
+    "A clean-up lists the blobs of each task that has changed: more often than once in ten commits it"
+    " would cost a fifth of what the commits do.",
+)
 LOCAL_RETAIN_VERSIONS = Key(
     "checkpoint.local.retain.versions",
     whole_number(1, what="versions"),

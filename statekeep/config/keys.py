@@ -59,6 +59,7 @@ GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
         "Retention": (
             job_keys.RETAIN_COMMITS,
             job_keys.RETAIN_MS,
+            job_keys.CLEAN_UP_MS,
             job_keys.LOCAL_RETAIN_VERSIONS,
         ),
         "Stores": (

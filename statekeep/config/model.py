@@ -157,6 +157,8 @@ class CheckpointSettings:
     of the newest is damaged."""
     retain_ms: int = _setting(job_keys.RETAIN_MS)
     """Milliseconds for which every commit stays restorable, whatever their number; 0: none does."""
+    clean_up_ms: int = _setting(job_keys.CLEAN_UP_MS)
+    """Milliseconds that pass at least between two clean-ups; 0: one follows each commit."""
     local_retain_versions: int = _setting(job_keys.LOCAL_RETAIN_VERSIONS)
     """Newest local versions of a task that stay besides those that recovery needs; they share
     files."""

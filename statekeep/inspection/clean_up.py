@@ -183,9 +183,8 @@ async def _delete_checkpoints(place: LogPlace, sweep: Sweep) -> None:
         return
     store = place.checkpoint_store()
     try:
-        for attempt in await store.attempts():
-            if attempt <= max(sweep.closed):
-                await store.delete(f"{attempt[0]}-{attempt[1]}")
+        newest = max(sweep.closed)
+        await store.delete_all({a for a in await store.attempts() if a <= newest})
     finally:
         await store.close()
 

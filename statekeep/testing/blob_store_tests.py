@@ -198,6 +198,16 @@ class BackupPlaceTests:
         assert await manager.get(blob_id, max_bytes=size) == bytes(size)
 
     @pytest.mark.asyncio
+    async def test_many_blobs_are_deleted_at_once(self, manager: BlobStoreManager) -> None:
+        names = [f"a/{number} é&<" for number in range(5)]
+        blob_ids = [await manager.put(name, b"1", METADATA) for name in names]
+        await manager.delete(blob_ids[1])
+        for _ in range(2):
+            await manager.delete_all(blob_ids[:4])
+            assert list(await manager.list("a/")) == blob_ids[4:]
+        await manager.delete_all([])
+
+    @pytest.mark.asyncio
     async def test_deleting_twice_is_deleting_once(self, manager: BlobStoreManager) -> None:
         blob_id = await manager.put("a/1", b"1", METADATA)
         await manager.delete(blob_id)

@@ -35,6 +35,7 @@ def config(directory: Path) -> Config:
             "backends.second.factory": "blob",
             "backends.second.uri": f"file://{directory}/second",
             "task.commit.ms": "0",
+            "checkpoint.clean.up.ms": "0",
         }
     )
 

@@ -30,6 +30,7 @@ def job_settings(directory: Path, retained: int = 20) -> dict[str, str]:
         "backends.far.uri": (directory / "far").as_uri(),
         "checkpoint.retain.commits": str(retained),
         "task.commit.ms": "0",
+        "checkpoint.clean.up.ms": "0",
     }
 
 

@@ -47,6 +47,7 @@ def config(directory: Path, **settings: str) -> Config:
         "backends.held.factory": "container_kit:HeldBackendFactory",
         "backends.held.place": str(directory),
         "task.commit.ms": "0",
+        "checkpoint.clean.up.ms": "0",
     }
     return load_dict(values | {key.replace("__", "."): value for key, value in settings.items()})
 

@@ -1,4 +1,4 @@
-"""Reads encoded streams by the description of the format alone, without the code under test."""
+"""Reads encoded streams by the description of the format alone, without the code under test; and indexes."""
 
 import hashlib
 import json
@@ -9,6 +9,8 @@ import zstandard
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from statekeep.backends.blob.index import SnapshotIndex, decode_index
 
 SECRET = bytes(range(32))
 KEY_LINE = "2026-11 AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
@@ -63,3 +65,10 @@ def read_stream(stored: bytes, place: str) -> bytes:
 def plain_index(stored: bytes, marker: str) -> bytes:
     """Return the JSON of an index, whether it is encoded or not."""
     return read_stream(stored, place_of(marker)) if stored.startswith(b"SKSTREAM") else stored
+
+
+def full_index(data: bytes, *, where: str) -> SnapshotIndex:
+    """Read an index that adds to no other one."""
+    index = decode_index(data, where=where)
+    assert isinstance(index, SnapshotIndex)
+    return index

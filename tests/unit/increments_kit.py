@@ -17,7 +17,7 @@ from statekeep.backends.base import (
     TaskIdentity,
 )
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.backends.blob.index import IndexAddition, SnapshotIndex, decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -125,8 +125,7 @@ class IncrementJob:
         context = self.open_attempt(version)
         markers = await self.manager.upload(context.checkpoint_id, {})
         checkpoint = CheckpointV2(context.checkpoint_id, {}, {BLOB: dict(markers)})
-        stored = await self.blobs.get(markers[STORE])
-        index = decode_index(plain_index(stored, markers[STORE]), where="test")
+        index = await read_index(self.blobs, markers[STORE])
         self.commits.append(Made(checkpoint, version, index, (1, context.attempt)))
         return self.commits[-1]
 
@@ -198,6 +197,15 @@ class IncrementJob:
             await manager.close()
 
 
+async def read_index(blobs: BlobStoreManager, marker: Marker) -> SnapshotIndex:
+    """Return a whole index, joined with the full one that it adds to."""
+    index = decode_index(plain_index(await blobs.get(marker), marker), where="test")
+    if isinstance(index, IndexAddition):
+        full = await read_index(blobs, Marker(index.full_index_blob_id))
+        index = index.joined(full, where="test")
+    return index.stored_at(marker)
+
+
 def folded(*batches: Changes) -> dict[bytes, bytes]:
     """Return what a store holds after some batches of changes."""
     content: dict[bytes, bytes] = {}
@@ -215,10 +223,14 @@ async def named_blobs(blobs: BlobStoreManager, markers: Iterable[Marker]) -> set
     named: set[str] = set()
     for marker in markers:
         present = json.loads(plain_index(await blobs.get(marker), marker))
-        named |= {marker, *_blobs_of(present["dir-index"])}
+        named.add(marker)
+        if "full-index-blob-id" in present:
+            named |= await named_blobs(blobs, [Marker(present["full-index-blob-id"])])
+        else:
+            named.update(_blobs_of(present["dir-index"]))
         for delta in present.get("deltas", ()):
             named |= {delta["blob-id"], *(blob["blob-id"] for blob in delta.get("blobs", ()))}
-    return named
+    return named - {"."}
 
 
 def _blobs_of(directory: Mapping[str, Any]) -> Iterator[str]:

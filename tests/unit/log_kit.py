@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import ParamSpec, TypeVar
@@ -42,6 +43,19 @@ class InlineExecutor:
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return call(*args, **kwargs)
+
+
+class CountedBlobs(WrappedBlobStoreManager):
+    """Counts the calls by operation."""
+
+    def __init__(self, inner: BlobStoreManager, counts: Counter[str]) -> None:
+        super().__init__(inner)
+        self.counts = counts
+
+    @override
+    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
+        self.counts[operation] += 1
+        return await call()
 
 
 class LosingBlobs(WrappedBlobStoreManager):

@@ -122,6 +122,12 @@ class ObjectsInMemory(ObjectClient):
         self.objects.pop(name, None)
 
     @override
+    def delete_many(self, names: Sequence[str]) -> None:
+        self._begin(f"delete {len(names)}")
+        for name in names:
+            self.objects.pop(name, None)
+
+    @override
     def remove_tags(self, name: str) -> None:
         self._begin("remove tags")
         self.tags[name] = {}

@@ -23,7 +23,7 @@ import lz4.block  # type: ignore[import-untyped]  # it ships no types
 import msgspec
 import pytest
 import zstandard
-from encoded_kit import SECRET
+from encoded_kit import SECRET, full_index
 from foreign_bytes_kit import foreign_bytes, nested
 from hypothesis import HealthCheck, given, settings
 from typing_extensions import override
@@ -31,7 +31,6 @@ from typing_extensions import override
 from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.encoded_stream import Encoding
 from statekeep.backends.blob.encryption_keys import EncryptionKey, KeyProvider
-from statekeep.backends.blob.index import decode_index
 from statekeep.backends.blob.names import attempt_of as attempt_of_blob
 from statekeep.backends.blob.names import index_digest, stream_place
 from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker
@@ -487,7 +486,7 @@ INDEX: Mapping[str, Any] = {
 
 
 def read_index(data: bytes) -> None:
-    index = decode_index(data, where="x")
+    index = full_index(data, where="x")
     index.blob_ids()
     index.key_ids()
     index.image_bytes()

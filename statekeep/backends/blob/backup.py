@@ -10,14 +10,15 @@ from typing import Final
 from typing_extensions import override
 
 from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
-from statekeep.backends.blob.clean_up import delete_unreached
+from statekeep.backends.blob.clean_up import UnfinishedLooks, delete_unreached
 from statekeep.backends.blob.codec import Codec, stored_form
 from statekeep.backends.blob.content_writer import ContentWriter, Upload, WriterLimits, Written
 from statekeep.backends.blob.diff import DirDiff, LocalFile, diff_dirs
 from statekeep.backends.blob.encoded_stream import Encoding
-from statekeep.backends.blob.image import file_metadata, read_image
+from statekeep.backends.blob.image import file_metadata, read_image, read_sealed_file
 from statekeep.backends.blob.index import (
     SCHEMA_VERSION,
+    THIS_INDEX,
     DeltaBlob,
     DirIndex,
     FileIndex,
@@ -32,7 +33,11 @@ from statekeep.backends.blob.local_deltas import (
     pack_deltas,
 )
 from statekeep.backends.blob.names import TaskPrefix
-from statekeep.backends.blob.snapshot_policy import SnapshotPolicy
+from statekeep.backends.blob.snapshot_policy import (
+    MAX_ADDED_DELTAS,
+    MAX_INDEX_DELTA_BYTES,
+    SnapshotPolicy,
+)
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -85,7 +90,13 @@ class _Content:
 
     @property
     def new_blobs(self) -> Sequence[str]:
-        return sorted({blob.blob_id for file in self.new_files for blob in file.blobs})
+        found = {blob.blob_id for file in self.new_files for blob in file.blobs}
+        return sorted(found - {THIS_INDEX})
+
+    @property
+    def bytes_in_index(self) -> int:
+        """Of deltas that the index is to hold."""
+        return sum(len(delta.content) for delta in self.deltas if delta.content is not None)
 
     @property
     def new_bytes(self) -> int:
@@ -96,10 +107,11 @@ class _Content:
 class BlobBackupManager(TaskBackupManager):
     """Backs up changes, and now and then files: content first, then the index, whose id is the marker.
 
-    Nothing is remembered between commits: the base comes with each commit (R9), so that a failed
-    or skipped commit cannot mislead the next one. Blob names are drawn anew by each call of
-    `upload`; what a failed or cancelled call leaves belongs to its attempt, and `clean_up` finds it
-    once the job log has closed that attempt.
+    The base comes with each commit (R9), so that a failed or skipped commit cannot mislead the next
+    one. Only what stands in the newest index is remembered, by its marker: where that is the base,
+    nobody has to fetch it. Blob names are drawn anew by each call of `upload`; what a failed or
+    cancelled call leaves belongs to its attempt, and `clean_up` finds it once the job log has closed
+    that attempt.
     """
 
     def __init__(
@@ -111,6 +123,7 @@ class BlobBackupManager(TaskBackupManager):
         policy: SnapshotPolicy,
         codec: Codec,
         limits: WriterLimits,
+        looks: UnfinishedLooks,
         new_uid: Callable[[], str],
     ) -> None:
         """Take what the backup needs; no I/O.
@@ -122,6 +135,7 @@ class BlobBackupManager(TaskBackupManager):
             policy: When files are uploaded instead of changes.
             codec: Compresses and encrypts.
             limits: Of memory and requests.
+            looks: Of the process.
             new_uid: Draws lower-case hex that is never drawn again.
         """
         self._context = context
@@ -130,8 +144,10 @@ class BlobBackupManager(TaskBackupManager):
         self._policy = policy
         self._codec = codec
         self._limits = limits
+        self._looks = looks
         self._indexes = IndexBlobs(manager, codec, context.executor)
         self._new_uid = new_uid
+        self._newest: dict[StoreName, tuple[Marker, SnapshotIndex]] = {}
         self._is_closed = False
 
     @override
@@ -161,7 +177,14 @@ class BlobBackupManager(TaskBackupManager):
     ) -> None:
         self._check_open()
         markers = {marker for checkpoint in retained for marker in checkpoint.values()}
-        await delete_unreached(self._manager, self._indexes, self._prefix, markers, closed_attempts)
+        await delete_unreached(
+            self._manager,
+            self._indexes,
+            self._prefix,
+            markers,
+            closed_attempts,
+            looks=self._looks,
+        )
 
     @override
     async def close(self) -> None:
@@ -193,10 +216,13 @@ class BlobBackupManager(TaskBackupManager):
         index = self._make_index(plan, base, content)
         fault_point("upload.before_index")
         upload = plan.upload
-        marker = await self._indexes.put(
-            upload.prefix, upload.uid, index, upload.metadata("", None), upload.encoding
-        )
+        # As bytes, in JSON, and perhaps encoded.
+        async with self._limits.buffers.hold(3 * content.bytes_in_index):
+            marker = await self._indexes.put(
+                upload.prefix, upload.uid, index, upload.metadata("", None), upload.encoding
+            )
         fault_point("upload.after_index")
+        self._newest[store] = (marker, index.without_content().stored_at(marker))
         plan.commit.count_bytes(content.new_bytes)
         await run_all(self._manager.remove_ttl(blob_id) for blob_id in (*content.new_blobs, marker))
         logger.debug(
@@ -244,7 +270,7 @@ class BlobBackupManager(TaskBackupManager):
         if marker is None or commit.base_version not in lineage:
             return None
         try:
-            index = await self._indexes.load(marker)
+            index = await self._find_index(store, marker)
         except (
             BlobNotFoundError,
             CheckpointCorruptError,
@@ -269,6 +295,12 @@ class BlobBackupManager(TaskBackupManager):
             and index.key_ids() <= {None if key is None else key.id}
         )
         return _Base(marker, index) if is_usable else None
+
+    async def _find_index(self, store: StoreName, marker: Marker) -> SnapshotIndex:
+        known = self._newest.get(store)
+        if known is not None and known[0] == marker:
+            return known[1]
+        return (await self._indexes.load(marker)).without_content()
 
     def _is_own(self, index: SnapshotIndex, marker: Marker, store: StoreName) -> bool:
         """Return whether an index and all its blobs lie under this store's own prefix.
@@ -312,6 +344,8 @@ class BlobBackupManager(TaskBackupManager):
 
     async def _upload_delta(self, plan: _StoreUpload, delta: PackedDelta) -> DeltaBlob:
         digests = delta.digests
+        if plan.upload.encoding.is_plain and digests.size <= MAX_INDEX_DELTA_BYTES:
+            return await self._put_into_index(delta)
         if isinstance(delta.content, bytes):
             blobs = await plan.writer.write_bytes(delta.content, _DELTA_NAME, digests.sha256)
         else:
@@ -331,10 +365,30 @@ class BlobBackupManager(TaskBackupManager):
             blobs=() if is_plain else blobs,
         )
 
+    async def _put_into_index(self, delta: PackedDelta) -> DeltaBlob:
+        """Return a small delta as a part of the index that is written next."""
+        digests = delta.digests
+        if isinstance(delta.content, bytes):
+            content = delta.content
+        else:
+            file = LocalFile(PurePosixPath(delta.content), digests.size, digests.crc32)
+            content, _ = await self._context.executor.run(read_sealed_file, delta.content, file)
+        return DeltaBlob(
+            parent=delta.parent,
+            version=delta.version,
+            blob_id=THIS_INDEX,
+            size=digests.size,
+            checksum=digests.crc32,
+            sha256=digests.sha256,
+            in_index=True,
+            content=content,
+        )
+
     def _make_index(
         self, plan: _StoreUpload, base: _Base | None, content: _Content
     ) -> SnapshotIndex:
         task = self._context.task
+        full, full_deltas = _full_index(base, content.deltas)
         return SnapshotIndex(
             creation_time_millis=self._context.clock.time_ns() // 1_000_000,
             snapshot_metadata=SnapshotMetadata(
@@ -350,7 +404,24 @@ class BlobBackupManager(TaskBackupManager):
             version=str(plan.commit.version.id),
             image_version=content.image_version,
             deltas=content.deltas,
+            full_index_blob_id=full,
+            full_deltas=full_deltas,
         )
+
+
+def _full_index(base: _Base | None, deltas: Sequence[DeltaBlob]) -> tuple[str | None, int]:
+    """Return the full index that the next one adds to, and how many of its deltas that names.
+
+    (None, 0) where the next one is to be full: it has another image than the base, or would add too
+    much.
+    """
+    if base is None or not deltas:
+        return None, 0
+    index = base.index
+    full, count = index.full_index_blob_id, index.full_deltas
+    if full is None:
+        full, count = base.marker, len(index.deltas)
+    return (full, count) if len(deltas) - count <= MAX_ADDED_DELTAS else (None, 0)
 
 
 def _file_indexes(

@@ -9,9 +9,11 @@ Both lists come from *one* view of the log, at some position p. The
 deletion may run at any time after p, also while later commits are made or long after them, by a
 process that knows nothing of them. It never deletes what a commit later than p reaches:
 
-    Let c be a commit recorded after p. Its index names blobs of its own attempt, and blobs that it
-    took over from its base: files of an image, and deltas that follow it. Both are named in full by
-    every index that a restore needs them for, so nothing is reached by way of an older index.
+    Let c be a commit recorded after p. Its index, read together with the full one that it may add to,
+    names blobs of its own attempt, and blobs that it took over from its base: files of an image,
+    deltas that follow it, and indexes, which are the full one and those that hold a delta. Such an
+    index is either the base's own or reached by the base. So nothing is reached but by c's index and
+    its full one.
 
     * Its own attempt is not closed at p: a void attempt never completes, and an attempt that is
       released has committed before its release. It is newer than all that are closed at p: it is
@@ -30,7 +32,9 @@ closed attempt still uploads is found by the next clean-up.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from typing_extensions import override
 
@@ -44,6 +48,23 @@ from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
 
+CLEAN_UPS_A_LOOK: Final = 16
+
+
+class UnfinishedLooks:
+    """Says which clean-ups of a process look for what puts that never ended have left.
+
+    Only a process that was killed leaves any, and a look costs as much as the listing of the blobs.
+    """
+
+    def __init__(self) -> None:
+        self._clean_ups: Counter[str] = Counter()
+
+    def is_due(self, prefix: str) -> bool:
+        """Count a clean-up of what lies below ``prefix``; return whether it is to look."""
+        self._clean_ups[prefix] += 1
+        return self._clean_ups[prefix] % CLEAN_UPS_A_LOOK == 1
+
 
 async def delete_unreached(
     manager: BlobStoreManager,
@@ -51,12 +72,14 @@ async def delete_unreached(
     prefix: TaskPrefix,
     retained: Iterable[Marker],
     closed_attempts: Sequence[tuple[int, int]],
+    *,
+    looks: UnfinishedLooks,
 ) -> None:
     """Delete the blobs of closed and of older attempts that no retained index names.
 
-    What puts of those attempts have left unfinished goes too: they have ended. Idempotent. Stores
-    that the configuration has dropped are collected too. Indexes go before the files that they name,
-    so that no index of ours ever names a blob that we deleted before it.
+    What puts of those attempts have left unfinished goes too, now and then: they have ended.
+    Idempotent. Stores that the configuration has dropped are collected too. Indexes go before the
+    files that they name.
 
     Args:
         manager: Where the blobs lie.
@@ -64,6 +87,7 @@ async def delete_unreached(
         prefix: Of the task; nothing outside it is touched.
         retained: The markers of all commits that are not released.
         closed_attempts: (epoch, attempt) that never complete or are never restored.
+        looks: Of the process.
 
     Raises:
         BlobNotFoundError: A retained index is gone, lost or released and deleted since the view was
@@ -76,7 +100,8 @@ async def delete_unreached(
     if not closed_attempts:
         return
     newest = max(closed_attempts)
-    await manager.remove_unfinished(str(prefix), lambda name: _is_made_until(name, newest))
+    if looks.is_due(str(prefix)):
+        await manager.remove_unfinished(str(prefix), lambda name: _is_made_until(name, newest))
     candidates = await _made_until(manager, str(prefix), newest)
     if not candidates:
         return
@@ -94,9 +119,9 @@ async def delete_unreached(
 async def delete_blobs(manager: BlobStoreManager, blob_ids: Iterable[str]) -> None:
     """Delete blobs, indexes before the files that they name."""
     ordered = sorted(blob_ids)
-    await run_all(manager.delete(blob_id) for blob_id in ordered if is_index(blob_id))
+    await manager.delete_all([blob_id for blob_id in ordered if is_index(blob_id)])
     fault_point("clean_up.before_files")
-    await run_all(manager.delete(blob_id) for blob_id in ordered if not is_index(blob_id))
+    await manager.delete_all([blob_id for blob_id in ordered if not is_index(blob_id)])
 
 
 class BlobGarbageCollector(GarbageCollector):

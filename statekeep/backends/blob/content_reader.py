@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -114,11 +114,28 @@ class ContentReader:
             at_once=min(_FILES_AT_ONCE, len(targets)),
         )
 
+    async def fetch_small(self, target: Target, load: Callable[[], Awaitable[bytes]]) -> None:
+        """Write a file that ``load`` fetches into memory; raises as `fetch` does."""
+
+        async def download(on_bytes: Callable[[int], None]) -> str:
+            data = await load()
+            on_bytes(len(data))
+            return await run_to_end(self._executor, write_small_file, target.path, [data])
+
+        await self._fetch_proven(target, download)
+
     async def _fetch_one(self, target: Target) -> None:
+        await self._fetch_proven(target, partial(self._download, target))
+
+    async def _fetch_proven(
+        self,
+        target: Target,
+        download: Callable[[Callable[[int], None]], Awaitable[str | None]],
+    ) -> None:
         on_bytes = self._on_bytes
         for tries_left in reversed(range(_TRIES)):
             try:
-                sha256 = await self._download(target, on_bytes)
+                sha256 = await download(on_bytes)
                 await self._executor.run(check_file, target.path, target.file, sha256)
             except CheckpointCorruptError as exc:
                 if not tries_left:

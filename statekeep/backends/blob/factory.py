@@ -23,7 +23,7 @@ from statekeep.backends.base import (
 from statekeep.backends.blob.admin import BlobAdmin
 from statekeep.backends.blob.backup import BlobBackupManager
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
-from statekeep.backends.blob.clean_up import BlobGarbageCollector
+from statekeep.backends.blob.clean_up import BlobGarbageCollector, UnfinishedLooks
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_writer import WriterLimits
 from statekeep.backends.blob.encoded_stream import SALT_BYTES, key_check_of
@@ -109,6 +109,7 @@ class BlobBackendFactory(StateBackendFactory):
         self._make_manager = make_manager
         self._new_uid = new_uid
         self._limit = InFlightLimit(self._blob_settings.max_in_flight)
+        self._looks = UnfinishedLooks()
         self._bandwidth: TokenBucket | None = None
         self._throttle: Throttle | None = None
         self._object_store = self._make_object_store() if make_manager is None else None
@@ -144,6 +145,7 @@ class BlobBackendFactory(StateBackendFactory):
                 part_bytes=self._blob_settings.transfer.part_bytes,
                 pack_file_bytes=self._blob_settings.pack_file_bytes,
             ),
+            looks=self._looks,
             new_uid=self._new_uid,
         )
 

@@ -5,6 +5,10 @@ JSON in the form of Samza's ``SnapshotIndex``, which Samza's own reader accepts:
 ``stored-form`` of a file, ``range`` of a blob) are fields that it does not know and skips. Written last, after every blob that it names is
 durable; never changed.
 
+An index that would repeat all but the last deltas of an earlier one is written as an *addition*: it
+names that one, the *full* index, and the deltas since. A full index is never an addition itself, so
+a reader fetches two blobs at most. Samza refuses an addition, as it has no directory.
+
 A snapshot is an *image*, the files of some version, and the deltas that lead from there to the
 version that was backed up; where there are none, it is the image. Samza, which knows no deltas,
 reads the image alone.
@@ -20,11 +24,14 @@ from typing import Final
 import msgspec
 
 from statekeep.checkpoint.decoding import decode_json, is_file_name
-from statekeep.errors import UnknownFormatError
+from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
-SCHEMA_VERSION: Final = 3
-"""What this code writes, and the newest that it reads: 2 knew neither ranges nor stored forms, 1 no
-deltas, 0 stands for an index of Samza's own."""
+SCHEMA_VERSION: Final = 4
+"""What this code writes, and the newest that it reads: 3 knew neither additions nor deltas within an
+index, 2 neither ranges nor stored forms, 1 no deltas, 0 stands for an index of Samza's own."""
+
+THIS_INDEX: Final = "."
+"""Stands for the id of the blob that an index is written to, which holds the index's digest."""
 
 _MAX_OFFSET: Final = 2**63 - 1  # Samza's are 32 bits wide; only files in several blobs need more
 _MAX_CRC32: Final = 2**32 - 1
@@ -250,10 +257,19 @@ class DeltaBlob(_IndexPart, frozen=True, kw_only=True):
     """None: the blob is the file."""
     blobs: tuple[FileBlob, ...] = ()
     """Where it is stored, if not as it is."""
+    in_index: bool = False
+    """Whether the blob is the index that added it."""
+    content: bytes | None = None
+    """The file, in the index that added it; absent in those that repeat the delta."""
 
     def __post_init__(self) -> None:
         _check(bool(self.parent and self.version), "delta without its versions")
         _check(self.size > 0, f"delta without content: {self.version}")
+        is_plain = self.stored_form is None and not self.blobs
+        _check(is_plain or not self.in_index, f"delta in an index, but encoded: {self.version}")
+        if self.content is not None:
+            is_here = self.in_index and len(self.content) == self.size
+            _check(is_here, f"delta of another size than its content: {self.version}")
         first = self.blobs[0].blob_id if self.blobs else self.blob_id
         _check(first == self.blob_id, f"delta in another blob: {self.version}")
         self.as_file()
@@ -308,6 +324,10 @@ class SnapshotIndex(_IndexPart, frozen=True, kw_only=True):
     """`VersionId` of the version that the image is of; None: that of ``version``."""
     deltas: tuple[DeltaBlob, ...] = ()
     """What leads from the image to ``version``, in order."""
+    full_index_blob_id: str | None = None
+    """The full index that this one is written as an addition to; None: it is full itself."""
+    full_deltas: int = 0
+    """How many of ``deltas`` that one names."""
 
     def __post_init__(self) -> None:
         _check(self.creation_time_millis >= 0, "creation time is negative")
@@ -323,7 +343,26 @@ class SnapshotIndex(_IndexPart, frozen=True, kw_only=True):
 
     def blob_ids(self) -> set[str]:
         """Return the ids of all blobs that a restore of this snapshot reads, its own excepted."""
-        return {blob.blob_id for file in self.files() for blob in file.blobs}
+        found = {blob.blob_id for file in self.files() for blob in file.blobs}
+        return found if self.full_index_blob_id is None else found | {self.full_index_blob_id}
+
+    def stored_at(self, blob_id: str) -> "SnapshotIndex":
+        """Return the index as it refers to itself once it is known where it is stored."""
+        deltas = tuple(
+            msgspec.structs.replace(delta, blob_id=blob_id)
+            if delta.blob_id == THIS_INDEX
+            else delta
+            for delta in self.deltas
+        )
+        return msgspec.structs.replace(self, deltas=deltas)
+
+    def without_content(self) -> "SnapshotIndex":
+        """Return the index as a later one repeats it: without the delta that it holds itself."""
+        deltas = tuple(
+            delta if delta.content is None else msgspec.structs.replace(delta, content=None)
+            for delta in self.deltas
+        )
+        return msgspec.structs.replace(self, deltas=deltas)
 
     def files(self) -> Iterator[FileIndex]:
         """Yield every file that a restore of this snapshot fetches, deltas included."""
@@ -345,23 +384,83 @@ class SnapshotIndex(_IndexPart, frozen=True, kw_only=True):
         return sum(delta.size for delta in self.deltas)
 
 
+class IndexAddition(_IndexPart, frozen=True, kw_only=True):
+    """What an index adds to a full one."""
+
+    creation_time_millis: int
+    snapshot_metadata: SnapshotMetadata
+    full_index_blob_id: str
+    prev_snapshot_index_blob_id: str
+    schema_version: int
+    version: str
+    deltas: tuple[DeltaBlob, ...]
+    """What leads from the version of the full index to ``version``."""
+
+    def __post_init__(self) -> None:
+        _check(self.creation_time_millis >= 0, "creation time is negative")
+        _check(bool(self.full_index_blob_id.strip()), "full index without an id")
+
+    def joined(self, full: SnapshotIndex, *, where: str) -> SnapshotIndex:
+        """Return the whole index.
+
+        Raises:
+            CheckpointCorruptError: The full one is another one's, or an addition itself.
+        """
+        metadata, other = self.snapshot_metadata, full.snapshot_metadata
+        is_own = (metadata.task_name, metadata.store_name) == (other.task_name, other.store_name)
+        try:
+            _check(is_own, "full index of another store")
+            _check(full.full_index_blob_id is None, "full index that is an addition")
+            return SnapshotIndex(
+                creation_time_millis=self.creation_time_millis,
+                snapshot_metadata=metadata,
+                dir_index=full.dir_index.without_removed(),
+                prev_snapshot_index_blob_id=self.prev_snapshot_index_blob_id,
+                schema_version=self.schema_version,
+                version=self.version,
+                image_version=full.image_version or full.version,
+                deltas=(*full.without_content().deltas, *self.deltas),
+                full_index_blob_id=self.full_index_blob_id,
+                full_deltas=len(full.deltas),
+            )
+        except ValueError as exc:
+            msg = (
+                f"snapshot index cannot be read: {where} full={self.full_index_blob_id} error={exc}"
+            )
+            raise CheckpointCorruptError(msg) from exc
+
+
 class _Versioned(_IndexPart, frozen=True, kw_only=True):
     """What an index of any schema version says of itself."""
 
     schema_version: int = 0
+    full_index_blob_id: str | None = None
 
 
 _encoder: Final = msgspec.json.Encoder()
 _version_decoder: Final = msgspec.json.Decoder(_Versioned)
 _decoder: Final = msgspec.json.Decoder(SnapshotIndex)
+_addition_decoder: Final = msgspec.json.Decoder(IndexAddition)
 
 
 def encode_index(index: SnapshotIndex) -> bytes:
-    """Return the JSON of an index."""
-    return _encoder.encode(index)
+    """Return the JSON of an index: of what it adds, where there is a full one that it adds to."""
+    if index.full_index_blob_id is None:
+        return _encoder.encode(index)
+    return _encoder.encode(
+        IndexAddition(
+            creation_time_millis=index.creation_time_millis,
+            snapshot_metadata=index.snapshot_metadata,
+            full_index_blob_id=index.full_index_blob_id,
+            prev_snapshot_index_blob_id=index.prev_snapshot_index_blob_id or "",
+            schema_version=index.schema_version,
+            version=index.version or "",
+            deltas=index.deltas[index.full_deltas :],
+        )
+    )
 
 
-def decode_index(data: bytes, *, where: str) -> SnapshotIndex:
+def decode_index(data: bytes, *, where: str) -> SnapshotIndex | IndexAddition:
     """Read an index back.
 
     Args:
@@ -373,11 +472,13 @@ def decode_index(data: bytes, *, where: str) -> SnapshotIndex:
         UnknownFormatError: Of a newer schema version.
     """
     damage = f"snapshot index cannot be read: {where}"
-    version = decode_json(_version_decoder, data, damage).schema_version
-    if version > SCHEMA_VERSION:
-        msg = f"snapshot index of an unknown schema version: {where} version={version}"
+    kind = decode_json(_version_decoder, data, damage)
+    if kind.schema_version > SCHEMA_VERSION:
+        msg = f"snapshot index of an unknown schema version: {where} version={kind.schema_version}"
         raise UnknownFormatError(msg)
-    return decode_json(_decoder, data, damage)
+    if kind.full_index_blob_id is None:
+        return decode_json(_decoder, data, damage)
+    return decode_json(_addition_decoder, data, damage)
 
 
 def _check_name(name: str) -> None:

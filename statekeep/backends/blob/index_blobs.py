@@ -5,7 +5,13 @@ import hashlib
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.blob.codec import Codec, is_stream
 from statekeep.backends.blob.encoded_stream import Encoding, key_check_of
-from statekeep.backends.blob.index import SnapshotIndex, decode_index, encode_index
+from statekeep.backends.blob.index import (
+    DeltaBlob,
+    IndexAddition,
+    SnapshotIndex,
+    decode_index,
+    encode_index,
+)
 from statekeep.backends.blob.names import (
     INDEX_PAYLOAD_NAME,
     TaskPrefix,
@@ -32,9 +38,13 @@ class IndexBlobs:
         self._manager = manager
         self._codec = codec
         self._executor = executor
+        self._full: tuple[Marker, SnapshotIndex] | None = None
+        """The last one that was fetched for an addition to it: others follow."""
 
     async def load(self, marker: Marker) -> SnapshotIndex:
-        """Fetch the index that a marker names and check it against the digest in its name.
+        """Fetch the index that a marker names, and the full one that it adds to.
+
+        Each is compared with the digest in its name.
 
         Raises:
             BlobNotFoundError: It is not there.
@@ -44,13 +54,43 @@ class IndexBlobs:
             UnknownFormatError: A newer version of Statekeep wrote it.
             RetriableError: The service may answer later.
         """
+        where = f"blob_id={marker}"
+        found = await self._fetch(marker, where)
+        if isinstance(found, IndexAddition):
+            found = found.joined(await self._fetch_full(found, where), where=where)
+        index = found.stored_at(marker)
+        self._codec.check_files_encrypted(store_of(marker), index, where)
+        return index
+
+    async def load_delta(self, delta: DeltaBlob) -> bytes:
+        """Fetch a delta that lies in the index that added it; raises as `load` does."""
+        if delta.content is not None:
+            return delta.content
+        where = f"blob_id={delta.blob_id}"
+        for other in (await self._fetch(Marker(delta.blob_id), where)).deltas:
+            if other.version == delta.version and other.content is not None:
+                return other.content
+        raise CheckpointCorruptError(f"delta is not in its index: {where} version={delta.version}")
+
+    async def _fetch_full(self, addition: IndexAddition, where: str) -> SnapshotIndex:
+        marker = Marker(addition.full_index_blob_id)
+        if self._full is not None and self._full[0] == marker:
+            return self._full[1]
+        where = f"{where} full={marker}"
+        full = await self._fetch(marker, where)
+        if isinstance(full, IndexAddition):
+            raise CheckpointCorruptError(f"snapshot index adds to one that adds: {where}")
+        self._full = (marker, full.without_content().stored_at(marker))
+        return self._full[1]
+
+    async def _fetch(self, marker: Marker, where: str) -> SnapshotIndex | IndexAddition:
         expected = index_digest(marker)
         data = await self._manager.get(marker)
         actual = hashlib.sha256(data).hexdigest()
         if actual != expected:
             msg = f"snapshot index differs from its digest: blob_id={marker} bytes={len(data)}"
             raise CheckpointCorruptError(msg)
-        where, version = f"blob_id={marker}", 0
+        version = 0
         if is_stream(data):
             data, version = await self._executor.run(
                 self._codec.decode_index,
@@ -59,11 +99,8 @@ class IndexBlobs:
                 where=where,
                 max_bytes=MAX_DOCUMENT_BYTES,
             )
-        store = store_of(marker)
-        self._codec.check_index_form(store, version, where)
-        index = await self._executor.run(decode_index, data, where=where)
-        self._codec.check_files_encrypted(store, index, where)
-        return index
+        self._codec.check_index_form(store_of(marker), version, where)
+        return await self._executor.run(decode_index, data, where=where)
 
     async def put(
         self,

@@ -144,7 +144,7 @@ class BlobJobLog(JobLog):
         # From here on for the floor that holds, so that a trim that was cut short is finished too.
         records = await self._listed_below(highest)
         stale = [blob_id for number, blob_id in floors.items() if number < highest]
-        await run_bounded([partial(self._blobs.delete, b) for b in (*records, *stale)])
+        await self._blobs.delete_all([*records, *stale])
         if self._trimmed_to is None:
             await self._remove_unfinished(highest)
         self._trimmed_to = highest

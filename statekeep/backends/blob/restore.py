@@ -136,10 +136,12 @@ class BlobRestoreManager(TaskRestoreManager):
         has_come = [asyncio.Event() for _ in plan.deltas]
 
         async def fetch(item: FetchedDelta, come: asyncio.Event) -> None:
-            file = item.delta.as_file()
-            await self._reader.fetch(
-                [Target(plan.store, file, item.path, item.path, is_delta=True)]
-            )
+            target = Target(plan.store, item.delta.as_file(), item.path, item.path, is_delta=True)
+            if item.delta.in_index:
+                load = partial(self._index_blobs.load_delta, item.delta)
+                await self._reader.fetch_small(target, load)
+            else:
+                await self._reader.fetch([target])
             come.set()
 
         fetches = map(partial, repeat(fetch), plan.deltas, has_come)

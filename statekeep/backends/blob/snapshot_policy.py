@@ -9,6 +9,14 @@ from statekeep.config.backend_keys import BLOB_SNAPSHOT_DELTA_RATIO, BLOB_SNAPSH
 _FREE_DELTA_BYTES: Final = 4 << 20
 """So much is applied within the time of a few requests, however small the image is."""
 
+MAX_ADDED_DELTAS: Final = 32
+"""Deltas that an index adds to a full one, at 400 bytes each: so the indexes of all commits together
+take least, and half of the time a commit writes less than 6 KB, however many deltas there are."""
+MAX_INDEX_DELTA_BYTES: Final = 64 << 10
+"""Of a delta that goes into the index instead of a blob of its own: a request costs as much whatever
+it transfers. In JSON a delta takes a third more bytes, which larger ones would feel, and whoever
+reads the index again reads the delta too."""
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:

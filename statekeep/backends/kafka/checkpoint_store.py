@@ -45,7 +45,14 @@ class KafkaCheckpointStore(CheckpointStore):
 
     @override
     async def write(self, attempt: str, task_name: TaskName, data: bytes) -> None:
-        await self._topic.send([(f"{attempt}{_SEPARATOR}{task_name}".encode(), data)])
+        await self.write_all(attempt, {task_name: data})
+
+    @override
+    async def write_all(self, attempt: str, entries: Mapping[TaskName, bytes]) -> None:
+        place = f"{attempt}{_SEPARATOR}"
+        await self._topic.send(
+            [(f"{place}{task}".encode(), data) for task, data in entries.items()]
+        )
 
     @override
     async def read(

@@ -29,6 +29,7 @@ from statekeep.errors import CommitFailedError
 from statekeep.fault_points import fault_point
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
+from statekeep.spark.container.entries import EntryWriter
 from statekeep.spark.container.place import ContainerSpec
 from statekeep.spark.container.protocol import (
     NOTHING,
@@ -74,18 +75,22 @@ class ContainerWork:
         self._checkpoints: CheckpointStore = open_checkpoint_store(
             self._factories, log_backend, escape_name(spec.job_name), self.executor, clock
         )
+        self._entries = EntryWriter(
+            self._checkpoints, clock, is_awaited=self.config.task.is_commit_every_batch
+        )
         self._pipelines: dict[int, TaskCommitPipeline] = {}
 
     async def upload(self, request: HandOver) -> None:
         """Back up a version and write the task's entry; a failure is an entry too."""
         attempt = f"{request.epoch}-{request.attempt}"
-        try:
-            entry = await self._back_up(request)
-        except Exception as exc:  # a plug-in may raise anything, and the driver waits for an entry
-            logger.exception("backup failed: task=%s", task_name(request.partition))
-            entry = _failed(exc)
+        with self._entries.upload(attempt):
+            try:
+                entry = await self._back_up(request)
+            except Exception as exc:  # a plug-in may raise anything; the driver waits for an entry
+                logger.exception("backup failed: task=%s", task_name(request.partition))
+                entry = _failed(exc)
         fault_point("entry.before_write")
-        await self._checkpoints.write(
+        await self._entries.write(
             attempt, task_name(request.partition), encode_attempt_entry(entry)
         )
 
@@ -129,6 +134,7 @@ class ContainerWork:
         for pipeline in self._pipelines.values():
             await pipeline.close()
         self._pipelines.clear()
+        await self._entries.close()
         await self._checkpoints.close()
         await self._restore_executor.close()
         await self.executor.close()

@@ -300,7 +300,7 @@ class StatefulJob:
         return None
 
     def _wire_commits(self, place: JobPlace, spec: JobSpec) -> None:
-        """Make what commits and what cleans up after each commit."""
+        """Make what commits and what cleans up after them."""
         executor, partitions = self._thread.executor, self._identity.partitions
         # The driver deletes for all tasks, as containers upload for theirs.
         executor.raise_cap(self._config.container.commit_pool_threads(partitions))
@@ -543,9 +543,15 @@ class StatefulJob:
         try:
             if is_committing:
                 self._watch.commit_last(patience)
+                self._thread.run(self._begin_last_clean_up())
         finally:
             patience.end()
             self._stop_containers(max(patience.remaining_s(), _MARGIN_S))
+
+    async def _begin_last_clean_up(self) -> None:
+        """Let `close` wait for a clean-up: the next query of the job may be a long time off."""
+        if self._clean_up is not None:
+            self._clean_up.start(is_forced=True)
 
     def _stop_containers(self, timeout_s: float) -> None:
         """Let the containers end once their uploads are done, if there still are executors."""

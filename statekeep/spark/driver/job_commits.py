@@ -38,7 +38,9 @@ from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
 logger = logging.getLogger(__name__)
 
 _FIRST_POLL_S: Final = 0.05
+_SLOWER: Final = 3
 _LONGEST_POLL_S: Final = 0.5
+"""Where an attempt takes long, a quarter of the time that it has taken: each poll costs a request."""
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ async def gather(
     """
     found = GatheredTasks()
     known: set[TaskName] = set()
-    pause_s = _FIRST_POLL_S
+    began_ns, pause_s = clock.monotonic_ns(), _FIRST_POLL_S
     while True:
         name = f"{plan.epoch}-{plan.attempt}"
         for task, data in (await checkpoints.read(name, known=known)).items():
@@ -100,7 +102,8 @@ async def gather(
             msg = f"a task's backup is not finished: task={task_name(absent)}"
             raise EntriesLackError(msg, checkpoint_id=plan.checkpoint_id, step="timeout")
         await clock.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+        passed_s = (clock.monotonic_ns() - began_ns) / 1e9
+        pause_s = min(_SLOWER * pause_s, max(_LONGEST_POLL_S, passed_s / 4))
 
 
 def _finished(data: bytes, task: TaskName, plan: HandOverPlan) -> FinishedTask | None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from encoded_kit import full_index
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.backends.blob.index import SnapshotIndex
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import Marker
@@ -48,7 +49,7 @@ async def task(root: str, plan: FaultPlan, tmp_path: Path) -> AsyncIterator[Back
 
 async def index_of(root: str, commit: Commit) -> SnapshotIndex:
     blobs = MemoryBlobStoreManager(root, SerialExecutor())
-    return decode_index(await blobs.get(commit.markers[STORE]), where="test")
+    return full_index(await blobs.get(commit.markers[STORE]), where="test")
 
 
 def put_files(plan: FaultPlan) -> list[str]:
@@ -139,6 +140,7 @@ async def test_an_upload_that_was_never_committed_is_no_base(
 @pytest.mark.asyncio
 async def test_reading_the_base_is_retried(task: BackendHarness, plan: FaultPlan) -> None:
     await task.commit(task.seal(FIRST))
+    await task.start()
     plan.add(Fault("get", "*snapshot-index*", times=4))
     await task.commit(task.seal(SECOND))
     assert len(plan.called("get")) == 5
@@ -162,6 +164,7 @@ async def test_a_damaged_base_makes_the_upload_full_and_is_told(
     await MemoryBlobStoreManager(root, SerialExecutor()).put(
         first.markers[STORE], b"{}", BlobMetadata(None, None, "x")
     )
+    await task.start()
     with caplog.at_level(logging.WARNING, "statekeep.backends.blob.backup"):
         second = await task.commit(task.seal(SECOND))
     assert (await index_of(root, second)).prev_snapshot_index_blob_id is None

@@ -1,14 +1,23 @@
 import asyncio
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from log_kit import DawdlingBlobs, InlineExecutor, LosingBlobs, RetryingOnce, new_blobs
+from log_kit import (
+    CountedBlobs,
+    DawdlingBlobs,
+    InlineExecutor,
+    LosingBlobs,
+    RetryingOnce,
+    new_blobs,
+)
 
 from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.errors import CheckpointCorruptError
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,6 +42,73 @@ async def test_entries_are_gathered_by_task(store: BlobCheckpointStore) -> None:
     await store.write("7-3", OTHER, b"b")
 
     assert await store.read("7-3") == {TASK: b"a", OTHER: b"b"}
+
+
+async def test_entries_that_are_written_together_are_one_blob(
+    blobs: BlobStoreManager, store: BlobCheckpointStore
+) -> None:
+    await store.write("7-3", TaskName("Partition 1"), b"alone")
+    await store.write_all("7-3", {TASK: b"a", OTHER: b"b"})
+    assert len(await blobs.list("job/checkpoints/7-3/")) == 2
+    expected = {TaskName("Partition 1"): b"alone", TASK: b"a", OTHER: b"b"}
+    assert await store.read("7-3") == expected
+    reader = BlobCheckpointStore(blobs, "job")
+    assert await reader.read("7-3") == expected
+    assert await reader.read("7-3", known=expected) == {}
+    assert await store.attempts() == {(7, 3)}
+
+
+async def test_a_later_entry_holds_that_is_written_with_others(store: BlobCheckpointStore) -> None:
+    await store.write_all("7-3", {TASK: b"a", OTHER: b"b"})
+    assert await store.read("7-3") == {TASK: b"a", OTHER: b"b"}
+    await store.write_all("7-3", {TASK: b"c"})
+    assert await store.read("7-3") == {TASK: b"c", OTHER: b"b"}
+
+
+async def test_what_stores_write_together_at_once_is_all_found(blobs: BlobStoreManager) -> None:
+    names = [TaskName(f"Partition {number}") for number in range(8)]
+    writers = [BlobCheckpointStore(blobs, "job") for _ in range(4)]
+    packs = [dict.fromkeys(names[2 * n : 2 * n + 2], b"%d" % n) for n in range(4)]
+    await asyncio.gather(
+        *(w.write_all("7-3", pack) for w, pack in zip(writers, packs, strict=True))
+    )
+    found = await BlobCheckpointStore(blobs, "job").read("7-3")
+    assert found == {task: data for pack in packs for task, data in pack.items()}
+
+
+async def test_a_pack_is_fetched_once() -> None:
+    blobs = CountedBlobs(new_blobs(), Counter())
+    store = BlobCheckpointStore(blobs, "job")
+    await store.write_all("7-3", {TASK: b"a"})
+    for _ in range(3):
+        await store.read("7-3", known=[TASK])
+    await store.write_all("7-3", {OTHER: b"b"})
+    assert await store.read("7-3", known=[TASK]) == {OTHER: b"b"}
+    assert blobs.counts["get"] == 2
+
+
+async def test_a_damaged_pack_is_no_silence(blobs: BlobStoreManager) -> None:
+    store = BlobCheckpointStore(blobs, "job")
+    await store.write_all("7-3", {TASK: b"a", OTHER: b"b"})
+    (name,) = await blobs.list("job/checkpoints/")
+    data = await blobs.get(name)
+    await blobs.delete(name)
+    await blobs.put(name, data[:-1] + b"x", BlobMetadata(None, None, "x"))
+    with pytest.raises(CheckpointCorruptError):
+        await BlobCheckpointStore(blobs, "job").read("7-3")
+
+
+async def test_the_entries_of_several_attempts_go_at_once(
+    blobs: BlobStoreManager, store: BlobCheckpointStore
+) -> None:
+    for attempt in ("7-3", "7-30", "7-4", "8-3"):
+        await store.write(attempt, TASK, b"a")
+        await store.write_all(attempt, {TASK: b"b", OTHER: b"c"})
+    await store.write("events-7", TASK, b"events")
+    await store.delete_all({(7, 3), (8, 3)})
+    assert await store.attempts() == {(7, 30), (7, 4)}
+    assert await store.read("events-7") == {TASK: b"events"}
+    assert len(await blobs.list("job/")) == 5
 
 
 async def test_attempt_without_entries_is_empty(store: BlobCheckpointStore) -> None:

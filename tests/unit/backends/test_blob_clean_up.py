@@ -10,10 +10,10 @@ from typing import Literal
 
 import msgspec
 import pytest
+from encoded_kit import full_index
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from statekeep.backends.blob.index import decode_index
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.checkpoint.checkpoints import Marker, StoreName
@@ -151,7 +151,7 @@ class History:
         markers = [commit.markers[STORE] for commit in self.task.commits]
         reached: set[str] = set(markers)
         for marker in markers:
-            reached |= decode_index(await self.blobs.get(marker), where="test").blob_ids()
+            reached |= full_index(await self.blobs.get(marker), where="test").blob_ids()
         assert set(await self.blobs.list("")) == reached
 
 

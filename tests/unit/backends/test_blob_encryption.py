@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from encoded_kit import KEY_LINE, SECRET, place_of, read_stream
+from encoded_kit import KEY_LINE, SECRET, full_index, place_of, read_stream
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.index import StoredForm, decode_index
+from statekeep.backends.blob.index import StoredForm
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.names import is_index
 from statekeep.checkpoint.checkpoints import StoreName
@@ -280,7 +280,7 @@ async def test_the_form_and_the_key_of_each_file_are_in_its_index(
 ) -> None:
     commit = await task.commit(task.seal(FIRST))
     marker = commit.markers[STORE]
-    index = decode_index(read_stream(blobs[marker], place_of(marker)), where="test")
+    index = full_index(read_stream(blobs[marker], place_of(marker)), where="test")
     forms = {file.file_name: file.stored_form for file in index.files()}
     assert forms.pop("empty") is None
     assert set(forms.values()) == {

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from increments_kit import BLOB, Changes, IncrementJob, Made, folded
 
-from statekeep.backends.blob import local_deltas
+from statekeep.backends.blob import backup, local_deltas
 from statekeep.backends.blob.apply_deltas import DeltaLoad, FetchedDelta
 from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.encoded_stream import Encoding
@@ -69,13 +69,18 @@ async def with_index(job: IncrementJob, index: SnapshotIndex) -> CheckpointV2:
 
 
 @pytest.mark.asyncio
-async def test_a_commit_on_a_base_uploads_its_changes_and_its_index(any_job: IncrementJob) -> None:
+@pytest.mark.parametrize("is_small", [True, False])
+async def test_a_commit_on_a_base_uploads_its_changes_and_its_index(
+    any_job: IncrementJob, monkeypatch: pytest.MonkeyPatch, *, is_small: bool
+) -> None:
+    if not is_small:
+        monkeypatch.setattr(backup, "MAX_INDEX_DELTA_BYTES", 1)
     await any_job.manager.init(None)
     first = await any_job.commit(any_job.seal(None, LARGE))
     any_job.plan.calls.clear()
     second = await any_job.commit(any_job.seal(first.version, SECOND))
-    delta, index = blob_names(any_job)
-    assert delta == "changes.delta"
+    *deltas, index = blob_names(any_job)
+    assert deltas == ([] if is_small else ["changes.delta"])
     assert index.startswith("index-")
     assert second.index.dir_index == first.index.dir_index
     assert second.index.image_version == str(first.version.id)
@@ -105,7 +110,8 @@ async def test_versions_between_two_commits_go_up_as_one_blob_with_each_key_once
     last = await job.commit(job.seal(first.version, SECOND, {}, THIRD))
     (delta,) = last.index.deltas
     assert (delta.parent, delta.version) == (str(first.version.id), str(last.version.id))
-    reader = DeltaReader(io.BytesIO(await job.blobs.get(delta.blob_id)), where="test")
+    assert delta.content is not None
+    reader = DeltaReader(io.BytesIO(delta.content), where="test")
     assert dict(list(reader)) == {**SECOND, **THIRD}
     assert reader.counts.puts + reader.counts.deletes == 3
     assert (await job.restore(last.checkpoint))[0] == folded(LARGE, SECOND, THIRD)
@@ -127,7 +133,7 @@ async def test_the_same_version_again_uploads_its_index_alone(job: IncrementJob)
     job.plan.calls.clear()
     again = await job.commit(commits[-1].version)
     assert len(job.plan.called("put")) == 1
-    assert again.index.deltas == commits[-1].index.deltas
+    assert again.index.deltas == commits[-1].index.without_content().deltas
     assert (await job.restore(again.checkpoint))[0] == folded(LARGE, SECOND, THIRD)
 
 
@@ -237,8 +243,9 @@ async def test_a_lost_delta_blob_is_found(job: IncrementJob) -> None:
 
 @pytest.mark.asyncio
 async def test_a_delta_that_is_another_one_than_its_index_says_is_refused(
-    job: IncrementJob,
+    job: IncrementJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(backup, "MAX_INDEX_DELTA_BYTES", 0)
     *_, last = await chain(job)
     one, two = last.index.deltas
     swapped = tuple(
@@ -259,7 +266,8 @@ async def test_an_index_whose_deltas_do_not_lead_to_its_version_is_refused(
     for deltas in ((two,), (one,), (two, one), (one, one, two)):
         with pytest.raises(ValueError, match="delta"):
             msgspec.structs.replace(last.index, deltas=deltas)
-    text = encode_index(last.index).replace(two.parent.encode(), b"9_00000009", 1)
+    full = msgspec.structs.replace(last.index, full_index_blob_id=None, full_deltas=0)
+    text = encode_index(full).replace(two.parent.encode(), b"9_00000009", 1)
     with pytest.raises(CheckpointCorruptError):
         decode_index(text, where="test")
 

@@ -8,12 +8,13 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 import pytest_asyncio
+from encoded_kit import full_index
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.backends.blob.content_writer import _PACK_BYTES, _packs
 from statekeep.backends.blob.diff import LocalFile
-from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.backends.blob.index import SnapshotIndex
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit
@@ -52,7 +53,7 @@ def blobs_of(root: str) -> dict[str, bytes]:
 
 
 def index_of(root: str, commit: Commit) -> SnapshotIndex:
-    return decode_index(blobs_of(root)[commit.markers[STORE]], where="test")
+    return full_index(blobs_of(root)[commit.markers[STORE]], where="test")
 
 
 @pytest.mark.asyncio

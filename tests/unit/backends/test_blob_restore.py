@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 import msgspec
 import pytest
 import pytest_asyncio
+from encoded_kit import full_index
 from typing_extensions import override
 
 from statekeep.backends.blob.index import (
@@ -19,7 +20,6 @@ from statekeep.backends.blob.index import (
     FileBlob,
     FileIndex,
     SnapshotIndex,
-    decode_index,
     encode_index,
 )
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
@@ -69,7 +69,7 @@ async def task(root: str, plan: FaultPlan, tmp_path: Path) -> AsyncIterator[Back
 
 
 async def index_of(blobs: MemoryBlobStoreManager, commit: Commit) -> SnapshotIndex:
-    return decode_index(await blobs.get(commit.markers[STORE]), where="test")
+    return full_index(await blobs.get(commit.markers[STORE]), where="test")
 
 
 async def with_index(

@@ -10,6 +10,7 @@ from increments_kit import TASK, IncrementJob
 from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext
+from statekeep.backends.blob import backup
 from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES
 from statekeep.commit.executor import BoundedExecutor
@@ -50,7 +51,8 @@ class ReleasingStore(MemoryStore):
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterable[IncrementJob]:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterable[IncrementJob]:
+    monkeypatch.setattr(backup, "MAX_INDEX_DELTA_BYTES", 0)
     HoldingManager.held, HoldingManager.release = "", asyncio.Event()
     ReleasingStore.closed = 0
     yield IncrementJob(tmp_path, make_blobs=lambda: HoldingManager(str(tmp_path), SerialExecutor()))

@@ -148,13 +148,8 @@ async def test_a_restore_takes_no_more_memory_than_it_holds_of_the_buffer(
     forget_root(str(tmp_path))
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("form", [{}, {"compression": "zstd"}], ids=["plain", "compressed"])
-@pytest.mark.parametrize("value_bytes", [1000, MIB], ids=["small", "above the buffer"])
-async def test_a_delta_that_is_made_of_others_holds_its_share_of_the_buffer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: dict[str, str], value_bytes: int
-) -> None:
-    monkeypatch.setattr(snapshot_policy, "_FREE_DELTA_BYTES", 100 * MIB)
+def watched_job(root: Path, **settings: str) -> tuple[IncrementJob, dict[str, tuple[int, int]]]:
+    """Return a job, and what its puts found: bytes, and claimed bytes of the buffer, by payload."""
     held: dict[str, tuple[int, int]] = {}
 
     class Watching(MemoryBlobStoreManager):
@@ -173,10 +168,21 @@ async def test_a_delta_that_is_made_of_others_holds_its_share_of_the_buffer(
             return await super().put(name, content, metadata, if_absent=if_absent)
 
     job = IncrementJob(
-        tmp_path,
-        settings={"buffer.bytes": "1MiB", **form},
-        make_blobs=lambda: Watching(str(tmp_path), SerialExecutor()),
+        root,
+        settings={"buffer.bytes": "1MiB", **settings},
+        make_blobs=lambda: Watching(str(root), SerialExecutor()),
     )
+    return job, held
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("form", [{}, {"compression": "zstd"}], ids=["plain", "compressed"])
+@pytest.mark.parametrize("value_bytes", [30_000, MIB], ids=["small", "above the buffer"])
+async def test_a_delta_that_is_made_of_others_holds_its_share_of_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: dict[str, str], value_bytes: int
+) -> None:
+    monkeypatch.setattr(snapshot_policy, "_FREE_DELTA_BYTES", 100 * MIB)
+    job, held = watched_job(tmp_path, **form)
     await job.manager.init(None)
     draw = random.Random(1)
     first = await job.commit(job.seal(None, {b"key": draw.randbytes(4 * MIB)}))
@@ -185,4 +191,17 @@ async def test_a_delta_that_is_made_of_others_holds_its_share_of_the_buffer(
     assert len(second.index.deltas) == 1
     size, claimed = held["changes.delta"]
     assert claimed >= min(2 * size, MIB)
+    forget_root(str(tmp_path))
+
+
+@pytest.mark.asyncio
+async def test_an_index_with_a_delta_in_it_holds_its_share_of_the_buffer(tmp_path: Path) -> None:
+    job, held = watched_job(tmp_path)
+    await job.manager.init(None)
+    first = await job.commit(job.seal(None, {b"key": bytes(MIB)}))
+    held.clear()
+    await job.commit(job.seal(first.version, {b"other": random.Random(1).randbytes(40_000)}))
+    ((size, claimed),) = held.values()
+    assert size > 40_000 * 4 // 3
+    assert claimed >= 2 * size
     forget_root(str(tmp_path))

@@ -181,6 +181,32 @@ async def test_what_killed_uploads_have_left_goes_where_nobody_is_at_work_any_mo
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("error", "requests"),
+    [
+        (None, ["delete 3", "delete 2"]),
+        (RetriableError("busy"), ["delete 3", "delete 3", "delete 2"]),
+        (ConfigError("not implemented"), ["delete 3", *["delete"] * 3, "delete 2"]),
+    ],
+)
+async def test_a_request_deletes_as_many_as_it_takes_where_there_is_such_a_request(
+    manager: ObjectBlobStoreManager,
+    client: ObjectsInMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception | None,
+    requests: list[str],
+) -> None:
+    monkeypatch.setattr(client, "max_deletes", 3)
+    names = [await manager.put(f"a/{number}", b"1", METADATA) for number in range(6)]
+    if error is not None:
+        client.before = Failing("delete 3", error)
+    client.requests.clear()
+    await manager.delete_all(names[:5])
+    assert client.requests == requests
+    assert list(client.objects) == names[5:]
+
+
+@pytest.mark.asyncio
 async def test_a_store_that_lists_no_unfinished_uploads_is_told_of_once(
     manager: ObjectBlobStoreManager, client: ObjectsInMemory, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -214,6 +214,31 @@ def test_tags_of_an_object_that_is_not_committed_are_taken_away_and_the_others_s
     )
 
 
+def test_one_request_deletes_many_objects() -> None:
+    client, s3 = answering({}, S3Settings(endpoint=ENDPOINT))
+    client.delete_many(["a", "b"])
+    objects = {"Objects": [{"Key": "p/a"}, {"Key": "p/b"}], "Quiet": True}
+    assert s3.requests == [("delete_objects", {"Bucket": "bucket", "Delete": objects})]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("AccessDenied", ConfigError),
+        ("InternalError", RetriableError),
+        ("ServiceUnavailable", RetriableError),
+        ("SlowDown", ThrottledError),
+    ],
+)
+def test_an_object_that_a_request_for_many_cannot_delete_is_told_of(
+    code: str, error: type[Exception]
+) -> None:
+    answer = {"Errors": [{"Key": "p/b", "Code": code, "Message": "m"}]}
+    client, _ = answering(answer, S3Settings(endpoint=ENDPOINT))
+    with pytest.raises(error):
+        client.delete_many(["a", "b"])
+
+
 def test_an_object_without_tags_of_its_own_is_left_none() -> None:
     client, s3 = answering({}, S3Settings(endpoint=ENDPOINT))
     client.remove_tags("a")

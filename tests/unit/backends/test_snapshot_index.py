@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from encoded_kit import full_index
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from statekeep.backends.blob.index import (
     FileMetadata,
     SnapshotIndex,
     SnapshotMetadata,
-    decode_index,
     encode_index,
 )
 from statekeep.checkpoint.decoding import is_file_name
@@ -88,7 +88,7 @@ def snapshot_index(root: DirIndex, previous: str | None = None) -> SnapshotIndex
 @pytest.mark.parametrize("previous", ["null", '"blob-0"'], ids=["first", "later"])
 def test_an_index_that_samza_wrote_is_read_and_written_back_byte_for_byte(previous: str) -> None:
     written = GOLDEN % previous
-    index = decode_index(written.encode(), where="golden")
+    index = full_index(written.encode(), where="golden")
     assert index.dir_index.files_present[0].checksum == 3735928559
     assert [f.file_name for f in index.dir_index.present_files()] == [
         "000012.sst",
@@ -115,18 +115,18 @@ def test_what_we_add_to_the_form_are_fields_that_samza_skips() -> None:
 
 def test_unknown_fields_are_ignored_on_reading() -> None:
     written = json.loads(GOLDEN % "null") | {"some-later-field": [1]}
-    assert decode_index(json.dumps(written).encode(), where="x").creation_time_millis > 0
+    assert full_index(json.dumps(written).encode(), where="x").creation_time_millis > 0
 
 
 def test_an_index_of_a_newer_schema_version_is_refused_by_name() -> None:
     newer = msgspec.structs.replace(snapshot_index(EMPTY_DIR), schema_version=SCHEMA_VERSION + 1)
     with pytest.raises(UnknownFormatError, match=f"version={SCHEMA_VERSION + 1}"):
-        decode_index(encode_index(newer), where="x")
+        full_index(encode_index(newer), where="x")
 
 
 def test_an_index_of_a_newer_schema_version_is_refused_by_name_whatever_else_is_in_it() -> None:
     with pytest.raises(UnknownFormatError, match="version=99"):
-        decode_index(b'{"schema-version":99,"dir-index":7}', where="x")
+        full_index(b'{"schema-version":99,"dir-index":7}', where="x")
 
 
 @given(st.data())
@@ -134,7 +134,7 @@ def test_an_index_cut_short_is_refused(data: st.DataObject) -> None:
     whole = (GOLDEN % "null").encode()
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(CheckpointCorruptError, match="where-it-was"):
-        decode_index(whole[:cut], where="where-it-was")
+        full_index(whole[:cut], where="where-it-was")
 
 
 def test_the_same_blob_may_not_be_present_and_removed_in_one_directory() -> None:
@@ -161,7 +161,7 @@ def test_a_name_may_be_present_and_removed_when_the_file_changed() -> None:
 def test_a_blob_that_is_both_present_and_removed_is_refused_on_reading_too() -> None:
     written = (GOLDEN % "null").replace("blob-9", "blob-1")
     with pytest.raises(CheckpointCorruptError):
-        decode_index(written.encode(), where="x")
+        full_index(written.encode(), where="x")
 
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "/etc/passwd", "a\0b"])
@@ -230,4 +230,4 @@ def trees(draw: st.DrawFn, depth: int = 2, name: str = "") -> DirIndex:
 @given(trees(), st.none() | NAMES)
 def test_an_index_round_trips(root: DirIndex, previous: str | None) -> None:
     index = snapshot_index(root, previous)
-    assert decode_index(encode_index(index), where="x") == index
+    assert full_index(encode_index(index), where="x") == index

@@ -7,14 +7,24 @@ from pathlib import Path
 from encoded_kit import KEY_LINE
 
 from statekeep.backends.blob.encryption_keys import KeyRing
-from statekeep.backends.blob.index import SCHEMA_VERSION, decode_index, encode_index
+from statekeep.backends.blob.index import (
+    SCHEMA_VERSION,
+    IndexAddition,
+    SnapshotIndex,
+    decode_index,
+    encode_index,
+)
 from statekeep.backends.seals import Sealer
 from statekeep.checkpoint.event_log import decode_segment
 from statekeep.checkpoint.framing import unframe
 from statekeep.checkpoint.records import AttemptRecord, decode_record
 from statekeep.checkpoint.serde import (
+    FailedTask,
+    FinishedTask,
     decode_attempt_entry,
     decode_checkpoint_v2,
+    decode_entries,
+    encode_entries,
 )
 from statekeep.stores.delta import DeltaHeader, DeltaReader
 from statekeep.stores.version import SealManifest
@@ -46,7 +56,9 @@ def framed(*kinds: str) -> dict[str, bytes]:
 
 def test_every_framed_sample_is_of_a_known_kind() -> None:
     kinds = {unframe(data, where="formats.md").kind for data in FRAMES}
-    assert kinds == RECORDS | ENTRIES | {"seal-manifest", "task-checkpoint", "events"}
+    assert kinds == RECORDS | ENTRIES | {
+        *("seal-manifest", "task-checkpoint", "task-entries", "events")
+    }
 
 
 def test_every_record_of_the_log_can_be_read() -> None:
@@ -57,6 +69,11 @@ def test_every_record_of_the_log_can_be_read() -> None:
 def test_every_entry_of_the_checkpoint_store_can_be_read() -> None:
     for data in framed(*ENTRIES).values():
         decode_attempt_entry(data, where="formats.md")
+    pack = framed("task-entries")["task-entries"]
+    entries = decode_entries(pack, where="formats.md")
+    assert encode_entries(entries) == pack
+    kinds = [type(decode_attempt_entry(entry, where="formats.md")) for entry in entries.values()]
+    assert kinds == [FinishedTask, FailedTask]
 
 
 def test_every_progress_event_can_be_read() -> None:
@@ -80,8 +97,14 @@ def test_the_seal_manifest_and_the_checkpoint_beside_it_can_be_read() -> None:
 def test_the_snapshot_index_is_what_the_code_writes() -> None:
     sample = sample_below("Snapshot index")
     index = decode_index(sample, where="formats.md")
+    assert isinstance(index, SnapshotIndex)
     assert index.schema_version == SCHEMA_VERSION
     assert encode_index(index) == sample
+    other = PAGE.partition("An addition to it, which holds its own delta:\n\n```json\n")[2]
+    written = other.partition("\n```")[0].encode()
+    addition = decode_index(written, where="formats.md")
+    assert isinstance(addition, IndexAddition)
+    assert encode_index(addition.joined(index, where="formats.md")) == written
 
 
 def test_the_encoded_stream_is_the_golden_one() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings
 
+from statekeep.backends.blob import backup
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 from statekeep.errors import TaskFencedError
@@ -44,6 +45,13 @@ async def begin_anew(directory: Path) -> tuple[dict[Any, str], dict[bytes, bytes
         return dict(task.input_offsets), dict(task.store("counts").scan())
 
 
+@pytest.fixture
+def deltas_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put each delta into a blob of its own: later commits reach it, and not the index beside it."""
+    monkeypatch.setattr(backup, "MAX_INDEX_DELTA_BYTES", 0)
+
+
+@pytest.mark.usefixtures("deltas_apart")
 def test_a_removed_commit_is_gone_with_all_that_only_it_reached(
     statekeep: CommandLine, job: Path
 ) -> None:

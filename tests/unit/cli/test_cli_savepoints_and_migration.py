@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings
+from encoded_kit import full_index
 
-from statekeep.backends.blob.index import SnapshotIndex, decode_index
+from statekeep.backends.blob.index import SnapshotIndex
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.cli.exit_status import ExitStatus
 from statekeep.clock import SystemClock
@@ -37,7 +38,7 @@ def current(statekeep: CommandLine) -> Any:
 
 def index_of(directory: Path, marker: str) -> SnapshotIndex:
     (path,) = directory.rglob(marker.rpartition("/")[2])
-    return decode_index(path.read_bytes(), where=marker)
+    return full_index(path.read_bytes(), where=marker)
 
 
 async def content_after_start(settings: dict[str, str]) -> tuple[str, dict[bytes, bytes]]:

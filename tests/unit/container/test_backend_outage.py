@@ -12,6 +12,7 @@ import pytest_asyncio
 from container_kit import INPUT, controls
 from outage_kit import WaitingClock, cut_off, plan_of
 
+from statekeep.backends.blob import backup
 from statekeep.backends.blob.managers.memory_manager import forget_root
 from statekeep.backends.memory import forget_place
 from statekeep.checkpoint.checkpoints import CheckpointV2
@@ -57,6 +58,7 @@ def blob_job(directory: Path, **settings: str) -> Config:
         "backends.far.factory": "outage_kit:OutageBackendFactory",
         "backends.far.uri": str(directory / "far"),
         "task.commit.ms": "0",
+        "checkpoint.clean.up.ms": "0",
     }
     return load_dict(values | {key.replace("__", "."): value for key, value in settings.items()})
 
@@ -85,8 +87,9 @@ def deltas_put(uri: str) -> list[str]:
 
 @pytest.mark.asyncio
 async def test_commits_go_on_for_the_hour_that_an_optional_backend_is_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(backup, "MAX_INDEX_DELTA_BYTES", 0)
     clock, config, far = FakeClock(), blob_job(tmp_path), str(tmp_path / "far")
     took_s: list[float] = []
     async with Container(config, clock=clock) as container:

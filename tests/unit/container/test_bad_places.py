@@ -52,6 +52,7 @@ def config(root: Path, **settings: Any) -> Config:
         "stores.backup.factories": "blob",
         "blob.store.uri": str(root / "backup"),
         "task.commit.ms": 0,
+        "checkpoint.clean.up.ms": 0,
     }
     return load_dict(base | {key.replace("__", "."): value for key, value in settings.items()})
 

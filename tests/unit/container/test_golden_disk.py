@@ -44,6 +44,7 @@ def config_of(disk: Path, **settings: str) -> Config:
         "backends.blob.uri": (disk / "blob").as_uri(),
         "backends.hdfs.uri": (disk / "hdfs").as_uri(),
         "task.commit.ms": "0",
+        "checkpoint.clean.up.ms": "0",
     }
     return load_dict(values | {key.replace("__", "."): value for key, value in settings.items()})
 

@@ -39,6 +39,7 @@ def config_of(job: str, directory: Path) -> Config:
             "stores.counts.backup.factories": backend,
             f"backends.{backend}.uri": (directory / "place").as_uri(),
             "task.commit.ms": "0",
+            "checkpoint.clean.up.ms": "0",
         }
     )
 

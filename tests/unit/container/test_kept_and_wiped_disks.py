@@ -28,6 +28,7 @@ def config(directory: Path, **settings: str) -> Config:
             "stores.volatile.backup.factories": "",
             "blob.store.uri": (directory / "place").as_uri(),
             "task.commit.ms": "0",
+            "checkpoint.clean.up.ms": "0",
             **{key.replace("__", "."): value for key, value in settings.items()},
         }
     )

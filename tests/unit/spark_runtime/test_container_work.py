@@ -136,7 +136,7 @@ async def test_a_first_backup_asks_an_optional_backend_that_is_away_no_longer_th
     first = await entry_of(work)
     assert isinstance(first, FinishedTask)
     assert set(first.checkpoint.state_markers) == {"blob"}
-    assert (clock.monotonic_ns() - began_ns) / 1e9 <= 60
+    assert (clock.monotonic_ns() - began_ns) / 1e9 <= 60 + 2  # and the wait of the entry for others
     plan_of(far).clear()
     await work.upload(hand_over())
     second = await entry_of(work)

@@ -31,7 +31,7 @@ from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError
 from statekeep.spark.driver.clean_up import job_clean_up
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.tasks import STATE_STORE, task_name
+from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
 from statekeep.spark.worker.job_spec import JobSpec
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
@@ -209,16 +209,16 @@ async def test_what_was_cleaned_up_behind_a_pin_is_not_cleaned_up_again(
             checkpoint_id=f"7-{number}",
         )
         await rig.writer.append(commit)
-    cleaned: list[str] = []
-    delete = rig.checkpoints.delete
+    cleaned: list[tuple[int, int]] = []
+    delete_all = rig.checkpoints.delete_all
 
-    async def note(attempt: str) -> None:
-        cleaned.append(attempt)
-        await delete(attempt)
+    async def note(attempts: Collection[tuple[int, int]]) -> None:
+        cleaned.extend(attempts)
+        await delete_all(attempts)
 
-    monkeypatch.setattr(rig.checkpoints, "delete", note)
+    monkeypatch.setattr(rig.checkpoints, "delete_all", note)
     await rig.clean_up().run()
-    assert sorted(cleaned) == ["1-1", "2-2", "2-3"]
+    assert sorted(cleaned) == [(1, 1), (2, 2), (2, 3)]
     cleaned.clear()
     await rig.clean_up().run()
     assert cleaned == []
@@ -381,3 +381,130 @@ async def test_a_clean_up_that_fails_for_an_hour_is_an_error_and_an_event(
     assert rig.state_blobs() == []
     assert [kind for kind, _ in events] == ["clean-up-failing", "clean-up"]
     assert clean_up.failing is None
+
+
+async def commit_tasks(rig: Rig, number: int, versions: Mapping[int, str]) -> None:
+    """Append the commit of an attempt, with a marker that says which version it is of."""
+    cid = CheckpointId(7, number)
+    checkpoints = {
+        p: CheckpointV2(cid, {}, {BLOB: {STATE_STORE: Marker(f"m-{version}")}})
+        for p, version in versions.items()
+    }
+    await rig.writer.append(
+        CommitRecord(
+            attempt_epoch=1,
+            attempt=number,
+            batch=number,
+            checkpoint_id=cid.serialize(),
+            identity=JobIdentity(job_uid="u", job_name="j", partitions=len(versions)),
+            checkpoints={
+                task_name(p): msgspec.Raw(encode_checkpoint_v2(c)) for p, c in checkpoints.items()
+            },
+            versions={task_name(p): version for p, version in versions.items()},
+        )
+    )
+
+
+async def swept(
+    clean_up: CleanUp,
+    monkeypatch: pytest.MonkeyPatch,
+    *failing: int,
+    lacking: Collection[int] = (),
+) -> list[int]:
+    """Run a clean-up; return the tasks whose backends it asked.
+
+    Args:
+        clean_up: Runs.
+        monkeypatch: Of the test.
+        failing: Tasks of which a backend fails.
+        lacking: Tasks of which an optional backend is left out.
+    """
+    asked: list[int] = []
+
+    async def note(sweep: TaskSweep) -> bool:
+        asked.append(partition_of(sweep.task))
+        if asked[-1] in failing:
+            raise RetriableError("down")
+        return asked[-1] not in lacking
+
+    monkeypatch.setattr(clean_up, "_delete", note)
+    await clean_up.run()
+    return asked
+
+
+@pytest.mark.asyncio
+async def test_only_tasks_of_which_a_released_commit_held_something_else_are_cleaned_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.writer.open()
+    await rig.writer.take_over("driver")
+    clean_up = rig.clean_up(partitions=3)
+    versions = {0: "0_00000000", 1: "0_00000000", 2: "0_00000000"}
+    for number in (1, 2, 3):
+        await commit_tasks(rig, number, versions)
+    assert await swept(clean_up, monkeypatch) == [0, 1, 2]  # the first run
+    await commit_tasks(rig, 4, versions | {1: "4_00000000"})
+    assert await swept(clean_up, monkeypatch) == [1]
+    await commit_tasks(rig, 5, versions | {1: "4_00000000"})
+    assert await swept(clean_up, monkeypatch, 1) == [1]
+    await commit_tasks(rig, 6, versions | {1: "4_00000000"})
+    assert await swept(clean_up, monkeypatch, lacking=[1]) == [1]  # it failed before
+    await commit_tasks(rig, 7, versions | {1: "4_00000000"})
+    assert await swept(clean_up, monkeypatch) == [1]  # a backend did not take part
+    await commit_tasks(rig, 8, versions | {1: "4_00000000"})
+    assert await swept(clean_up, monkeypatch) == []
+    await rig.writer.append(AttemptRecord(attempt=9, batch=9, checkpoint_id="7-9", versions={}))
+    await rig.writer.append(VoidRecord(attempt_epoch=1, attempt=9, reason="test"))
+    assert await swept(clean_up, monkeypatch) == [0, 1, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_uploaded_again_what_it_had_is_cleaned_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.writer.open()
+    await rig.writer.take_over("driver")
+    clean_up = rig.clean_up(partitions=1)
+    for number in (1, 2, 3):
+        await commit_tasks(rig, number, {0: "0_00000000"})
+    await swept(clean_up, monkeypatch)
+    view = rig.writer.view
+    newest = view.commit_records[view.last_commit_position]
+    (raw,) = newest.checkpoints.values()
+    again = bytes(raw).replace(b"m-0_", b"n-0_")
+    await rig.writer.append(
+        msgspec.structs.replace(
+            newest, attempt=4, checkpoint_id="7-4", checkpoints={task_name(0): msgspec.Raw(again)}
+        )
+    )
+    assert await swept(clean_up, monkeypatch) == [0]
+
+
+@pytest.mark.asyncio
+async def test_clean_ups_are_apart_but_for_one_that_failed_or_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.writer.open()
+    clean_up, runs = rig.clean_up(), list[str]()
+
+    async def run() -> None:
+        runs.append(step)
+        if step == "fails":
+            raise OSError("no such place")
+
+    monkeypatch.setattr(clean_up, "_run", run)
+    for seconds, step in (
+        (0, "fails"),
+        (0, "repeated"),
+        (0, "too early"),
+        (119, "still too early"),
+        (1, "in time"),
+        (0, "last"),
+    ):
+        rig.clock.advance(seconds)
+        clean_up.start(is_forced=step == "last")
+        await clean_up.wait()
+    assert runs == ["fails", "repeated", "in time", "last"]

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from statekeep.backends.blob_store import BlobMetadata
 
@@ -58,6 +59,8 @@ class ObjectClient(ABC):
 
     part_limits: PartLimits
     """A class attribute."""
+    max_deletes: ClassVar[int] = 1
+    """Objects that one `delete_many` takes; 1: there is no such request."""
 
     @abstractmethod
     def check(self) -> None:
@@ -126,6 +129,10 @@ class ObjectClient(ABC):
     @abstractmethod
     def delete(self, name: str) -> None:
         """Delete an object; one that is not there is no error."""
+
+    def delete_many(self, names: Sequence[str]) -> None:
+        """Delete up to ``max_deletes`` objects; those that are not there are no error."""
+        raise NotImplementedError(f"no request deletes {len(names)} objects")
 
     @abstractmethod
     def remove_tags(self, name: str) -> None:

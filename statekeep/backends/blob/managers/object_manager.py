@@ -161,6 +161,17 @@ class ObjectBlobStoreManager(BlobStoreManager):
             await self._requests.run("delete", blob_id, 0, client.delete, blob_id)
 
     @override
+    async def delete_all(self, blob_ids: Sequence[str]) -> None:
+        client = self._open_client()
+        names = [blob_id for blob_id in blob_ids if is_blob_name(blob_id)]
+        size = client.max_deletes
+        if size == 1 or len(names) == 1:
+            await super().delete_all(names)
+            return
+        for start in range(0, len(names), size):
+            await self._delete_many(client, names[start : start + size])
+
+    @override
     async def list(self, prefix: str) -> Sequence[str]:
         return sorted(await self._requests.run("list", prefix, 0, self._open_client().list, prefix))
 
@@ -199,6 +210,14 @@ class ObjectBlobStoreManager(BlobStoreManager):
             self._is_closed = True
             self._client = None
             await self._shared_client.leave(self._requests)
+
+    async def _delete_many(self, client: ObjectClient, names: Sequence[str]) -> None:
+        try:
+            await self._requests.run("delete_all", names[0], 0, client.delete_many, names)
+        except ConfigError:
+            # Not every store that speaks the protocol has this request. What else is wrong, such
+            # as a right that lacks, is told by the first delete.
+            await super().delete_all(names)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -55,6 +55,11 @@ _RETRIABLE: Final = {
 }
 _MAX_UNSTATED_BYTES: Final = 256 << 20
 """Of an answer that does not say how long it is."""
+_ERROR_STATUS: Final = {
+    "InternalError": HTTPStatus.INTERNAL_SERVER_ERROR,
+    "ServiceUnavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+}
+"""Of objects that a request for many could not delete; any other error is told by a single one."""
 _TOO_LONG: Final = "KeyTooLongError"
 _MISSING: Final = {"NoSuchKey", "NoSuchUpload", "404"}
 
@@ -66,6 +71,7 @@ class S3Client(ObjectClient):
     """
 
     part_limits = PartLimits(min_bytes=5 * _MIB, max_parts=10_000)
+    max_deletes = 1_000
 
     def __init__(self, bucket: str, prefix: str, settings: S3Settings, connections: int) -> None:
         """Build a client; credentials come from the SDK's usual chain at the first request.
@@ -190,6 +196,20 @@ class S3Client(ObjectClient):
     def delete(self, name: str) -> None:
         with self._mapped(name):
             self._s3.delete_object(**self._key(name))
+
+    @override
+    def delete_many(self, names: Sequence[str]) -> None:
+        keys = [{"Key": f"{self._prefix}{name}"} for name in names]
+        with self._mapped(names[0]):
+            answer = self._s3.delete_objects(
+                Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True}
+            )
+            for error in answer.get("Errors", ()):
+                status = _ERROR_STATUS.get(str(error.get("Code")), HTTPStatus.FORBIDDEN)
+                raise boto_errors.ClientError(
+                    {"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}},
+                    "DeleteObjects",
+                )
 
     @override
     def remove_tags(self, name: str) -> None:
