@@ -102,8 +102,9 @@ def compare_all(spark: SparkSession, places: Places) -> list[Comparison]:
 
 def backed_up(spark: SparkSession, places: Places, shape: DataFrame) -> DataFrame:
     """Return the state as the newest commit has it, read from the backup alone."""
-    entries = sk.read_state(settings(places), "history")
-    return spark.createDataFrame([(*entry.key, *entry.value) for entry in entries], shape.schema)
+    rows = sk.read_state(settings(places), "history").to_pylist()
+    values = [(*row["key"].values(), *row["value"].values()) for row in rows]
+    return spark.createDataFrame(values, shape.schema)
 
 
 def newest(legs: DataFrame) -> DataFrame:

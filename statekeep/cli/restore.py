@@ -31,7 +31,8 @@ from statekeep.cli.output import (
     size_of,
 )
 from statekeep.clock import SystemClock
-from statekeep.inspection.job import InspectedJob, Progress
+from statekeep.inspection.job import InspectedJob
+from statekeep.inspection.task_restore import Progress
 from statekeep.restore.progress import RestoreProgressBar
 
 

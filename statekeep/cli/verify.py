@@ -28,7 +28,8 @@ from statekeep.cli.output import JsonValue, print_json, print_table, print_total
 from statekeep.clock import SystemClock
 from statekeep.config.model import StoreSettings
 from statekeep.errors import ConfigError, RestoreFailedError
-from statekeep.inspection.job import InspectedJob, Progress
+from statekeep.inspection.job import InspectedJob
+from statekeep.inspection.task_restore import Progress
 from statekeep.restore.progress import RestoreProgressBar
 
 _Row = dict[str, JsonValue]

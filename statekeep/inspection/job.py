@@ -1,13 +1,13 @@
 """A job's log and backups, opened by somebody who is not the job."""
 
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from statekeep.backends.base import StateBackendFactory, TaskIdentity
+from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
@@ -18,24 +18,17 @@ from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope, task_scope
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, Record
-from statekeep.checkpoint.serde import decode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.config.model import Config, StoreSettings
+from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.reading_pin import HOLD_PREFIX, reading_pin
-from statekeep.inspection.restore_sources import only_from, require_every_store, require_sources
-from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
-from statekeep.restore.progress import RestoreProgress
-from statekeep.stores.task_directory import TaskDirectory
+from statekeep.inspection.task_restore import Progress, checkpoint_in, restore_task, stores_of
+from statekeep.restore.manager import RestoreOutcome
 
 _THREADS: Final = 16
 _OTHER_NAME: Final = re.compile(r"[0-9]+(-[0-9]+)?")
 """A position or a checkpoint id, by which a commit may be named too."""
-
-Progress = Callable[[RestoreProgress], None]
-"""Called on the event loop with every step of a restore; must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +155,12 @@ class InspectedJob:
         return {position: self._commits[position] for position in positions}
 
     def checkpoint(self, commit: CommitRecord, task: TaskName) -> CheckpointV2 | None:
-        """Return a task's checkpoint in a commit; None for a task whose state is still empty.
-
-        Raises:
-            ConfigError: The commit has no such task.
-            CheckpointCorruptError: It cannot be read.
-        """
-        if task in commit.checkpoints:
-            return decode_checkpoint_v2(bytes(commit.checkpoints[task]), where=f"task={task}")
-        if task in commit.versions:
-            return None
-        tasks = ",".join(sorted({*commit.versions, *commit.checkpoints}))
-        raise ConfigError(f"no such task in the commit: task={task} tasks={tasks}")
+        """As `checkpoint_in`."""
+        return checkpoint_in(commit, task)
 
     def stores(self, commit: CommitRecord) -> Mapping[str, Sequence[StoreName]]:
-        """Return ``{operator: stores}`` as the commit lists them."""
-        return {
-            operator: [StoreName(store) for store in stores]
-            for operator, stores in commit.identity.stores.items()
-        }
+        """As `stores_of`."""
+        return stores_of(commit)
 
     async def restore(
         self,
@@ -191,67 +171,19 @@ class InspectedJob:
         backend: BackendName | None = None,
         on_progress: Progress = lambda _: None,
     ) -> RestoreOutcome:
-        """Restore one task's state at a commit into a directory, every byte verified.
-
-        Args:
-            commit: What to restore.
-            task: Whose state.
-            directory: Gets ``<job>/<operator>/<task>/<version>``; nothing else there is touched.
-            backend: The only one to restore from: stores that only others hold are left out. None:
-                those of the settings, in their order.
-            on_progress: For a progress bar.
-
-        Raises:
-            ConfigError: The commit has no such task; the settings name no backend that has the
-                state of one of its stores, which would begin empty; ``backend`` has nothing of the
-                task; or the directory has the version already, without some of these stores.
-            RestoreFailedError: The state is out of reach; each reason is a note of the error.
-        """
-        checkpoint = self.checkpoint(commit, task)
-        (operator, stores), *_ = self.stores(commit).items()
-        job = commit.identity
-        identity = TaskIdentity(job.job_name, operator, task, job_uid=job.job_uid)
-        settings: Mapping[StoreName, StoreSettings] = {
-            store: self.config.store(store) for store in stores
-        }
-        if checkpoint is not None and backend is not None:
-            self._require_holder(checkpoint, task, backend)
-            settings = only_from(backend, checkpoint, settings)
-        elif checkpoint is not None:
-            require_sources(checkpoint, settings)
-        versions = TaskDirectory.of(directory, identity)
-        restorer = TaskRestorer(
-            identity,
-            versions,
-            settings,
+        """Restore one task's state at a commit of this job, as `restore_task` does."""
+        return await restore_task(
+            self.config,
             self.place.factories,
+            commit,
+            task,
+            directory,
             executor=self.executor,
             clock=self.clock,
+            bad_markers=self.view.bad_markers,
+            backend=backend,
             on_progress=on_progress,
-            bad_markers=() if backend else self.view.bad_markers,
         )
-        name = commit.versions.get(task)
-        version = VersionId.parse(name) if name else None
-        if checkpoint is not None and version is not None:
-            there = await self.executor.run(versions.find_whole, version)
-            if there is not None:
-                require_every_store(there, checkpoint, settings)
-        return await restorer.restore([RestoreCandidate(checkpoint, version, frozenset(stores))])
-
-    def _require_holder(
-        self, checkpoint: CheckpointV2, task: TaskName, backend: BackendName
-    ) -> None:
-        if not checkpoint.markers_of(backend):
-            raise ConfigError(
-                f"the commit has no marker of the backend: task={task} backend={backend} "
-                f"backends={','.join(sorted(checkpoint.state_markers))}"
-            )
-        if backend not in self.place.factories:
-            raise ConfigError(
-                f"the settings do not name the backend: backend={backend}",
-                key="stores.backup.factories",
-                hint="give the settings of the job with --config or --set",
-            )
 
 
 def check_pin_name(name: str) -> None:

@@ -24,10 +24,11 @@ from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, Progress, open_log_place
+from statekeep.inspection.job import InspectedJob, open_log_place
 from statekeep.inspection.new_job import NewJob, begin_job, require_no_commit
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.splitting import StateSplitter
+from statekeep.inspection.task_restore import Progress
 from statekeep.restore.settled import settled
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.local_files import remove_tree

@@ -20,12 +20,13 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.errors import ConfigError, StateBackupError
-from statekeep.inspection.job import InspectedJob, Progress
+from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.state_copy import (
     BackupPlace,
     listing_only,
     prepare_backends,
 )
+from statekeep.inspection.task_restore import Progress
 from statekeep.stores.local_files import remove_tree
 
 TASKS_AT_ONCE: Final = 4

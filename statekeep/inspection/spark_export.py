@@ -13,7 +13,8 @@ from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, Progress
+from statekeep.inspection.job import InspectedJob
+from statekeep.inspection.task_restore import Progress
 from statekeep.restore.settled import settled
 from statekeep.stores.local_files import explained_errors
 from statekeep.stores.task_directory import TaskDirectory

@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from statekeep.spark.query import StatefulStreamingQuery
     from statekeep.spark.session import check_session, session_builder
     from statekeep.spark.starting_point import StartingPoint, find_starting_point
-    from statekeep.spark.state_reader import StateEntry, read_state
+    from statekeep.spark.state_reader import read_state
 
 __all__ = [
     "BatchToken",
     "StartingPoint",
-    "StateEntry",
     "StatefulGroupedData",
     "StatefulStreamingQuery",
     "check_session",
@@ -34,7 +33,6 @@ __all__ = [
 _HOMES: Final = {
     "BatchToken": "batch_token",
     "StartingPoint": "starting_point",
-    "StateEntry": "state_reader",
     "StatefulGroupedData": "grouped_data",
     "StatefulStreamingQuery": "query",
     "check_session": "session",

@@ -1,128 +1,109 @@
-"""Reads the committed state of a job from its backup, without a Spark session and without the job."""
+"""Reads the committed state of a job from its backup: as an Arrow table, or as a Spark DataFrame."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from pyspark.sql.types import Row, StructType
+import pyarrow as pa
 
-from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
-from statekeep.clock import SystemClock
-from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import open_job
+from statekeep.inspection.commit_choice import CommitChoice, parse_time
 from statekeep.spark.given_settings import Settings, read_settings
-from statekeep.spark.operator.expiry import split_runs, without_end
-from statekeep.spark.operator.key_codec import KeyCodec
-from statekeep.spark.operator.registry import (
-    PROCESSOR_KINDS,
-    RegisteredVariable,
-    read_schema,
-    stored_variables,
-    value_codec,
-)
-from statekeep.spark.operator.rows import row_maker
-from statekeep.spark.own_loop import run_apart
-from statekeep.spark.tasks import STATE_STORE
-from statekeep.stores.base import KeyValueStore
-from statekeep.stores.rocksdb import RocksDbOptions
-from statekeep.stores.task_directory import TaskDirectory
-from statekeep.stores.temporary_directory import temporary_directory
-from statekeep.stores.version import SealedVersion
+from statekeep.spark.state.plan import StatePlan, StateRequest
+from statekeep.spark.state.reading import open_state
 
 
-@dataclass(frozen=True, slots=True)
-class StateEntry:
-    """One value of one state variable; its rows have the fields of their schemas."""
+def read_state(
+    settings: Settings,
+    variable: str | None = None,
+    *,
+    timers: bool = False,
+    key: Sequence[Any] | Mapping[str, Any] | str | int | None = None,
+    columns: Sequence[str] | None = None,
+    commit: str | int | None = None,
+    batch: int | None = None,
+    as_of: datetime | str | None = None,
+    changes_since: str | int | None = None,
+    backend: str | None = None,
+    operator: str | None = None,
+) -> pa.Table:
+    """Return the committed state of a variable as an Arrow table.
 
-    task_name: TaskName
-    key: Row
-    """The grouping key."""
-    value: Row
-    map_key: Row | None = None
-    """The key within the map; None unless the variable is a map."""
+    Each task's backup is restored to a temporary directory, verified, and read. Nothing of the job's
+    is written or locked, and the job may go on meanwhile. Works in a notebook too. PySpark must be
+    installed, for its types; a session or Java is not needed.
 
+    The columns are ``key``, a struct of the grouping key, and ``partition_id``, the number of the task,
+    and between them
 
-def read_state(settings: Settings, variable: str) -> Iterator[StateEntry]:
-    """Yield every entry of a state variable as of the job's newest commit.
+    - ``value`` of a value,
+    - ``list_position`` and ``list_element`` of a list,
+    - ``user_map_key`` and ``user_map_value`` of a map,
+    - ``expiration_timestamp_ms`` of a timer, or where the variable has ``ttlDurationMs``. What has
+      outlived its time is there until a batch has removed it.
 
-    Each task's backup is restored to a temporary directory, verified, and read; nothing of the
-    job's own files is touched, and the job may go on meanwhile. The entries of a list come in its
-    order, one by one. What has outlived its time (``ttlDurationMs``) is among them until a batch has
-    removed it. Works in a notebook too. PySpark must be installed, for its types; a session
-    or Java is not needed.
+    A change feed begins with ``change_type``: ``insert``, ``update`` or ``delete``. A row that is deleted is
+    shown as it was, any other as it is now.
 
     Args:
         settings: Names the job and its backends, as the query has them.
         variable: The state variable's name.
+        timers: Read the timers instead.
+        key: One grouping key: its values, in a mapping or a sequence, or the value of its one field.
+            Its task alone is restored.
+        columns: The columns to read; None: all. Without the values, reading is several times faster.
+        commit: A commit's position, checkpoint id or pin, or a savepoint's name; None: the newest.
+        batch: Or the batch that the commit is of.
+        as_of: Or a time: of the newest commit that began before it. Text is ISO 8601, UTC without a zone.
+        changes_since: Read what has changed between this commit, named as by ``commit``, and the other.
+        backend: The only backend to restore from; None: those of the settings, in their order.
+        operator: The stateful operator; None: the job's only one.
 
     Raises:
-        ConfigError: No such job, or no such variable in a task's state.
+        ConfigError: There is no such job, variable, commit, column, backend or operator; the key does not
+            fit; or the commit was released meanwhile.
         RestoreFailedError: No backend can give the state.
     """
-    config = read_settings(settings)
-    with temporary_directory("statekeep-read-") as directory:
-        versions = run_apart(_restore_all(config, directory))
-        for task, version in versions.items():
-            yield from _entries(config, directory, task, version, variable)
+    request = StateRequest(
+        read_settings(settings),
+        named_variable(variable, timers=timers),
+        CommitChoice(
+            None if commit is None else str(commit),
+            batch,
+            None if as_of is None else _millis(as_of),
+        ),
+        None if changes_since is None else CommitChoice(str(changes_since)),
+        operator,
+        backend,
+        None if columns is None else tuple(columns),
+    )
+
+    def narrow(plan: StatePlan) -> StatePlan:
+        return plan if key is None else plan.with_keys([plan.router.encode(key)])
+
+    with open_state(request, narrow) as (schema, batches):
+        return pa.Table.from_batches(batches, schema)
 
 
-async def _restore_all(config: Config, directory: Path) -> dict[TaskName, SealedVersion]:
-    async with open_job(config, SystemClock()) as job:
-        _, commit = job.find_commit()
-        outcomes = {
-            task: await job.restore(commit, task, directory)
-            for task in sorted(map(TaskName, commit.versions))
-        }
-    return {task: found.version for task, found in outcomes.items() if found.version is not None}
+def named_variable(variable: str | None, *, timers: bool) -> str | None:
+    """Return the name of the variable to read; None for the timers.
+
+    Raises:
+        ConfigError: Both are asked for, or neither.
+    """
+    if (variable is None) is not timers:
+        raise ConfigError(
+            "either a state variable or the timers can be read: "
+            f"variable={variable} timers={timers}",
+            hint="give the name of a state variable, or ask for the timers",
+        )
+    return variable
 
 
-def _entries(
-    config: Config, directory: Path, task: TaskName, version: SealedVersion, variable: str
-) -> Iterator[StateEntry]:
-    settings = config.store(STATE_STORE)
-    place = TaskDirectory.of(directory, _identity(config, task))
-    with place.begin(f"{version.id.uid}", version, [STATE_STORE]) as work:
-        store = work.open_store(STATE_STORE, settings.factory, RocksDbOptions.of(settings))
-        key_schema, variables = stored_variables(store)
-        readable = {n: found for n, found in variables.items() if found.kind in PROCESSOR_KINDS}
-        found = readable.get(variable)
-        if found is None:
-            known = ",".join(sorted(readable))
-            msg = f"no such state variable: variable={variable} task={task} variables={known}"
-            raise ConfigError(msg)
-        yield from _decoded(store, task, key_schema, found)
-
-
-def _decoded(
-    store: KeyValueStore, task: TaskName, key_schema: StructType, variable: RegisteredVariable
-) -> Iterator[StateEntry]:
-    keys, values = KeyCodec(key_schema), value_codec(variable)
-    key_row, value_row = row_maker(key_schema.names), values.make_row
-    map_keys: KeyCodec | None = None
-    map_key_row: Callable[[Sequence[Any]], Row] = row_maker(())
-    if variable.map_key_schema is not None:
-        map_keys = KeyCodec(read_schema(variable.map_key_schema))
-        map_key_row = row_maker(map_keys.schema.names)
-    for stored_key, stored in store.scan(variable.prefix):
-        data = without_end(stored) if variable.expires else stored
-        encoded = stored_key[len(variable.prefix) :]
-        if map_keys is not None:
-            key, end = keys.decode_front(encoded)
-            map_key = map_key_row(map_keys.decode(encoded[end:]))
-            yield StateEntry(task, key_row(key), value_row(values.decode(data)), map_key)
-        elif variable.kind == "list":
-            key = keys.decode(encoded)
-            runs = [run for _, run in split_runs(data)] if variable.expires else [data]
-            for value in chain.from_iterable(map(values.decode_list, runs)):
-                yield StateEntry(task, key_row(key), value_row(value))
-        else:
-            yield StateEntry(task, key_row(keys.decode(encoded)), value_row(values.decode(data)))
-
-
-def _identity(config: Config, task: TaskName) -> TaskIdentity:
-    return TaskIdentity(config.job.name, MAIN_OPERATOR, task)
+def _millis(time: datetime | str) -> int:
+    return parse_time(time if isinstance(time, str) else time.isoformat())

@@ -214,6 +214,14 @@ def arm(fault_plan: Path, tmp_path: Path) -> Iterator[Callable[..., ProcessPlan]
     write()
 
 
+def state_of(settings: Mapping[str, Any], variable: str = "count") -> dict[Any, Any]:
+    """Return the committed values of a job; each key stands in one task only."""
+    rows = sk.read_state({"job.name": "counts", **settings}, variable).to_pylist()
+    found = {next(iter(row["key"].values())): tuple(row["value"].values()) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
 def events_of(query: sk.StatefulStreamingQuery, kind: str) -> list[dict[str, Any]]:
     """Return the details of the query's events of one kind."""
     return [event.details for event in query.events if event.kind == kind]

@@ -1,12 +1,10 @@
 """A query whose checkpoint location, log and backups an earlier release wrote goes on."""
 
 import pytest
-from conftest import Rows, Stream
+from conftest import Rows, Stream, state_of
 from golden_kit import unpack
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
-
-import statekeep.spark as sk
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -49,5 +47,4 @@ def test_a_query_of_an_earlier_release_goes_on_with_the_next_batch(query: Stream
     assert [batch for batch, _ in query.delivered] == [max(before) + 1]
     expected = fold(ROWS * (max(before) + 2))
     assert query.received() == expected
-    entries = sk.read_state({"job.name": "counts", **query.settings}, "count")
-    assert {entry.key[0]: tuple(entry.value) for entry in entries} == expected
+    assert state_of(query.settings) == expected

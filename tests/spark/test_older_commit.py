@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PARTITIONS, Stream, events_of
+from conftest import PARTITIONS, Stream, events_of, state_of
 from typer.testing import CliRunner
 
-import statekeep.spark as sk
 from statekeep.cli.app import app
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -52,8 +51,7 @@ def test_only_the_task_without_a_good_backup_goes_back_and_catches_up(stream: St
     query = stream.run()
     assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3, 4, 5]
     assert stream.received() == stream.expected(6)
-    entries = sk.read_state({"job.name": "counts", **stream.settings}, "count")
-    assert {entry.key[0]: tuple(entry.value) for entry in entries} == stream.expected(6)
+    assert state_of(stream.settings) == stream.expected(6)
 
     (recovery,) = events_of(query, "recovery")
     assert len(recovery["restored"]) == PARTITIONS

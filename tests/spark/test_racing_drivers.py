@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Rows, Stream
+from conftest import Rows, Stream, state_of
 from driver_processes import Driver, deliveries
 from spark_processes import wait_until
-
-import statekeep.spark as sk
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -56,5 +54,4 @@ def test_of_eight_drivers_that_start_at_once_one_goes_on_and_the_others_are_fenc
         "stores.backup.factories": "blob",
         "blob.store.uri": f"{stream.location}-statekeep",
     }
-    committed = {entry.key[0]: entry.value for entry in sk.read_state(settings, "count")}
-    assert committed == stream.expected(5)
+    assert state_of(settings) == stream.expected(5)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Stream
+from conftest import Stream, state_of
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.types import (
@@ -32,7 +32,6 @@ from pyspark.sql.types import (
 )
 from typer.testing import CliRunner
 
-import statekeep.spark as sk
 from statekeep.cli.app import app
 from statekeep.spark.anchor import routed
 from statekeep.spark.operator.key_codec import KeyCodec
@@ -109,14 +108,6 @@ def test_a_stored_key_has_the_hash_by_which_spark_routes_it(spark: SparkSession)
         for expected, *key in rows:
             data = codec.encode(key)
             assert hasher.hash_front(data + b"behind") == (expected % (1 << 32), len(data)), key
-
-
-def state_of(settings: dict[str, Any], variable: str = "count") -> dict[Any, Any]:
-    """Return the committed state; each key stands in one task only."""
-    entries = list(sk.read_state(settings, variable))
-    found = {entry.key[0]: tuple(entry.value) for entry in entries}
-    assert len(found) == len(entries)
-    return found
 
 
 def run_command(stream: Stream, *line: str) -> None:

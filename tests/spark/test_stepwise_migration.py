@@ -1,14 +1,11 @@
 """A query on Spark that moves from a blob store to HDFS's files, step by step, as docs/how-to/move-state.md says."""
 
 import shutil
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
-from conftest import Stream
+from conftest import Stream, state_of
 from typer.testing import CliRunner
 
-import statekeep.spark as sk
 from statekeep.cli.app import app
 from statekeep.errors import ConfigError
 
@@ -23,11 +20,6 @@ def run_command(stream: Stream, *line: str) -> None:
     options = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
     result = CliRunner().invoke(app, [*line, *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-
-
-def state_of(settings: Mapping[str, Any]) -> dict[Any, Any]:
-    entries = sk.read_state({"job.name": "counts", **settings}, "count")
-    return {entry.key[0]: tuple(entry.value) for entry in entries}
 
 
 class Migration:

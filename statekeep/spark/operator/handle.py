@@ -38,14 +38,14 @@ from statekeep.spark.operator.variables import (
 from statekeep.stores.base import KeyValueStore
 
 _V = TypeVar("_V", bound=LocalVariable)
-_TIMERS: Final = {TimeMode.PROCESSING: "$procTimers", TimeMode.EVENT: "$eventTimers"}
+TIMER_NAMES: Final = {TimeMode.PROCESSING: "$procTimers", TimeMode.EVENT: "$eventTimers"}
 """Names in the registry, as Spark has them; a processor's own begin with a letter."""
 _NO_SCHEMA: Final = StructType()
 
 
 def timer_index(mode: TimeMode) -> str:
     """Return the name of the index by time of a mode's timers."""
-    return f"{_TIMERS[mode]}_byTime"
+    return f"{TIMER_NAMES[mode]}_byTime"
 
 
 def _expiry_index(name: str) -> str:
@@ -194,7 +194,7 @@ class LocalHandle(StatefulProcessorHandle):
         return self._require_timers().list()
 
     def _open_timers(self, key_schema: StructType) -> Timers | None:
-        for mode, name in _TIMERS.items():
+        for mode, name in TIMER_NAMES.items():
             if mode is not self._time_mode and name in self._registry:
                 raise StateSchemaError(
                     "the state has timers of another time mode: "
@@ -202,7 +202,7 @@ class LocalHandle(StatefulProcessorHandle):
                 )
         if self._time_mode is TimeMode.NONE:
             return None
-        by_key = self._registry.register(_TIMERS[self._time_mode], "timers", _NO_SCHEMA)
+        by_key = self._registry.register(TIMER_NAMES[self._time_mode], "timers", _NO_SCHEMA)
         by_time = self._registry.register(timer_index(self._time_mode), "by_time", _NO_SCHEMA)
         return Timers(by_key.prefix, by_time.prefix, KeyCodec(key_schema), self._access)
 

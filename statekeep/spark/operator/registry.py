@@ -140,11 +140,11 @@ class VariableRegistry:
             _require_same(
                 f"state variable {name}", "map key schema", known.map_key_schema, map_key_schema
             )
-        evolved = _evolved(name, known, schema)
-        if evolved is not known:
-            self._content.variables[name] = evolved
+        current = evolved(name, known, schema)
+        if current is not known:
+            self._content.variables[name] = current
             self._announce()
-        return evolved
+        return current
 
     @property
     def names(self) -> frozenset[str]:
@@ -270,8 +270,12 @@ def check_evolution(variable: RegisteredVariable) -> None:
         evolution(read_schema(text), schema)
 
 
-def _evolved(name: str, known: RegisteredVariable, schema: StructType) -> RegisteredVariable:
-    """Return the variable as it is with the declared schema: itself if that has not changed."""
+def evolved(name: str, known: RegisteredVariable, schema: StructType) -> RegisteredVariable:
+    """Return the variable as it is with the declared schema: itself if that has not changed.
+
+    Raises:
+        StateSchemaError: What is stored cannot be read in that schema.
+    """
     stored = known.schemas
     kinds = {simple_schema(text): number for number, text in stored.items()}
     number = kinds.get(schema.simpleString())
@@ -282,9 +286,9 @@ def _evolved(name: str, known: RegisteredVariable, schema: StructType) -> Regist
         if number > MAX_SCHEMA_NUMBER:
             raise StateSchemaError(f"a state variable has had too many schemas: variable={name}")
         stored[number] = schema.json()
-    evolved = known.with_schemas(stored, number)
+    declared = known.with_schemas(stored, number)
     try:
-        check_evolution(evolved)
+        check_evolution(declared)
     except EvolutionError as exc:
         error = StateSchemaError(
             "stored state cannot be read as it is declared:"
@@ -296,7 +300,7 @@ def _evolved(name: str, known: RegisteredVariable, schema: StructType) -> Regist
             " deleteIfExists in init() drops the variable"
         )
         raise error from None
-    return evolved
+    return declared
 
 
 def _require_same(what: str, part: str, stored: str, declared: StructType) -> None:

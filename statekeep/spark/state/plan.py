@@ -1,0 +1,282 @@
+"""What is read of a job's state: which variable, at which commit, in which tasks and columns."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.log_view import version_of
+from statekeep.checkpoint.records import CommitRecord
+from statekeep.clock import SystemClock
+from statekeep.config.model import Config
+from statekeep.errors import ConfigError
+from statekeep.inspection.commit_choice import CommitChoice
+from statekeep.inspection.job import InspectedJob, open_job
+from statekeep.inspection.nearest import nearest_hint
+from statekeep.inspection.task_restore import Progress
+from statekeep.restore.plan import BadMarkers
+from statekeep.spark.operator.registry import PROCESSOR_KINDS, stored_variables
+from statekeep.spark.state.keys import KeyRouter
+from statekeep.spark.state.restored import BEFORE, NOW, RestoredTask
+from statekeep.spark.state.variable import PARTITION, Part, VariableTable
+from statekeep.spark.tasks import partition_of
+
+CHANGE_TYPE: Final = "change_type"
+"""The column of a change feed that says what has happened to the row."""
+
+Shown = Part | Literal["partition", "change"]
+"""What a column shows."""
+Column = tuple[StructField, Shown]
+"""A column, and what it shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """What somebody wants to read."""
+
+    config: Config
+    variable: str | None
+    """None: the timers."""
+    commit: CommitChoice = field(default_factory=CommitChoice)
+    since: CommitChoice | None = None
+    """Read what has changed since this commit; None: read the state itself."""
+    operator: str | None = None
+    """None: the one operator of the job."""
+    backend: str | None = None
+    """The only one to restore from; None: those of the settings, in their order."""
+    columns: tuple[str, ...] | None = None
+    """None: all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPart:
+    """The part of a reading that one task has; travels to the executor that reads it."""
+
+    commit: CommitRecord
+    """With this task alone."""
+    since: CommitRecord | None
+    """The same of the commit where a change feed begins."""
+    fronts: tuple[bytes, ...] = (b"",)
+    """What the stored keys begin with that are read: ascending, and none begins another."""
+
+    @property
+    def task(self) -> TaskName:
+        """The name of the task."""
+        (name,) = self.commit.versions
+        return TaskName(name)
+
+    @property
+    def partition(self) -> int:
+        """The number of the task."""
+        return partition_of(self.task)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """A reading that is decided: nobody has to read the job's log again."""
+
+    request: StateRequest
+    table: VariableTable
+    parts: tuple[TaskPart, ...]
+    router: KeyRouter
+    bad_markers: BadMarkers
+    positions: tuple[int, ...]
+    """Of the commits that are read."""
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns that are asked for, in that order, with what they show.
+
+        Raises:
+            ConfigError: There is no such column.
+        """
+        every: list[Column] = [*self.table.columns]
+        every.append((StructField(PARTITION, IntegerType()), "partition"))
+        if self.request.since is not None:
+            every.insert(0, (StructField(CHANGE_TYPE, StringType()), "change"))
+        if self.request.columns is None:
+            return every
+        found: dict[str, Column] = {column[0].name: column for column in every}
+        for name in self.request.columns:
+            if name not in found:
+                known = ",".join(found)
+                raise ConfigError(
+                    f"no such column: column={name} columns={known}",
+                    hint=nearest_hint(name, found, "leave the columns out to get all of them"),
+                )
+        return [found[name] for name in dict.fromkeys(self.request.columns)]
+
+    @property
+    def schema(self) -> StructType:
+        """The schema of what is read."""
+        return StructType([column for column, _ in self.columns])
+
+    def with_keys(self, keys: Iterable[bytes]) -> "StatePlan":
+        """Return the plan for these encoded keys alone, in the tasks that have them."""
+        by_task: dict[int | None, set[bytes]] = {}
+        for key in keys:
+            by_task.setdefault(self.router.task_of(key), set()).add(key)
+        everywhere = by_task.pop(None, set[bytes]())
+        parts = [
+            replace(part, fronts=tuple(sorted(fronts)))
+            for part in self.parts
+            if (fronts := by_task.get(part.partition, set()) | everywhere)
+        ]
+        return replace(self, parts=tuple(parts))
+
+    def with_front(self, front: bytes) -> "StatePlan":
+        """Return the plan for the keys that begin so, which may be in every task."""
+        return replace(self, parts=tuple(replace(part, fronts=(front,)) for part in self.parts))
+
+    def with_partitions(self, partitions: Collection[int]) -> "StatePlan":
+        """Return the plan for these tasks alone."""
+        kept = tuple(part for part in self.parts if part.partition in partitions)
+        return replace(self, parts=kept)
+
+
+async def plan_state(
+    request: StateRequest, directory: Path, on_progress: Progress = lambda _: None
+) -> StatePlan:
+    """Find the commit, and the variable in the task that changed last, which is restored for it.
+
+    Only reads. Other tasks are restored if that one does not have the variable.
+
+    Args:
+        request: What to read.
+        directory: Where the task is restored: who reads it there need not restore it again.
+        on_progress: For a progress bar.
+
+    Raises:
+        ConfigError: There is no such job, commit, operator, variable, backend or column.
+        CheckpointCorruptError: A record of the log cannot be read.
+        RestoreFailedError: The state is out of reach.
+        RetriableError: A service may answer later.
+    """
+    async with open_job(request.config, SystemClock()) as job:
+        position, commit = request.commit.find(job)
+        since_position, since = (
+            (position, None) if request.since is None else request.since.find(job)
+        )
+        if since_position > position:
+            raise ConfigError(
+                f"the change feed begins after its end: begin={since_position} end={position}",
+                hint="give the older commit as its begin",
+            )
+        _check_operator(commit, request.operator)
+        names: set[str] = set()
+        find = partial(_find_table, job, request, on_progress=on_progress, names=names)
+        table = await find(commit, directory / NOW)
+        if table is None and since is not None:
+            table = await find(since, directory / BEFORE)
+        if table is None:
+            raise _no_such_variable(request.variable, names)
+        identity = commit.identity
+        plan = StatePlan(
+            request,
+            table,
+            tuple(_parts(commit, since)),
+            KeyRouter(table.keys, identity.router, identity.partitions),
+            tuple(job.view.bad_markers),
+            (position, since_position),
+        )
+        _ = plan.columns  # a wrong name is an error now
+        return plan
+
+
+def _parts(commit: CommitRecord, since: CommitRecord | None) -> Iterable[TaskPart]:
+    """Yield the parts that have something to read, by number of the task."""
+    for task in sorted(map(TaskName, commit.versions), key=partition_of):
+        before = "" if since is None else since.versions.get(task, "")
+        if commit.versions[task] != before:
+            yield TaskPart(_only(commit, task), None if since is None else _only(since, task))
+
+
+def _only(commit: CommitRecord, task: TaskName) -> CommitRecord:
+    checkpoints = {name: raw for name, raw in commit.checkpoints.items() if name == task}
+    versions = {task: commit.versions.get(task, "")}
+    return msgspec.structs.replace(commit, checkpoints=checkpoints, versions=versions, query=None)
+
+
+def _check_operator(commit: CommitRecord, operator: str | None) -> None:
+    known = commit.identity.stores
+    if operator is not None and operator not in known:
+        raise ConfigError(
+            f"no such operator: operator={operator} operators={','.join(known)}",
+            hint=nearest_hint(operator, known, "leave it out to read the job's only one"),
+        )
+
+
+async def _find_table(
+    job: InspectedJob,
+    request: StateRequest,
+    commit: CommitRecord,
+    directory: Path,
+    *,
+    on_progress: Progress,
+    names: set[str],
+) -> VariableTable | None:
+    """Return the table of the variable, in the newest form that a task has; None if none has it.
+
+    Adds the names of the variables that there are to ``names``.
+    """
+    for task in _by_age(commit):
+        restored = await RestoredTask.restore(
+            job.place,
+            request.config,
+            commit,
+            task,
+            directory,
+            bad_markers=job.view.bad_markers,
+            backend=request.backend,
+            on_progress=on_progress,
+        )
+        found = await job.executor.run(_look, restored, request.variable, names)
+        if found is not None:
+            return found
+        await job.executor.run(restored.remove)
+    return None
+
+
+def _look(restored: RestoredTask, variable: str | None, names: set[str]) -> VariableTable | None:
+    """Return the table of the variable in a task; add the names of all variables. Blocks."""
+    with restored.store() as store:
+        variables = stored_variables(store)[1]
+        names.update(name for name, known in variables.items() if known.kind in PROCESSOR_KINDS)
+        return VariableTable.find(store, variable)
+
+
+def _by_age(commit: CommitRecord) -> Sequence[TaskName]:
+    """Return the tasks that have state, those that changed last first.
+
+    Each batch of a task declares all variables of its program: the first task has the newest forms,
+    and nearly always all variables.
+    """
+    batches = {
+        TaskName(task): version.batch
+        for task in commit.versions
+        if (version := version_of(commit, task)) is not None
+    }
+    return sorted(batches, key=lambda task: (-batches[task], partition_of(task)))
+
+
+def _no_such_variable(variable: str | None, names: Collection[str]) -> ConfigError:
+    known = ",".join(sorted(names))
+    if variable is None:
+        return ConfigError(
+            f"the state has no timers: variables={known}",
+            hint="read a state variable; timers are there once a processor has registered one",
+        )
+    if not names:
+        return ConfigError(
+            f"the state is empty at this commit: variable={variable}",
+            hint="read a later commit: `statekeep checkpoints list` shows what is retained",
+        )
+    return ConfigError(
+        f"no such state variable: variable={variable} variables={known}",
+        hint=nearest_hint(variable, names, "name it as the processor's init() does"),
+    )
