@@ -98,6 +98,7 @@ def test_a_commit_of_a_task_in_plain_python_makes_a_request_for_its_state_and_fi
 ) -> None:
     made = measure_plain_in_memory(tasks, tasks).requests
     assert matches(made, plain_formula(tasks)), made
+    assert made["bytes put"] < tasks * 20_000
 
 
 def test_the_page_says_what_the_formula_says() -> None:

@@ -109,7 +109,7 @@ class BlobBackupManager(TaskBackupManager):
 
     The base comes with each commit (R9), so that a failed or skipped commit cannot mislead the next
     one. Only what stands in the newest index is remembered, by its marker: where that is the base,
-    nobody has to fetch it. Blob names are drawn anew by each call of `upload`; what a failed or
+    it is fetched only now and then. Blob names are drawn anew by each call of `upload`; what a failed or
     cancelled call leaves belongs to its attempt, and `clean_up` finds it once the job log has closed
     that attempt.
     """
@@ -297,10 +297,14 @@ class BlobBackupManager(TaskBackupManager):
         return _Base(marker, index) if is_usable else None
 
     async def _find_index(self, store: StoreName, marker: Marker) -> SnapshotIndex:
+        """Return the index of a base: as it is remembered, or as it is stored where a full one is due.
+
+        So an index that somebody has lost is missed before many commits build on it.
+        """
         known = self._newest.get(store)
-        if known is not None and known[0] == marker:
-            return known[1]
-        return (await self._indexes.load(marker)).without_content()
+        if known is None or known[0] != marker or known[1].added_deltas >= MAX_ADDED_DELTAS:
+            return (await self._indexes.load(marker, is_anew=True)).without_content()
+        return known[1]
 
     def _is_own(self, index: SnapshotIndex, marker: Marker, store: StoreName) -> bool:
         """Return whether an index and all its blobs lie under this store's own prefix.
@@ -418,9 +422,9 @@ def _full_index(base: _Base | None, deltas: Sequence[DeltaBlob]) -> tuple[str | 
     if base is None or not deltas:
         return None, 0
     index = base.index
-    full, count = index.full_index_blob_id, index.full_deltas
+    full, count = index.full_index_blob_id, len(index.deltas) - index.added_deltas
     if full is None:
-        full, count = base.marker, len(index.deltas)
+        full = base.marker
     return (full, count) if len(deltas) - count <= MAX_ADDED_DELTAS else (None, 0)
 
 

@@ -341,6 +341,11 @@ class SnapshotIndex(_IndexPart, frozen=True, kw_only=True):
         )  # the empty name is the rule, not falsehood
         self.dir_index.check_tree()
 
+    @property
+    def added_deltas(self) -> int:
+        """How many deltas it adds to a full index; 0 if it is full itself."""
+        return 0 if self.full_index_blob_id is None else len(self.deltas) - self.full_deltas
+
     def blob_ids(self) -> set[str]:
         """Return the ids of all blobs that a restore of this snapshot reads, its own excepted."""
         found = {blob.blob_id for file in self.files() for blob in file.blobs}

@@ -41,10 +41,14 @@ class IndexBlobs:
         self._full: tuple[Marker, SnapshotIndex] | None = None
         """The last one that was fetched for an addition to it: others follow."""
 
-    async def load(self, marker: Marker) -> SnapshotIndex:
+    async def load(self, marker: Marker, *, is_anew: bool = False) -> SnapshotIndex:
         """Fetch the index that a marker names, and the full one that it adds to.
 
         Each is compared with the digest in its name.
+
+        Args:
+            marker: Of the index.
+            is_anew: Fetch the full one even if it was fetched before.
 
         Raises:
             BlobNotFoundError: It is not there.
@@ -55,6 +59,8 @@ class IndexBlobs:
             RetriableError: The service may answer later.
         """
         where = f"blob_id={marker}"
+        if is_anew:
+            self._full = None
         found = await self._fetch(marker, where)
         if isinstance(found, IndexAddition):
             found = found.joined(await self._fetch_full(found, where), where=where)

@@ -107,6 +107,23 @@ async def test_a_lost_or_changed_full_index_is_damage(job: IncrementJob) -> None
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("lost", [0, MAX_ADDED_DELTAS])
+async def test_a_lost_index_is_found_when_a_full_one_is_due_and_everything_is_uploaded_anew(
+    job: IncrementJob, lost: int
+) -> None:
+    """The manager has read the full one once, as another process wrote it."""
+    made = await commit_often(job, 1)
+    job.manager = job.new_manager()
+    await job.manager.init(None)
+    for number in range(1, MAX_ADDED_DELTAS):
+        made.append(await job.commit(job.seal(made[-1].version, {b"x": b"%d" % number})))
+    await job.blobs.delete(made[lost].marker)
+    last = await job.commit(job.seal(made[-1].version, {b"x": b"last"}))
+    assert last.index.deltas == ()
+    assert (await job.restore(last.checkpoint))[0] == folded(LARGE, {b"x": b"last"})
+
+
+@pytest.mark.asyncio
 async def test_an_addition_joins_nothing_but_the_full_index_of_its_own_store(
     job: IncrementJob,
 ) -> None:
