@@ -23,6 +23,7 @@ from statekeep.container.task import Task
 from statekeep.container.task_start import TaskParts, start_task
 from statekeep.errors import BackendClosedError, ConfigError
 from statekeep.restore.progress import RestoreProgress, RestoreProgressBar
+from statekeep.stores.task_directory import sweep_unused
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Container:
         except BaseException:
             await pools.close()
             raise
+        await pools.local.run(sweep_unused, self._config.job.local_dir, self._clock.time_ns())
         for limit in self._limits:
             logger.warning("the job runs with a limit: %s", limit)
         return self

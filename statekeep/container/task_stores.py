@@ -81,6 +81,7 @@ class TaskStores:
             directory.sweep()
             work = directory.begin(new_uid(), base, tuple(settings), captured=captured)
             try:
+                directory.mark_dispensable()  # what is to be kept goes into commits, and only that
                 for name, store in settings.items():
                     if not store.restore_factories:
                         _warn_of_loss(directory, store)

@@ -22,6 +22,7 @@ from statekeep.config.store_keys import StoreFactoryName
 from statekeep.errors import (
     CheckpointCorruptError,
     ConfigError,
+    RetriableError,
     UnknownFormatError,
     VersionDamagedError,
 )
@@ -45,6 +46,10 @@ __all__ = ["Identity", "TaskDirectory", "WorkDirectory"]
 logger = logging.getLogger(__name__)
 
 _WORK_PREFIX: Final = "work-"
+_DISPENSABLE_FILE: Final = ".dispensable"
+"""Beside versions that a job can do without: its backups hold all that it has committed, and that is
+all it needs. Gone as soon as a store is opened here."""
+_KEPT_UNUSED_NS: Final = 30 * 24 * 3600 * 1_000_000_000
 
 
 def find_local_dir(path: Path) -> Path | None:
@@ -59,6 +64,51 @@ def find_local_dir(path: Path) -> Path | None:
     below = f"*/{escape_name(MAIN_OPERATOR)}/*/*/{CHECKPOINT_FILE}"
     around = (path, *path.parents)
     return next((found for found in around if next(found.glob(below), None) is not None), None)
+
+
+def sweep_unused(local_dir: Path, now_ns: int) -> int:
+    """Remove the versions of tasks of any job that were marked dispensable and not used for 30 days.
+
+    A job that comes back to such a task restores it from its backups. Blocks.
+
+    Args:
+        local_dir: Of this host's jobs.
+        now_ns: Wall clock. One that is ahead costs a restore.
+
+    Returns:
+        From how many tasks something was removed.
+    """
+    count = 0
+    for mark in sorted(local_dir.glob(f"*/*/*/{_DISPENSABLE_FILE}")):
+        try:
+            if is_private(local_dir, *mark.parent.relative_to(local_dir).parts):
+                count += _sweep_unused(mark, now_ns)
+        except ConfigError:  # another user's
+            continue
+        except (OSError, RetriableError) as exc:  # another process sweeps too
+            logger.warning("local versions are not swept: directory=%s error=%s", mark.parent, exc)
+    return count
+
+
+def _sweep_unused(mark: Path, now_ns: int) -> bool:
+    root = mark.parent
+    if now_ns - root.stat().st_mtime_ns < _KEPT_UNUSED_NS or _has_living_work(root):
+        return False
+    with locked(root / LOCK_FILE, shared=False):
+        # Whoever opens a store takes the mark away, by the same lock.
+        if not mark.exists() or _has_living_work(root):
+            return False
+        mark.unlink()
+        found = [path for path in root.iterdir() if path.is_dir()]
+        removed = [_moved_aside(root, path) for path in found]
+    logger.info("local versions of an unused task are removed: directory=%s", root)
+    for path in removed:
+        remove_tree(path)
+    return bool(removed)
+
+
+def _has_living_work(root: Path) -> bool:
+    return any(has_living_owner(path / LOCK_FILE) for path in root.glob(f"{_WORK_PREFIX}*"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +190,7 @@ class TaskDirectory:
             self._make_root()
             # So that no sweep sees the directory between its making and its lock.
             with self._lock(shared=True):
+                (self.root / _DISPENSABLE_FILE).unlink(missing_ok=True)
                 path.mkdir(mode=0o700)
                 lock = OwnerLock(path / LOCK_FILE)
         work = WorkDirectory(path, self._identity, lock=lock, stores=stores, captured=captured)
@@ -278,7 +329,7 @@ class TaskDirectory:
                 ):
                     return there
                 if adopted.directory.exists():
-                    self._move_aside(adopted.directory)
+                    _moved_aside(self.root, adopted.directory)
                 fault_point("adopt.before_rename")
                 publish(image, adopted.directory)
                 self._suspect.unlink(missing_ok=True)
@@ -358,7 +409,7 @@ class TaskDirectory:
         """Take the name away from an image or change set that is damaged. Idempotent."""
         with explained_errors(self.root), self._lock(shared=False):
             if directory.exists():
-                self._move_aside(directory)
+                _moved_aside(self.root, directory)
 
     def find_image(self, version: VersionId) -> SealedVersion | None:
         """As `find`, but one that is damaged is set aside: its name is free for another.
@@ -378,6 +429,8 @@ class TaskDirectory:
         keep: Collection[VersionId],
         newest_settled_batch: int,
         stores: Sequence[StoreName] = (),
+        *,
+        is_open: bool = True,
     ) -> None:
         """Remove the versions that nothing needs any more (R13).
 
@@ -390,6 +443,7 @@ class TaskDirectory:
                 outboxes.
             newest_settled_batch: Up to this batch the chosen versions are known; later ones stay.
             stores: All stores of the task, where there may be change sets.
+            is_open: Whether a process of this host may have the task's stores open.
         """
         if not self._is_there():
             return
@@ -403,11 +457,11 @@ class TaskDirectory:
                 }
                 needed |= self._sources(needed & changes - images, images, stores)
                 oldest = min((v.batch for v in needed & images), default=-1)
-                kept_changes = {v for v in changes if v in needed or v.batch > oldest}
+                kept_changes = {v for v in changes if v in needed or (is_open and v.batch > oldest)}
                 removed = [
-                    *(self._move_aside(self.root / str(v)) for v in images - needed),
+                    *(_moved_aside(self.root, self.root / str(v)) for v in images - needed),
                     *(
-                        self._move_aside(self.root / f"{v}{CHANGES_SUFFIX}")
+                        _moved_aside(self.root, self.root / f"{v}{CHANGES_SUFFIX}")
                         for v in changes - kept_changes
                     ),
                 ]
@@ -417,6 +471,22 @@ class TaskDirectory:
             for version in kept_changes:
                 if version.batch <= newest_settled_batch:  # it is delivered
                     (self.root / f"{version}{CHANGES_SUFFIX}" / OUTPUT_FILE).unlink(missing_ok=True)
+
+    def is_unused_since(self, time_ns: int) -> bool:
+        """Whether nothing was made or removed here since then, and no process has the task open."""
+        try:
+            return self.root.stat().st_mtime_ns < time_ns and not _has_living_work(self.root)
+        except FileNotFoundError:
+            return False
+
+    def mark_dispensable(self) -> None:
+        """Say that the job's backups hold all that it needs of what is here: see `sweep_unused`.
+
+        It holds until a store is opened here.
+        """
+        if self._is_there():
+            with explained_errors(self.root), self._lock(shared=True):
+                (self.root / _DISPENSABLE_FILE).touch(mode=0o600)
 
     def sweep(self) -> int:
         """Remove work directories whose owner is dead, and what was moved aside.
@@ -534,16 +604,6 @@ class TaskDirectory:
     def _lock(self, *, shared: bool) -> AbstractContextManager[None]:
         return locked(self.root / LOCK_FILE, shared=shared)
 
-    def _move_aside(self, directory: Path) -> Path:
-        """Take the name away from a version; under the lock. `sweep` collects what is left."""
-        number = 0
-        while True:
-            target = self.root / f"{_WORK_PREFIX}removed-{directory.name}-{number}"
-            if not target.exists():
-                directory.rename(target)
-                return target
-            number += 1
-
     def _read_manifest(self, directory: Path, version: VersionId) -> SealManifest:
         path = directory / MANIFEST_FILE
         try:
@@ -564,6 +624,17 @@ class TaskDirectory:
             msg = f"version is another one than its directory says: path={path} version={manifest.version} task={manifest.task_name}"
             raise VersionDamagedError(msg)
         return manifest
+
+
+def _moved_aside(root: Path, directory: Path) -> Path:
+    """Take the name away from a version; under the lock. `sweep` collects what is left."""
+    number = 0
+    while True:
+        target = root / f"{_WORK_PREFIX}removed-{directory.name}-{number}"
+        if not target.exists():
+            directory.rename(target)
+            return target
+        number += 1
 
 
 def _can_be_opened(

@@ -56,6 +56,7 @@ def test_a_commit_that_fails_while_the_stream_is_idle_ends_the_query(
     with pytest.raises(StreamingQueryException, match="no answer"):
         query.awaitTermination()
     assert query.lastCommit is None
+    assert not list(stream.root.rglob(".dispensable"))  # what was not committed is nowhere else
 
 
 def test_a_query_that_failed_while_idle_is_started_again_and_commits(
@@ -73,6 +74,7 @@ def test_a_query_that_failed_while_idle_is_started_again_and_commits(
     assert "no answer" in query.status["restartReason"]
     query.stop()
     assert [batch for batch, _ in stream.delivered] == [0]
+    assert list(stream.root.rglob(".dispensable"))
 
 
 def sleep(tasks: tuple[int, ...]) -> Iterator[pa.RecordBatch]:

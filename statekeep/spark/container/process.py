@@ -12,6 +12,7 @@ from statekeep.spark.container.launch import PlaceLock, sweep_dead_places
 from statekeep.spark.container.place import ContainerPlace, ContainerSpec
 from statekeep.spark.container.server import ContainerServer
 from statekeep.spark.container.work import ContainerWork
+from statekeep.stores.task_directory import sweep_unused
 
 logger = logging.getLogger("statekeep.spark.container")
 
@@ -42,6 +43,7 @@ def run(directory: Path, descriptor: int, given: bytes) -> None:
             spec = ContainerSpec.decode(given)
             clock = SystemClock()
             sweep_dead_places(place, spec.app_id, clock.time_ns())
+            sweep_unused(Path(spec.local_dir), clock.time_ns())
             asyncio.run(_serve(place, spec, clock, lambda: lock.is_wanted))
         status = 0
     except TimeoutError:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from contextvars import copy_context
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
@@ -555,7 +556,9 @@ class StatefulJob:
 
     def _stop_containers(self, timeout_s: float) -> None:
         """Let the containers end once their uploads are done, if there still are executors."""
-        stopping = self._thread.submit(self._thread.executor.run(self._jobs.end_session))
+        is_committed = self._commits.committed_batch == self._batches.head
+        end_session = partial(self._jobs.end_session, is_committed=is_committed)
+        stopping = self._thread.submit(self._thread.executor.run(end_session))
         wait([stopping], timeout=timeout_s)
         while not stopping.done():
             self._jobs.anchor.give_up()

@@ -305,7 +305,13 @@ class TaskJobs:
         assert frame is not None  # noqa: S101 - one of the two
         return frame
 
-    def end_session(self) -> None:
-        """Close open stores, tell the containers to end once they are done, and see them go."""
+    def end_session(self, *, is_committed: bool) -> None:
+        """Close open stores, tell the containers to end once they are done, and see them go.
+
+        Args:
+            is_committed: Whether the last batch is.
+        """
         spec, tasks, epoch = self._spec, self.anchor.tasks, self.epoch
-        self.anchor.run(lambda _: errands.end_session(spec, tasks, epoch=epoch))
+        self.anchor.run(
+            lambda _: errands.end_session(spec, tasks, epoch=epoch, is_committed=is_committed)
+        )

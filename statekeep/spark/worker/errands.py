@@ -307,11 +307,19 @@ def read_output(
                 yield reader.get_batch(index)
 
 
-def end_session(spec: JobSpec, tasks: int, *, epoch: int) -> Iterator[pa.RecordBatch]:
+def end_session(
+    spec: JobSpec, tasks: int, *, epoch: int, is_committed: bool
+) -> Iterator[pa.RecordBatch]:
     """End what a driver session has on this executor: its open stores and its container.
 
     Waits until the container has ended. Stores that are open in a worker that this call does not
     reach lose their files, and are closed when that worker is used again or ends.
+
+    Args:
+        spec: The job.
+        tasks: How many it has.
+        epoch: The driver session.
+        is_committed: Whether its last batch is: then nothing here is needed that backups do not hold.
     """
     place, _ = _container(spec)
     try:
@@ -323,6 +331,8 @@ def end_session(spec: JobSpec, tasks: int, *, epoch: int) -> Iterator[pa.RecordB
         directory = spec.directory(task)
         directory.remove_work(session_prefix(epoch))
         directory.sweep()  # what killed workers of earlier sessions have left
+        if is_committed:
+            directory.mark_dispensable()
     yield answer({})
 
 

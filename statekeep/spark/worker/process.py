@@ -8,6 +8,8 @@
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
 import json
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -18,6 +20,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from statekeep.checkpoint.version_id import VersionId
+from statekeep.errors import StateBackupError
 from statekeep.fault_points import fault_point
 from statekeep.spark.anchor import ANSWER_COLUMN, DIGEST_COLUMN, OUTPUT_COLUMN, TASK_COLUMN
 from statekeep.spark.initial_state import divide
@@ -34,8 +37,14 @@ from statekeep.spark.worker.open_tasks import freeze_garbage_collector, open_tas
 from statekeep.stores.local_files import private_opener
 from statekeep.stores.open_task import OpenTask
 
+logger = logging.getLogger(__name__)
+
 _TIDY_BATCHES: Final = 8
 """Change sets that a task makes before it looks for what is not needed any more."""
+_LOOK_BATCHES: Final = 64
+"""Batches between two looks at what tasks have left here that run on other hosts by now."""
+_AWAY_NS: Final = 3600 * 1_000_000_000
+"""A task whose directory nobody has changed for so long runs elsewhere, or does nothing."""
 
 
 def process_slot(
@@ -75,6 +84,7 @@ def process_slot(
             run.process_without_rows()
     fault_point("receipt.before")
     yield run.answers()
+    run.tidy_others(time.time_ns())
     open_tasks.trim(spec, plan.epoch, plan.batch, 2 * len(run.tasks))
     freeze_garbage_collector()
 
@@ -158,6 +168,20 @@ class _SlotRun:
                 self.receipts[task] = self._process(task, stores, rows, receipt)
         except GroupingOverflow:
             self.receipts[task] = replace(receipt, is_overflow=True)
+
+    def tidy_others(self, now_ns: int) -> None:
+        """Remove what tasks that went to other hosts have left here and nobody needs (R13)."""
+        if self.plan.batch % _LOOK_BATCHES:
+            return
+        for task in self.plan.keep.keys() - set(self.tasks):
+            directory = self.spec.directory(task)
+            if directory.is_unused_since(now_ns - _AWAY_NS):
+                keep = {VersionId.parse(name) for name in self.plan.keep[task]}
+                try:
+                    directory.retain(keep, self.plan.settled_batch, (STATE_STORE,), is_open=False)
+                    directory.sweep()
+                except (StateBackupError, OSError) as exc:  # the next look finds it
+                    logger.warning("left-over versions stay: task=%s error=%s", task, exc)
 
     def answers(self) -> pa.RecordBatch:
         """Return a row per task: its receipt in JSON, and its output as Arrow record batches."""

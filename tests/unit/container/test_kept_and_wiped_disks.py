@@ -1,6 +1,7 @@
 """What lies on the local disk never changes what a task starts with, only how long that takes."""
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.errors import RestoreFailedError
+from statekeep.testing.clock import FakeClock
 
 INPUT = SystemStreamPartition("gen", "numbers", 0)
 TASK = "Partition 0"
@@ -46,6 +48,19 @@ async def start(directory: Path, *, is_writing: bool = False, **settings: str) -
             for name in STORES:
                 task.store(name).put(b"key", b"not committed")
     return content
+
+
+@pytest.mark.asyncio
+async def test_what_a_job_has_left_goes_after_a_month_and_the_job_may_come_back(
+    tmp_path: Path,
+) -> None:
+    await start(tmp_path, is_writing=True)
+    clock, versions = FakeClock(time.time_ns()), tmp_path / "local" / "job" / "main"
+    for days, is_there in ((29, True), (2, False)):
+        clock.advance(days * 24 * 3600)
+        async with Container(config(tmp_path, job__name="other"), clock=clock):
+            assert bool(list(versions.glob("*/[0-9]*"))) == is_there
+    assert await start(tmp_path) == {"durable": {b"key": b"committed"}, "volatile": {}}
 
 
 @pytest.mark.asyncio

@@ -110,7 +110,7 @@ def job_with(config: Config, clock: Clock) -> StatefulJob:
         settle=nothing,
     )
     jobs: Any = SimpleNamespace(
-        anchor=SimpleNamespace(give_up=lambda: None), end_session=lambda: None
+        anchor=SimpleNamespace(give_up=lambda: None), end_session=lambda **_: None
     )
     batches: Any = SimpleNamespace(head=-1)
     job._commits, job._jobs, job._batches = committer, jobs, batches

@@ -1,7 +1,9 @@
 """A slot's part of a batch, without Spark: tasks one after the other, on stores that stay open."""
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.worker import errands, process
 from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt
 from statekeep.spark.worker.open_tasks import open_tasks
+from statekeep.stores.task_directory import sweep_unused
 
 OUTPUT = parse_schema("key string, n long")
 SLOTS = ((0, 2, 4), (1, 3))
@@ -181,6 +184,39 @@ def test_a_task_without_its_base_says_so_and_the_others_go_on(spec: JobSpec, run
     assert answers[0][0].is_missing
     assert answers[0][0].version == "2_00000000aa"
     assert answers[2][1] == [("c 1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_idle", "is_swept"),
+    [(64, True, True), (63, True, False), (64, False, False)],
+    ids=["it is looked at", "between two looks", "it was used a moment ago"],
+)
+def test_what_a_task_left_here_that_runs_elsewhere_by_now_is_removed(
+    spec: JobSpec, run: Any, *, batch: int, is_idle: bool, is_swept: bool
+) -> None:
+    rows = [(1, "b", 1), (3, "d", 1)]
+    here = versions_of(run(spec, plan_of(0, {}), rows, slot=1))
+    open_tasks.close_job(spec, 1)
+    for task in (1, 3):
+        if is_idle:
+            os.utime(spec.directory(task).root, (0, 0))
+    keep = dict.fromkeys(range(5), (f"{batch - 1}_0c0c0c0c0c",)) | {3: (here[3],)}
+    run(spec, plan_of(batch, {}, keep=keep, settled_batch=batch - 1), [])
+    assert spec.directory(1).change_sets() == ([] if is_swept else [VersionId.parse(here[1])])
+    assert spec.directory(3).change_sets() == [VersionId.parse(here[3])]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_is_here_may_go_after_a_session_that_has_committed_all(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch, *, is_committed: bool
+) -> None:
+    monkeypatch.setattr(errands, "_container", lambda _: (None, None))
+    monkeypatch.setattr(errands, "tell_to_stop", lambda *_: None)
+    run(spec, plan_of(0, {}), [(0, "a", 1)])
+    list(errands.end_session(spec, 5, epoch=1, is_committed=is_committed))
+    in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
+    assert sweep_unused(spec.config.job.local_dir, in_a_month) == is_committed
+    assert bool(spec.directory(0).change_sets()) != is_committed
 
 
 def test_only_the_tasks_that_are_asked_answer(spec: JobSpec, run: Any) -> None:
