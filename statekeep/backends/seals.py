@@ -196,6 +196,12 @@ class SealedJobLog(JobLog):
         return [(mark.position, inner) for mark, inner in opened]
 
     @override
+    async def read_left(self) -> Sequence[tuple[int, bytes]]:
+        records = await self._log.read_left()
+        opened = await self._sealer.executor.run(self._open_all, records, None)
+        return [(mark.position, inner) for mark, inner in opened]
+
+    @override
     async def read_at(self, positions: Collection[int]) -> Sequence[tuple[int, bytes]]:
         records = await self._log.read_at(positions)
         opened = await self._sealer.executor.run(self._open_all, records, None)

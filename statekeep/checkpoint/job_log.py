@@ -76,6 +76,16 @@ class JobLog(ABC):
         wanted = set(positions)
         return [(p, data) for p, data in await self.read(min(wanted)) if p in wanted]
 
+    async def read_left(self) -> Sequence[tuple[int, bytes]]:
+        """Return all records that are not trimmed, in order; those that are lost leave gaps.
+
+        For whoever drops them all. This one knows of no gaps.
+
+        Raises:
+            RetriableError: The service may answer later.
+        """
+        return await self.read(0)
+
     async def is_there(self) -> bool:
         """Return whether there is any record, for whoever did not `probe` the place; change nothing.
 

@@ -26,14 +26,14 @@ from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
 
 @dataclass
 class LogRemains:
-    """What a log says as far as it can be read, damaged records left out."""
+    """What a log says as far as it can be read, damaged and missing records left out."""
 
     next_position: int = 0
     """Where the next record goes."""
     newest_epoch: int = 0
     """No epoch in it is newer, whatever the damaged records are."""
     damaged: int = 0
-    """Records that cannot be read."""
+    """Records that cannot be read or are missing."""
     commits: int = 0
     identities: dict[str, JobIdentity] = field(default_factory=dict[str, JobIdentity])
     """``{job uid: identity}`` of the jobs whose commits these are, that a tool began to make here, or
@@ -78,10 +78,10 @@ class LogRemains:
             case _:
                 pass
 
-    def fold_damaged(self) -> None:
-        """Take in a record that cannot be read: it may be that of a newer epoch."""
-        self.damaged += 1
-        self.newest_epoch += 1
+    def fold_damaged(self, count: int = 1) -> None:
+        """Take in records that cannot be read: each may be that of a newer epoch."""
+        self.damaged += count
+        self.newest_epoch += count
 
     def _note_job(self, identity: JobIdentity) -> None:
         """Take in what a job is now, with the stores that it no longer has."""
@@ -104,15 +104,17 @@ class LogRemains:
 
 
 async def read_remains(log: JobLog) -> LogRemains:
-    """Read a log, whether its records are damaged or not.
+    """Read a log, whether its records are damaged, or missing, or not.
 
     Raises:
         ConfigError: There is no log.
-        CheckpointCorruptError: A position in the middle is missing.
         UnknownFormatError: A newer version of Statekeep has written to it: it is left alone.
         RetriableError: The service may answer later.
     """
-    return _fold(await log.read(0) if await log.is_there() else ())
+    if not await log.is_there():
+        return _fold((), 0)
+    records = await log.read_left()
+    return _fold(records, await log.read_floor())
 
 
 async def _delete_nothing(_epoch: int, _remains: LogRemains) -> None:
@@ -149,7 +151,6 @@ async def reset_log(
 
     Raises:
         ConfigError: There is no log.
-        CheckpointCorruptError: A position in the middle is missing.
         UnknownFormatError: A newer version of Statekeep has written to it: nothing was changed.
         RetriableError: The service may answer later.
     """
@@ -171,7 +172,7 @@ async def reset_log(
         return epoch, remains
 
 
-def _fold(records: Sequence[tuple[int, bytes]]) -> LogRemains:
+def _fold(records: Sequence[tuple[int, bytes]], floor: int) -> LogRemains:
     if not records:
         raise ConfigError(
             "there is no log to reset",
@@ -180,7 +181,11 @@ def _fold(records: Sequence[tuple[int, bytes]]) -> LogRemains:
         )
     newest, data = records[-1]
     remains = LogRemains(next_position=newest + 1, link=link_of(data))
+    expected = floor
     for position, data in records:
+        if position > expected:  # a floor that was raised meanwhile may be above
+            remains.fold_damaged(position - expected)
+        expected = position + 1
         try:
             record = decode_record(data, where=f"position={position}")
         except CheckpointCorruptError:

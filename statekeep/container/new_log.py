@@ -100,7 +100,6 @@ async def find_holder(open_log: OpenLog, backend: BackendName, scope: str) -> st
         scope: Of the log.
 
     Raises:
-        CheckpointCorruptError: A record in the middle is missing.
         UnknownFormatError: A newer version of Statekeep has written to it.
         RetriableError: The service may answer later.
     """

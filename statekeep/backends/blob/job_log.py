@@ -115,6 +115,13 @@ class BlobJobLog(JobLog):
         return found
 
     @override
+    async def read_left(self) -> Sequence[tuple[int, bytes]]:
+        await self._blobs.init()
+        records = await self._fetch(0, None)
+        floor = await self.read_floor()
+        return [(p, data) for p, data in records if data is not None and p >= floor]
+
+    @override
     async def read_at(self, positions: Collection[int]) -> Sequence[tuple[int, bytes]]:
         await self._blobs.init()
         contents = await run_bounded([partial(self._find, p) for p in sorted(positions)])

@@ -106,14 +106,8 @@ class KafkaJobLog(JobLog):
 
     @override
     async def read(self, start: int, *, limit: int | None = None) -> Sequence[tuple[int, bytes]]:
-        if start < self._passed:
-            self._passed = self._next_offset = 0
-            self._records.clear()
-            self._offsets.clear()
-        await self._catch_up()
-        first = max(start, self._floor)
-        found = [(p, data) for p, data in sorted(self._records.items()) if p >= first]
-        for expected, (position, _) in enumerate(found, first):
+        found = await self._find_from(start)
+        for expected, (position, _) in enumerate(found, max(start, self._floor)):
             if position != expected:
                 raise CheckpointCorruptError(
                     "a record of the job log is missing: "
@@ -123,6 +117,20 @@ class KafkaJobLog(JobLog):
         for position in [p for p in self._records if p < start]:
             del self._records[position]
         return found[:limit]
+
+    @override
+    async def read_left(self) -> Sequence[tuple[int, bytes]]:
+        return await self._find_from(0)
+
+    async def _find_from(self, start: int) -> list[tuple[int, bytes]]:
+        """Return the records from a position on that are there and not trimmed."""
+        if start < self._passed:
+            self._passed = self._next_offset = 0
+            self._records.clear()
+            self._offsets.clear()
+        await self._catch_up()
+        first = max(start, self._floor)
+        return [(p, data) for p, data in sorted(self._records.items()) if p >= first]
 
     @override
     async def read_at(self, positions: Collection[int]) -> Sequence[tuple[int, bytes]]:
@@ -147,7 +155,7 @@ class KafkaJobLog(JobLog):
             operation="look for the job log",
             subject=topic,
         )
-        return topic in found and bool(await self.read(0))
+        return topic in found and bool(await self.read_left())
 
     @override
     async def read_floor(self) -> int:

@@ -9,7 +9,7 @@ from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.checkpoint.log_session import LogSession
-from statekeep.errors import ConfigError, RetriableError
+from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError
 
 pytestmark = pytest.mark.asyncio
 
@@ -27,6 +27,25 @@ async def test_a_start_that_has_read_the_log_already_forgets_what_a_reset_drops(
     assert (epoch, remains.commits) == (2, 1)
     assert starting.view.last_commit is None
     assert await view_of(blobs) == starting.view
+
+
+async def test_a_reset_passes_over_records_that_are_lost_and_over_their_epochs() -> None:
+    blobs = new_blobs()
+    for number in range(3):
+        driver = await driver_on(blobs)
+        await driver.append(commit_record(number))
+    records = await log_on(blobs).read(0)
+    lost = [p for p, data in records if b'"epoch":2' in data]
+    for position in lost:
+        await blobs.delete(f"job/log/{position:020d}.json")
+    with pytest.raises(CheckpointCorruptError):
+        await log_on(blobs).read(0)
+
+    epoch, remains = await reset_log(log_on(blobs), "reset")
+
+    assert (remains.damaged, remains.commits) == (len(lost), 2)
+    assert epoch > 3
+    assert (await view_of(blobs)).last_commit is None
 
 
 class PinnedMeanwhile(BlobJobLog):

@@ -248,7 +248,10 @@ def test_without_a_yes_nothing_is_reset(
     assert statekeep(f"events {LOG} --json").json == before
 
 
-def test_a_log_that_cannot_be_read_is_reset_all_the_same(statekeep: CommandLine, job: Path) -> None:
+@pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
+def test_a_log_that_cannot_be_read_is_reset_all_the_same(
+    statekeep: CommandLine, job: Path, *, is_missing: bool
+) -> None:
     logs = sorted(
         path
         for path in (job / "near" / "orders" / "main").rglob("*")
@@ -257,8 +260,11 @@ def test_a_log_that_cannot_be_read_is_reset_all_the_same(statekeep: CommandLine,
     data = bytearray(logs[1].read_bytes())
     data[-10] ^= 0xFF
     logs[1].write_bytes(bytes(data))
+    if is_missing:
+        logs[1].unlink()
     assert statekeep(f"checkpoints list {LOG}").status == 3
     assert statekeep(f"reset {LOG} --yes").status == 0
+    assert blobs(job) == set()
     assert asyncio.run(begin_anew(job)) == ({}, {})
 
 
