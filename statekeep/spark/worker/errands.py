@@ -10,6 +10,7 @@
 import asyncio
 import json
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,10 +99,16 @@ def beside_container(
     A container takes some tenths of a second of processor time to start, which a restore, the
     first commit or a stop would otherwise wait for.
     """
-    if _started_ahead.get(spec.local_name) != epoch:
-        _started_ahead[spec.local_name] = epoch
-        start_ahead(*_container(spec))
+    if _started_ahead.get(spec.local_name) == epoch:
+        yield from work
+        return
+    _started_ahead[spec.local_name] = epoch
+    starting = threading.Thread(
+        target=start_ahead, args=_container(spec), name="statekeep-start", daemon=True
+    )
+    starting.start()
     yield from work
+    starting.join()
 
 
 def locate(
@@ -321,12 +328,13 @@ def end_session(
         epoch: The driver session.
         is_committed: Whether its last batch is: then nothing here is needed that backups do not hold.
     """
+    # First: other slots that are done remove the files of all tasks, and then a close takes a second.
+    open_tasks.close_job(spec, epoch)
     place, _ = _container(spec)
     try:
         tell_to_stop(place, epoch)
     except (RetriableError, ContainerError) as exc:
         logger.info("the container goes on for now: error=%s", exc)
-    open_tasks.close_job(spec, epoch)
     for task in range(tasks):
         directory = spec.directory(task)
         directory.remove_work(session_prefix(epoch))

@@ -385,3 +385,20 @@ def test_timers_of_rows_that_had_to_be_sorted_fire_once(timed: JobSpec, run: Any
     again = run(spec, replace(plan, is_sorted=True), [(0, "c", 21)])
     assert again[0][1] == [("a at 20", 20), ("c at 21", 21)]
     assert again[2][1] == [("b at 20", 20)]
+
+
+def test_the_end_of_a_session_closes_stores_while_they_have_their_files(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocksDB takes a second over the end of a store whose files another slot has removed."""
+    run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1)])
+
+    def other_slot_is_done(*_: object) -> None:
+        for task in range(5):
+            spec.directory(task).remove_work("1-")
+
+    monkeypatch.setattr(errands, "_container", lambda _: (None, None))
+    monkeypatch.setattr(errands, "tell_to_stop", other_slot_is_done)
+    assert len(list(errands.end_session(spec, 5, epoch=1))) == 1
+    assert "did not close" not in caplog.text
+    assert not list(spec.directory(0).root.glob("work-*"))
