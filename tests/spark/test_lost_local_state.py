@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Stream
+from conftest import Stream, events_of
+from spark_processes import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -46,3 +47,44 @@ def test_a_directory_of_local_state_that_is_deleted_under_a_query_costs_nothing(
     assert stream.received() == stream.expected(6)
     assert query.lastCommit is not None
     assert query.lastCommit.batch == 5
+
+
+def test_state_that_is_lost_before_the_last_commit_is_healed_and_committed(stream: Stream) -> None:
+    stream.add_batches(3)
+
+    def lose(batch: int) -> None:
+        if batch == 2:
+            shutil.rmtree(stream.local_dir)
+
+    stream.on_batch = lose
+    query = stream.run(task__commit__ms=3_600_000)
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2]
+    assert query.lastCommit is not None
+    assert query.lastCommit.batch == 2
+    (recovery,) = events_of(query, "recovery")
+    assert recovery["replayed"] == [0, 1, 2]
+
+    stream.on_batch = lambda _: None
+    stream.add_batches(1)
+    stream.run()
+    assert stream.received() == stream.expected(4)
+
+
+def test_state_that_is_lost_while_the_stream_is_idle_is_healed_and_committed(
+    stream: Stream,
+) -> None:
+    stream.add_batches(2)
+
+    def lose(batch: int) -> None:
+        if batch == 1:
+            shutil.rmtree(stream.local_dir)
+
+    stream.on_batch = lose
+    writer = stream.stateful(settings={"task.commit.ms": 1_000}).writeStream
+    writer = writer.foreachBatch(stream.sink).option("checkpointLocation", str(stream.location))
+    query = writer.trigger(processingTime="100 milliseconds").start()
+    try:
+        assert wait_until(lambda: query.lastCommit is not None and query.lastCommit.batch == 1)
+    finally:
+        query.stop()
+    assert [batch for batch, _ in stream.delivered] == [0, 1]

@@ -306,7 +306,7 @@ class BatchLoop:
             self._thread.run(self._commits.settle(timeout_s))
             if not done.lost:
                 return checkpoint_id
-            self._heal(done.lost, batch)
+            self.heal(done.lost, batch)
         msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
         raise CommitFailedError(msg, checkpoint_id=checkpoint_id, step="upload")
 
@@ -329,7 +329,7 @@ class BatchLoop:
             if not result.missing:
                 return result
             only = frozenset(result.missing)
-            self._heal(only, batch - 1)
+            self.heal(only, batch - 1)
         msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
         raise RestoreFailedError(
             msg, task_name=task_name(min(result.missing, default=0)), store_names=[STATE_STORE]
@@ -435,12 +435,12 @@ class BatchLoop:
         self._events.add("healed-output", batch=batch, tasks=len(lost))
         if not lost:
             return
-        self._heal(lost, batch - 1)
+        self.heal(lost, batch - 1)
         result.in_files -= lost
         result.merge(self._process_all(rows, batch, offsets, None, only=lost))
 
-    def _heal(self, partitions: frozenset[int], head: int) -> None:
-        """Recover tasks whose versions are lost, inside the waiting batch call (R6)."""
+    def heal(self, partitions: frozenset[int], head: int) -> None:
+        """Recover tasks whose versions are lost, inside the waiting batch call or in its place (R6)."""
         began_ns = self._clock.monotonic_ns()
         logger.warning("tasks lost their state: count=%d head=%d", len(partitions), head)
         lost = {p: self._version_at_open(p) for p in partitions}

@@ -512,7 +512,7 @@ class StatefulJob:
             try:
                 while self._thread.call(query.is_running):
                     self._is_hurried.wait(_POLL_S)
-                    self._watch.look()
+                    self._watch.look(patience)
             except (TaskFencedError, CommitFailedError) as exc:
                 logger.warning("the query is stopped: error=%s", exc)
                 if isinstance(exc, TaskFencedError):

@@ -6,6 +6,7 @@
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
 from typing import Final
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
@@ -13,6 +14,7 @@ from pyspark.errors import PySparkException
 
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.clock import Clock
+from statekeep.commit.thread_pool import ThreadPool
 from statekeep.config.model import TaskSettings
 from statekeep.errors import (
     BackendClosedError,
@@ -120,6 +122,8 @@ class StopPatience:
 
 _IDLE_S: Final = 1.0
 """A commit that is due waits so long for a batch to ride on before it gets a job of its own."""
+_MAX_ROUNDS: Final = 8
+"""Each round of healing may find more state lost."""
 _QUIET_NS: Final = 5_000_000_000
 """How long nothing was appended before the end of the log is read; each append asks by itself."""
 
@@ -225,8 +229,11 @@ class QueryWatch:
         """Take note that a batch has ended; on the batch thread."""
         self._last_batch_ns = self._clock.monotonic_ns()
 
-    def look(self) -> None:
+    def look(self, patience: StopPatience) -> None:
         """Look once.
+
+        Args:
+            patience: Bounds what is under way here once the query is to stop.
 
         Raises:
             TaskFencedError: Another driver has taken over, and no batch is there to find out.
@@ -235,7 +242,7 @@ class QueryWatch:
         if not self._turn.locked():
             self._fence_watch.look()
         try:
-            self._commit_if_idle()
+            self._commit_if_idle(patience)
             self._repeats.look()
         except RetriableError as exc:
             logger.warning("the job log could not be written: error=%s", exc)
@@ -248,7 +255,9 @@ class QueryWatch:
             TaskFencedError: Another driver has taken over.
         """
         self._thread.run(self._commits.settle(patience.remaining_s()))
-        self._submit_newest(is_forced=True)
+        for _ in range(_MAX_ROUNDS):
+            if not self._submit_newest(patience, is_forced=True):
+                break
         self._thread.run(self._commits.settle(patience.remaining_s()))
         newest = self._thread.call(self._location.newest, "commits")
         committed, head = self._commits.committed_batch, self._batches.head
@@ -259,18 +268,18 @@ class QueryWatch:
             )
             raise StateBackupError(msg)
 
-    def _commit_if_idle(self) -> None:
+    def _commit_if_idle(self, patience: StopPatience) -> None:
         """Commit the newest batch if that is due and no batch comes along to ride on."""
         idle_s = (self._clock.monotonic_ns() - self._last_batch_ns) / 1e9
         has_new = self._batches.head > self._commits.committed_batch
         if idle_s < _IDLE_S or not has_new or not self._turn.acquire(blocking=False):
             return
         try:
-            self._commit_if_due()
+            self._commit_if_due(patience)
         finally:
             self._turn.release()
 
-    def _commit_if_due(self) -> None:
+    def _commit_if_due(self, patience: StopPatience) -> None:
         if self._commits.open_batch is not None:
             self._thread.run(self._commits.void_if_overdue())
             return
@@ -279,15 +288,43 @@ class QueryWatch:
         if not self._commits.is_due():
             return
         try:
-            self._submit_newest(is_forced=False)
+            self._submit_newest(patience, is_forced=False)
         except (TaskFencedError, CommitFailedError):
             raise
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
             logger.warning("commit of the idle stream failed: error=%s", exc)
 
-    def _submit_newest(self, *, is_forced: bool) -> None:
-        """Hand over the newest batch whose ``commits/`` file is there."""
+    def _submit_newest(self, patience: StopPatience, *, is_forced: bool) -> bool:
+        """Hand over the newest batch whose ``commits/`` file is there; heal tasks that have lost theirs.
+
+        Returns:
+            Whether there were such: the batch is to be handed over again.
+        """
         newest = self._thread.call(self._location.newest, "commits")
         batch = min(self._batches.head, newest)
-        if batch > self._commits.committed_batch:
-            self._submission.submit(batch, self._batches.versions(batch), is_forced=is_forced)
+        if batch <= self._commits.committed_batch:
+            return False
+        versions = self._batches.versions(batch)
+        done = self._submission.submit(batch, versions, is_forced=is_forced)
+        if done is None or not done.lost:
+            return False
+        self._heal(done.lost, batch, patience)
+        return True
+
+    def _heal(self, lost: frozenset[int], batch: int, patience: StopPatience) -> None:
+        """Recover tasks on a thread that is left behind if a call hangs after ``patience`` is over.
+
+        Raises:
+            StateBackupError: They could not be recovered.
+        """
+        pool = ThreadPool(1, "statekeep-heal")
+        healing = pool.submit(lambda: self._batches.heal(lost, batch))
+        try:
+            while not healing.done() and not patience.is_over_since(_POLL_S):
+                wait([healing], timeout=_POLL_S)
+            healing.result(0)
+        except (PySparkException, Py4JError, OSError) as exc:
+            msg = f"tasks that lost their state could not be recovered: tasks={len(lost)} batch={batch}"
+            raise StateBackupError(msg) from exc
+        finally:
+            pool.leave()

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,8 @@ from committer_kit import V0, V1, Rig, new_rig
 from pyspark.errors import PySparkException
 
 from statekeep.config.model import TaskSettings
-from statekeep.spark.driver.query_watch import QueryWatch
+from statekeep.errors import StateBackupError
+from statekeep.spark.driver.query_watch import QueryWatch, StopPatience
 from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
 from statekeep.testing.clock import FakeClock
 
@@ -53,6 +54,10 @@ class Jobs:
         return self.errors
 
 
+async def never_stopping() -> bool:
+    return False
+
+
 class Watched:
     """A query whose newest batch is delivered and not committed."""
 
@@ -63,8 +68,13 @@ class Watched:
         self.clock = FakeClock()
         self.turn = threading.Lock()
         self.newest = 0
+        self.healed: list[tuple[frozenset[int], int]] = []
+        self.on_heal: Callable[[], None] = lambda: None
+        self.patience = StopPatience(
+            self.rig.committer, never_stopping, lambda: None, self.clock, patience_ms=1_000
+        )
         location: Any = SimpleNamespace(newest=lambda _: self.newest)
-        batches: Any = SimpleNamespace(head=0, versions=lambda _: {0: V0, 1: V1})
+        batches: Any = SimpleNamespace(head=0, versions=lambda _: {0: V0, 1: V1}, heal=self.heal)
         given: Any = thread
         jobs: Any = self.jobs
         self.watch = QueryWatch(
@@ -82,7 +92,12 @@ class Watched:
 
     def look(self, *, after_s: float = 0.0) -> None:
         self.clock.advance(after_s)
-        self.watch.look()
+        self.watch.look(self.patience)
+
+    def heal(self, lost: frozenset[int], batch: int) -> None:
+        self.healed.append((lost, batch))
+        self.jobs.errors = {}
+        self.on_heal()
 
     def become_due(self) -> None:
         self.rig.clock.advance(3600)
@@ -159,3 +174,43 @@ def test_a_version_that_is_found_lost_then_aborts_the_attempt_uncounted(watched:
     assert watched.rig.committer.open_batch is None
     assert watched.rig.gate.failures == 0
     assert "a version was lost" in watched.rig.notes[-1][1]["reason"]
+
+
+def test_a_version_that_is_lost_while_the_query_is_idle_is_healed_and_submitted_again(
+    watched: Watched,
+) -> None:
+    watched.become_due()
+    watched.jobs.errors = {1: f"{VERSION_NOT_HERE}: version={V1}"}
+    watched.look(after_s=2)
+    assert watched.healed == [(frozenset({1}), 0)]
+    assert watched.rig.committer.open_plan is None
+    watched.look()
+    assert len(watched.healed) == 1
+    assert watched.rig.committer.open_batch == 0
+    assert watched.rig.gate.failures == 0
+
+
+def test_a_version_that_is_lost_before_the_last_commit_is_healed_first(watched: Watched) -> None:
+    watched.jobs.errors = {0: f"{VERSION_NOT_HERE}: version={V0}"}
+    with pytest.raises(StateBackupError, match="did not become durable"):
+        watched.watch.commit_last(watched.patience)  # nobody uploads
+    assert watched.healed == [(frozenset({0}), 0)]
+    assert len(watched.jobs.plans) == 2
+
+
+def test_a_recovery_that_hangs_holds_up_no_stop(watched: Watched) -> None:
+    watched.become_due()
+    watched.jobs.errors = {1: f"{VERSION_NOT_HERE}: version={V1}"}
+    goes_on = threading.Event()
+
+    def hang() -> None:
+        watched.patience.begin()
+        watched.clock.advance(2)
+        goes_on.wait()
+
+    watched.on_heal = hang
+    try:
+        watched.look(after_s=2)
+    finally:
+        goes_on.set()
+    assert watched.rig.committer.open_batch is None
