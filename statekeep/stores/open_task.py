@@ -1,6 +1,7 @@
 """The stores of one task, kept open from batch to batch and brought from version to version."""
 
 import logging
+import threading
 import uuid
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -146,10 +147,18 @@ class OpenTask:
         return self.work.output_path
 
     def close(self) -> None:
-        """Close the stores and remove their files; change sets and images stay. Idempotent."""
+        """Close the stores and remove their files; change sets and images stay. Idempotent.
+
+        Stores that have lost their files are closed beside the caller: RocksDB waits a second over
+        each, and a lost disk has many.
+        """
+        is_lost = self.is_lost
         work, self._work = self._work, None
         self._stores.clear()
-        if work is not None:
+        if is_lost and work is not None:
+            name = "statekeep-lost-stores"
+            threading.Thread(target=work.discard, name=name, daemon=True).start()
+        elif work is not None:
             work.discard()
 
     @property

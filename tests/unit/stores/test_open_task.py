@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from statekeep.errors import StateBackupError
 from statekeep.stores.change_set import ChangeSet
 from statekeep.stores.open_task import OpenTask
 from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.work_directory import WorkDirectory
 from statekeep.testing.versions import STORE, FakeTask, content_of
 
 State = dict[bytes, bytes]
@@ -130,6 +132,29 @@ def test_stores_whose_disk_was_lost_are_missing_though_they_are_open(
     for path in deltas(root, first):
         path.unlink()
     assert not worker.go_to(first)
+
+
+def test_nobody_waits_for_the_end_of_stores_whose_disk_was_lost(
+    worker: OpenTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_batch(worker, 0, {b"a": b"1"})
+    goes_on, has_ended = threading.Event(), threading.Event()
+    discard = WorkDirectory.discard
+
+    def slow(work: WorkDirectory) -> None:
+        goes_on.wait(20)
+        discard(work)
+        has_ended.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkDirectory, "discard", slow)
+        worker.directory.remove_work("1-")
+        assert worker.go_to(first)
+    assert content(worker) == {b"a": b"1"}
+    assert not has_ended.is_set()
+    goes_on.set()
+    assert has_ended.wait(20)
+    assert content(worker) == {b"a": b"1"}
 
 
 def truncate(path: Path) -> None:
