@@ -15,7 +15,7 @@ from statekeep.config.load import SPARK_PREFIX
 def context_conf(spark: SparkSession) -> SparkConf:
     """Return the settings of the session's SparkContext, to be read only.
 
-    ``SparkContext.getConf()`` copies all of them, by several calls into the JVM for each: 200 calls.
+    ``SparkContext.getConf()`` copies all of them, by several calls into the JVM for each.
     """
     conf: SparkConf = spark.sparkContext._conf  # noqa: SLF001 - as above
     return conf

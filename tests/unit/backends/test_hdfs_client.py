@@ -1,5 +1,7 @@
 """HDFS that does not answer is an error like any other, whatever its client makes of it."""
 
+import asyncio
+import inspect
 from collections.abc import Mapping
 
 import pytest
@@ -45,3 +47,24 @@ async def test_namenodes_that_are_away_are_an_os_error(
             await client.size("/a")
         with pytest.raises(OSError, match=error):
             await client.create("/a")
+
+
+@pytest.mark.asyncio
+async def test_a_step_that_is_cancelled_before_it_begins_is_not_left_behind() -> None:
+    """As at the end of a loop, which cancels all that runs."""
+    client = HdfsClient("hdfs://nobody", {})
+    begun = False
+
+    async def call() -> None:
+        nonlocal begun
+        begun = True
+
+    step = call()
+    waiting = asyncio.create_task(client.to_end(step))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    assert not begun
+    assert inspect.getcoroutinestate(step) == inspect.CORO_CLOSED

@@ -199,6 +199,7 @@ class HdfsClient:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
+            call.close()  # if the task was cancelled before it began
             if not task.cancelled():
                 task.exception()  # marks it as seen, where the caller gets another one
 
