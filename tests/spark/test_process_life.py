@@ -97,7 +97,8 @@ def test_a_container_is_there_before_anything_is_handed_over(stream: Stream) -> 
     query = writer.option("checkpointLocation", str(stream.location)).start()
     query.processAllAvailable()
     assert query.status["lastCommittedBatch"] == -1
-    assert container_processes(stream.local_dir)
+    # Until it has forked, the process that launches it is another one of that name.
+    assert wait_until(lambda: len(container_processes(stream.local_dir)) == 1)
     query.stop()
     assert query.lastCommit is not None
     assert query.lastCommit.batch == 0

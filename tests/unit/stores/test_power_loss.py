@@ -90,7 +90,7 @@ def lose_power(root: Path, draw: random.Random) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32 - 1))
-@example(seed=3714)  # a manifest that ends in zeros tells of an older state: only its digest shows it
+@example(seed=3714)  # a manifest that ends in zeros tells of an older state, but for its digest
 def test_after_a_power_loss_a_version_is_itself_or_missing(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
