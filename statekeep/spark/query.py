@@ -150,9 +150,7 @@ class StatefulStreamingQuery:
                 if self._supervisor.wait_for_next(run):
                     continue
                 self._add_note(exc)
-                if run.job.failure is not None:
-                    raise exc from run.job.failure
-                raise
+                run.raise_failure(exc)
             run.raise_if_stopped()
             return
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, NoReturn
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -19,18 +19,9 @@ from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.ticks import Ticks
 from statekeep.spark.driver.watched_query import WatchedQuery
+from statekeep.spark.failures import explain
 from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.runner import OperatorSpec
-
-_DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "Some data may have been lost")
-"""Spark's name for records that a topic does not have any more, and, if they go while a batch reads
-them, its words: then the name is left out."""
-_DATA_LOSS_HINT: Final = (
-    "hint: the topic has lost records that the state has not taken in. Put them back, or start anew"
-    " under another job.name with another checkpoint location; read_state still reads what was"
-    " committed. failOnDataLoss=false would leave them out without a word. To keep records longer,"
-    " raise retention.ms of the topic"
-)
 
 
 class QueryRun:
@@ -54,11 +45,7 @@ class QueryRun:
             ended = self.query.awaitTermination(timeout)
         except StreamingQueryException as exc:
             self.job.wait_ended()
-            self._explain(exc)
-            cause = self.job.fenced or self.job.failure
-            if cause is not None:
-                raise exc from cause
-            raise
+            self.raise_failure(exc)
         if timeout is None or ended:
             self.job.wait_ended()
             self.raise_if_stopped()
@@ -77,7 +64,7 @@ class QueryRun:
     def exception(self) -> StreamingQueryException | None:
         """Return what the query failed with, None if it did not."""
         failure = self.query.exception()
-        return self._why_stopped() if failure is None else self._explain(failure)
+        return self._why_stopped() if failure is None else explain(failure, self.job.failure)
 
     def raise_if_stopped(self) -> None:
         """Raise what an idle query was stopped for, in the form that failed queries have."""
@@ -85,12 +72,14 @@ class QueryRun:
         if why is not None:
             raise why
 
-    def _explain(self, failure: StreamingQueryException) -> StreamingQueryException:
-        """Add the remedy for what Spark's own text has a harmful one for."""
-        told = f"{failure} {self.job.failure}"
-        if any(words in told for words in _DATA_LOSS):
-            failure.add_note(_DATA_LOSS_HINT)
-        return failure
+    def raise_failure(self, failure: StreamingQueryException) -> NoReturn:
+        """Raise what a call of Spark's has raised of the query, in words of its cause.
+
+        A worker's error is a text, all of which is in the failure: the cause is another one.
+        """
+        error = self.job.fenced or self.job.failure
+        cause = None if isinstance(error, PythonException) else error
+        raise explain(failure, error).with_traceback(None) from cause
 
     def _why_stopped(self) -> StreamingQueryException | None:
         why = self.job.fenced or self.job.commit_failure

@@ -7,7 +7,7 @@
 # pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
-import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,8 +15,6 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from statekeep.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 BatchSink = Callable[[DataFrame, int], None]
 
@@ -120,8 +118,10 @@ def _file_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> Bat
 
 
 def _console_sink(rows: int, *, is_truncated: bool) -> BatchSink:
+    rule = "-" * 43
+
     def write(frame: DataFrame, batch: int) -> None:
-        logger.info("console sink: batch=%d", batch)
+        sys.stdout.write(f"{rule}\nBatch: {batch}\n{rule}\n")
         frame.show(rows, truncate=is_truncated)
 
     return write

@@ -1,16 +1,27 @@
-"""SIGTERM on the driver: the queries commit what was delivered, then the process ends as asked."""
+"""SIGTERM, Ctrl-C and the end of the JVM: the queries commit what was delivered first.
 
+Under ``spark-submit`` the JVM is the parent of the Python process, so that signals reach it: there
+a hook of its shutdown stops the queries while all of Spark still works.
+"""
+
+import atexit
 import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark import SparkContext
 
 logger = logging.getLogger(__name__)
 
 _MARGIN_S: Final = 5.0
 """Beyond ``task.shutdown.ms``, for containers to end and for Spark to stop a query."""
+_HOOK_PRIORITY: Final = 1_000
+"""Before Spark's own hook, which has 40, and before those of file systems."""
 
 
 class Stoppable(Protocol):
@@ -27,55 +38,163 @@ class Stoppable(Protocol):
 
 
 class Termination:
-    """Stops the queries of this process at the first SIGTERM, and then lets it end of it.
+    """Stops the queries of this process before it ends, whoever ends it.
 
-    A handler that the program has set for the signal is left alone: it stops its queries itself. A
-    second signal ends the process at once, and so does the first once the time is over. The stops
-    run on a thread of their own, since the main one is mostly inside a call into the JVM, where no
-    other can be made; a timer bounds them.
+    At the first SIGTERM the queries are stopped, then the process ends of the signal. At the first
+    Ctrl-C they are stopped, then ``KeyboardInterrupt`` is raised, as Python and Spark do. A second
+    signal has its effect at once, and so does the first once the time is over. A handler that the
+    program has set for a signal is left alone: it stops its queries itself.
+
+    The stops run on a thread of their own, since the main one may be inside a call into the JVM,
+    where no other can be made.
     """
 
     def __init__(self) -> None:
         self._queries: list[Stoppable] = []
         self._patience_s = 0.0
-        self._is_asked = False
+        self._stops: threading.Thread | None = None
+        self._unhook: Callable[[], None] | None = None
 
-    def stop_before_end(self, query: Stoppable, shutdown_ms: int) -> None:
-        """Have a query stopped at SIGTERM. Only the main thread can do more than remember it.
+    def stop_before_end(
+        self, query: Stoppable, shutdown_ms: int, context: SparkContext | None = None
+    ) -> None:
+        """Have a query stopped before this process ends.
+
+        Signals can be looked after by the main thread alone: a query that another one starts first
+        is stopped at the end of the JVM only.
 
         Args:
             query: Held until another one comes after its end: the program need not keep it.
             shutdown_ms: How long its last commit may take.
+            context: Whose JVM waits for the query at its own end, if there is one.
         """
-        self._queries = [*(other for other in self._queries if other.isActive), query]
+        self._queries = [*self._active(), query]
         self._patience_s = max(self._patience_s, shutdown_ms / 1000 + _MARGIN_S)
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_signal)
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._on_sigterm)
+            if _is_nobodys(signal.getsignal(signal.SIGINT)):
+                signal.signal(signal.SIGINT, self._on_sigint)
+        if context is not None:
+            self._leave_jvm()
+            self._unhook = _hook(context, self._stop_all, self._patience_s)
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._is_asked:
+    def say_what_runs(self) -> None:
+        """Say at the end of the program which queries are cut off; called by the interpreter."""
+        if self._stops is not None:
+            self._stops.join(self._patience_s)  # it ends the process by the signal
+        elif active := self._active():
+            logger.warning(
+                "the program has ended while queries run: queries=%d. The next start replays the"
+                " batches since their last commit; end with awaitTermination() or stop()",
+                len(active),
+            )
+        self._leave_jvm()
+
+    def _leave_jvm(self) -> None:
+        if self._unhook is not None:
+            self._unhook()
+
+    def _active(self) -> list[Stoppable]:
+        return [query for query in self._queries if query.isActive]
+
+    def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
+        if self._stops is not None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self._is_asked = True
         deadline = threading.Timer(self._patience_s, os.kill, [os.getpid(), number])
         deadline.daemon = True
         deadline.start()
-        name = "statekeep-termination"
-        threading.Thread(target=self._stop_all, args=[number], name=name, daemon=True).start()
 
-    def _stop_all(self, number: int) -> None:
-        logger.info("asked to end, queries are stopped first: signal=%d", number)
-        try:
-            for query in list(self._queries):
-                query.stop()
-        except Exception:
-            logger.exception("a query did not stop well")
-            raise
-        finally:
+        def end() -> None:
+            self._leave_jvm()
             os.kill(os.getpid(), number)
+
+        self._begin_stops("SIGTERM", end)
+
+    def _on_sigint(self, _number: int, _frame: FrameType | None) -> None:
+        if self._stops is None:
+            stops = self._begin_stops("Ctrl-C", _cancel_jobs)
+            try:
+                stops.join(self._patience_s)
+            finally:
+                self._stops = None  # a notebook goes on, and may start other queries
+        raise KeyboardInterrupt
+
+    def _begin_stops(self, reason: str, then: Callable[[], None]) -> threading.Thread:
+        def stop() -> None:
+            try:
+                self._stop_all(reason)
+            finally:
+                then()
+
+        self._stops = threading.Thread(target=stop, name="statekeep-termination", daemon=True)
+        self._stops.start()
+        return self._stops
+
+    def _stop_all(self, reason: str) -> None:
+        active = self._active()
+        if not active:
+            return
+        logger.warning(
+            "%s: %d queries end with a commit of what was delivered", reason, len(active)
+        )
+        for query in active:
+            try:
+                query.stop()
+            except Exception:
+                logger.exception("a query did not stop well")
+
+
+def _is_nobodys(handler: object) -> bool:
+    """Whether a handler of SIGINT is Python's own, or the one that each Spark context sets."""
+    return handler is signal.default_int_handler or (
+        getattr(handler, "__module__", "") == SparkContext.__module__
+    )
+
+
+def _cancel_jobs() -> None:
+    """Do what Spark does at Ctrl-C. On another thread: the main one may be in a call already."""
+    context = SparkContext._active_spark_context  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - has no getter
+    if context is not None:
+        context.cancelAllJobs()
+
+
+class _Hook:
+    """What the JVM runs at its end, by py4j."""
+
+    def __init__(self, stop_all: Callable[[str], None]) -> None:
+        self._stop_all = stop_all
+
+    def run(self) -> None:
+        self._stop_all("the JVM ends")
+
+    class Java:
+        """The interface that py4j gives it."""
+
+        implements: Final = ("java.lang.Runnable",)
+
+
+def _hook(
+    context: SparkContext, stop_all: Callable[[str], None], patience_s: float
+) -> Callable[[], None]:
+    """Have the JVM stop all queries before it ends; return what takes that back."""
+    jvm: Any = context._jvm  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - has no getter
+    hook = jvm.java.lang.Thread(_Hook(stop_all))
+    hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
+    seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
+    hooks.addShutdownHook(hook, _HOOK_PRIORITY, int(patience_s), seconds)
+
+    def unhook() -> None:
+        try:
+            hooks.removeShutdownHook(hook)
+        except (Py4JError, OSError):
+            logger.debug("the JVM has ended already, or ends now")
+
+    return unhook
 
 
 termination: Final = Termination()
 """One per process, as there is one handler of a signal."""
+atexit.register(termination.say_what_runs)

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
+from statekeep.spark import narration
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.replay import source_limits
 from statekeep.spark.driver.ticks import Ticks
@@ -221,6 +222,7 @@ class StatefulStreamWriter:
         return frame
 
     def _start(self, sink: BatchSink) -> StatefulStreamingQuery:
+        narration.tell()
         given = self._checkpoint_location()
         temporary = None if given else self._temporary_directory()
         location = CheckpointLocation(self._spark, given or f"{temporary}/checkpoint")
@@ -248,7 +250,7 @@ class StatefulStreamWriter:
             _remove(temporary)
             raise
         weakref.finalize(query, _remove, temporary)
-        termination.stop_before_end(query, config.task.shutdown_ms)
+        termination.stop_before_end(query, config.task.shutdown_ms, self._spark.sparkContext)
         return query
 
     def _checkpoint_location(self) -> str | None:

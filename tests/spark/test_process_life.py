@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from conftest import PARTITIONS, Stream, events_of
 from container_process_kit import VERSION, hand_over
@@ -329,13 +330,33 @@ def test_the_tasks_of_an_executor_that_is_decommissioned_move_with_their_state(
     assert wait_until(lambda: container_processes(stream.local_dir) == {})
 
 
-def test_a_driver_that_is_told_to_end_commits_first(stream: Stream) -> None:
+def spark_submit() -> list[str]:
+    """The JVM is the parent of the Python process, and the one that gets the signal."""
+    return [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
+
+
+@pytest.mark.parametrize(
+    ("number", "launcher", "ends_with"),
+    [
+        pytest.param(signal.SIGTERM, [sys.executable], -signal.SIGTERM, id="SIGTERM"),
+        pytest.param(
+            signal.SIGINT, [sys.executable], -signal.SIGINT, id="Ctrl-C", marks=pytest.mark.long
+        ),
+        pytest.param(
+            signal.SIGTERM, spark_submit(), 128 + 15, id="spark-submit", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_driver_that_is_told_to_end_commits_first(
+    stream: Stream, number: signal.Signals, launcher: list[str], ends_with: int
+) -> None:
     stream.add_batches(3)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
-        [sys.executable, "-m", "sigterm_job", str(stream.root)],
+        [*launcher, str(here / "signalled_job.py"), str(stream.root)],
         stdout=subprocess.PIPE,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
         start_new_session=True,
     ) as driver:
         try:
@@ -345,8 +366,8 @@ def test_a_driver_that_is_told_to_end_commits_first(stream: Stream) -> None:
                     break
             # The sink was called inside the batch: only what Spark has ended is delivered for good.
             assert wait_until((stream.location / "commits" / "2").exists)
-            driver.send_signal(signal.SIGTERM)
-            assert driver.wait(timeout=60) == -signal.SIGTERM
+            driver.send_signal(number)
+            assert driver.wait(timeout=60) == ends_with
         finally:
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)

@@ -45,7 +45,7 @@ def end_of(process: "subprocess.Popen[bytes]") -> tuple[bytes, int]:
 
 
 def test_a_query_that_has_ended_is_let_go_of_when_another_one_starts() -> None:
-    before = "Query.isActive = False; termination.stop_before_end(Query(), 0)"
+    before = "old = Query(); old.isActive = False; termination.stop_before_end(old, 0)"
     process = start(before=before)
     process.send_signal(signal.SIGTERM)
     assert end_of(process) == (b"stopping\nstopped\n", -signal.SIGTERM)

@@ -1,7 +1,6 @@
-"""A driver for a test to end by SIGTERM: one query that commits only when it ends."""
+"""A driver for a test to end by a signal: one query that commits only when it ends."""
 
 import sys
-import threading
 from pathlib import Path
 
 from processors import OUTPUT, Count
@@ -11,7 +10,7 @@ import statekeep.spark as sk
 
 
 def main(root: Path) -> None:
-    """Run the stream below ``root``, say ``delivered N`` after each batch, and wait for ever."""
+    """Run the stream below ``root``, say ``delivered N`` after each batch, until somebody ends it."""
     builder = sk.session_builder("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -32,8 +31,7 @@ def main(root: Path) -> None:
     counts = grouped.transformWithState(Count(), OUTPUT, "Append", "None")
     writer = counts.writeStream.foreachBatch(sink)
     query = writer.option("checkpointLocation", str(root / "checkpoint")).start()
-    threading.Event().wait()
-    query.stop()
+    query.awaitTermination()
 
 
 if __name__ == "__main__":
