@@ -399,6 +399,6 @@ def test_the_end_of_a_session_closes_stores_while_they_have_their_files(
 
     monkeypatch.setattr(errands, "_container", lambda _: (None, None))
     monkeypatch.setattr(errands, "tell_to_stop", other_slot_is_done)
-    assert len(list(errands.end_session(spec, 5, epoch=1))) == 1
+    assert len(list(errands.end_session(spec, 5, epoch=1, is_committed=True))) == 1
     assert "did not close" not in caplog.text
     assert not list(spec.directory(0).root.glob("work-*"))
