@@ -370,10 +370,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows += measure_in_memory(tasks, changed)
         rows.append(measure_plain_in_memory(tasks, tasks))
     if given.s3:
-        from servers.seaweedfs import seaweedfs  # noqa: PLC0415  # starts a server
+        from benchmarks.blob_transfer import server  # noqa: PLC0415  # needs the tests' servers
 
-        with seaweedfs() as server:
-            rows += measure_on_s3(server.endpoint, min(TASKS), min(TASKS))
+        with server(0, 0) as endpoint:
+            rows += measure_on_s3(endpoint, min(TASKS), min(TASKS))
     print_rows(rows)
 
 

@@ -75,11 +75,8 @@ class IncrementJob:
         self.plan = FaultPlan()
         make = make_blobs or (lambda: MemoryBlobStoreManager(str(root), SerialExecutor()))
         self.blobs = make()
-        self.factory = BlobBackendFactory(
-            BLOB,
-            {"uri": str(root), **(settings or {})},
-            make_manager=lambda _settings, _executor: FaultyBlobStoreManager(make(), self.plan),
-        )
+        self._make_blobs = make
+        self._settings = {"uri": str(root), **(settings or {})}
         self.versions = TaskDirectory.of(root / "local", TASK)
         self.commits: list[Made] = []
         self.closed: list[tuple[int, int]] = []
@@ -88,7 +85,12 @@ class IncrementJob:
         self.manager = self.new_manager()
 
     def new_manager(self) -> TaskBackupManager:
-        """Build a backup manager, as each process that runs the job has one."""
+        """Build a factory and a backup manager, as each process that runs the job has them."""
+        self.factory = BlobBackendFactory(
+            BLOB,
+            self._settings,
+            make_manager=lambda _, __: FaultyBlobStoreManager(self._make_blobs(), self.plan),
+        )
         return self.factory.backup_manager(
             BackupContext(TASK, (STORE,), self._contexts.__getitem__, SerialExecutor(), FakeClock())
         )
