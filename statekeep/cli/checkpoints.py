@@ -9,7 +9,7 @@ import typer
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
 from statekeep.checkpoint.records import CommitRecord
-from statekeep.cli.job_reading import read_job
+from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
@@ -331,10 +331,9 @@ def _commit_row(job: InspectedJob, position: int) -> dict[str, JsonValue]:
 
 
 def _task_rows(job: InspectedJob, commit: CommitRecord) -> dict[str, dict[str, JsonValue]]:
-    names = sorted({*commit.versions, *commit.checkpoints}, key=_by_number)
     return {
-        name: _task_row(commit.versions.get(name, ""), job.checkpoint(commit, TaskName(name)))
-        for name in names
+        name: _task_row(commit.versions.get(name, ""), job.checkpoint(commit, name))
+        for name in tasks_of(commit)
     }
 
 
@@ -372,12 +371,6 @@ def _flat(tasks: Mapping[str, Mapping[str, JsonValue]]) -> list[tuple[str, str, 
                         for store, marker in stores.items()
                     ]
     return rows
-
-
-def _by_number(name: str) -> tuple[str, int, str]:
-    """Sort ``Partition 10`` after ``Partition 9``."""
-    stem, _, number = name.rpartition(" ")
-    return (stem, int(number), name) if number.isdecimal() else (name, -1, name)
 
 
 def _input_name(ssp: SystemStreamPartition) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.waiting import waiting
 from statekeep.clock import Clock
 from statekeep.config.model import Config
@@ -18,3 +20,13 @@ async def read_job(
         async with waiting("reading the job log", clock):
             job = await stack.enter_async_context(open_job(config, clock, task=task))
         yield job
+
+
+def tasks_of(commit: CommitRecord) -> list[TaskName]:
+    """Return the tasks of a commit, ``Partition 10`` after ``Partition 9``."""
+    return sorted(map(TaskName, {*commit.versions, *commit.checkpoints}), key=_by_number)
+
+
+def _by_number(name: str) -> tuple[str, int, str]:
+    stem, _, number = name.rpartition(" ")
+    return (stem, int(number), name) if number.isdecimal() else (name, -1, name)

@@ -8,7 +8,7 @@ import typer
 
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
-from statekeep.cli.job_reading import read_job
+from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.local_disk import require_apart, require_directory, require_no_others, told_of
 from statekeep.cli.options import (
     AsJson,
@@ -84,7 +84,7 @@ def restore(
                             backend=backend,
                             on_progress=bar.update,
                         )
-                        for name in sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
+                        for name in tasks_of(commit)
                     ]
 
     rows = asyncio.run(run())

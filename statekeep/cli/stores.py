@@ -13,7 +13,7 @@ from statekeep.backends.optional_powers import DescribesSnapshots, SnapshotNode
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord
-from statekeep.cli.job_reading import read_job
+from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.options import (
     AsJson,
     ConfigFiles,
@@ -73,19 +73,21 @@ def show(
             read_config(config, setting, set_file, location), SystemClock(), task=task
         ) as job:
             position, commit = job.find_commit(which)
-            names = [name for name in sorted(commit.versions) if of_task in (None, name)]
+            names = [name for name in tasks_of(commit) if of_task in (None, name)]
             async with job.held(position), waiting("reading the snapshots", job.clock):
-                return position, [await _task(job, commit, TaskName(n), store) for n in names]
+                return position, [await _task(job, commit, name, store) for name in names]
 
     position, nodes = asyncio.run(run())
     if as_json:
         print_json({"commit": position, "tasks": [_as_json(node) for node in nodes]})
         return
+    shown = [node for node in nodes if node.parts or is_full]
     tree = Tree(f"commit {position}", highlight=False)
-    _grow(tree, nodes, width=None if is_full else WIDTH - _INDENT)
+    _grow(tree, shown, width=None if is_full else WIDTH - _INDENT)
     console().print(tree)
+    without = f", {len(nodes) - len(shown)} more without state" if len(shown) < len(nodes) else ""
     print_line(
-        f"total: {size_of(sum(map(_bytes_of, nodes)))} in tasks: {len(nodes)}"
+        f"total: {size_of(sum(map(_bytes_of, nodes)))} in tasks: {len(shown)}{without}"
         if nodes
         else "the commit has no such task"
     )
@@ -110,7 +112,7 @@ async def _task(
         for store, marker in sorted(stores.items())
         if only in (None, store)
     ]
-    return SnapshotNode(task, None, {"version": commit.versions[task] or "empty"}, tuple(parts))
+    return SnapshotNode(task, None, {"version": commit.versions.get(task) or "empty"}, tuple(parts))
 
 
 async def _parts(

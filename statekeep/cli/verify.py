@@ -11,7 +11,7 @@ import typer
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.exit_status import ExitStatus, exit_status_of
-from statekeep.cli.job_reading import read_job
+from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.local_disk import told_of_temporary_files
 from statekeep.cli.options import (
     AsJson,
@@ -64,7 +64,7 @@ def verify(
             read_config(config, setting, set_file, location), clock, task=task
         ) as job:
             position, commit = job.find_commit(which)
-            tasks = sorted(map(TaskName, {*commit.versions, *commit.checkpoints}))
+            tasks = tasks_of(commit)
             held = [(name, holder) for name in tasks for holder in _holders(job, commit, name)]
             parts = [(name, holder) for name, holder in held if backend in (None, holder)]
             if backend is not None and not parts:
