@@ -22,6 +22,7 @@ from statekeep.cli import (
     restore,
     savepoints,
     spark_state,
+    state,
     stores,
     verify,
 )
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app)
 app.add_typer(stores.app)
+app.add_typer(state.app)
 app.add_typer(savepoints.app)
 app.add_typer(spark_state.app)
 app.add_typer(backends.app)

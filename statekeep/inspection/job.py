@@ -1,8 +1,8 @@
 """A job's log and backups, opened by somebody who is not the job."""
 
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -222,6 +222,10 @@ async def open_log_place(
             await log.close()
     finally:
         await executor.close()
+
+
+OpenJob = Callable[[Config, Clock], AbstractAsyncContextManager[InspectedJob]]
+"""`open_job`, or one that says meanwhile that the log is read."""
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from statekeep.spark.query import StatefulStreamingQuery
     from statekeep.spark.session import check_session, session_builder
     from statekeep.spark.starting_point import StartingPoint, find_starting_point
+    from statekeep.spark.state.source import register
     from statekeep.spark.state_reader import read_state
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "find_starting_point",
     "grouped",
     "read_state",
+    "register",
     "session_builder",
 ]
 
@@ -40,6 +42,7 @@ _HOMES: Final = {
     "find_starting_point": "starting_point",
     "grouped": "grouped_data",
     "read_state": "state_reader",
+    "register": "state.source",
     "session_builder": "session",
 }
 """``{public name: its module in this package}``"""

@@ -301,3 +301,26 @@ class ForgetfulAlarms(Alarms):
             f"{value.get()} {[v for (v,) in items.get()]} {sorted(v for (v,), _ in entries.iterator())}"
             for value, items, entries in self._kept
         )
+
+
+class OfEveryKind(Count):
+    """Keeps a value, a list, a map, a value that ends and a timer for each key."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self._handle = handle
+        self._seen = handle.getListState("seen", "v long")
+        self._parity = handle.getMapState("parity", "odd boolean", "last timestamp, d decimal(9,2)")
+        self._brief = handle.getValueState("brief", "v long", 86_400_000)
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        given = list(rows)
+        for row in given:
+            moment = datetime.fromtimestamp(row.v)  # noqa: DTZ006 - a processor's are local
+            self._parity.updateValue((row.v % 2 == 1,), (moment, Decimal(row.v)))
+        self._seen.appendList([(row.v,) for row in given])
+        self._brief.update((given[-1].v,))
+        self._handle.registerTimer(4_000_000_000_000 + len(given))
+        return super().handleInputRows(key, iter(given), timerValues)

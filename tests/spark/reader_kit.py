@@ -23,6 +23,7 @@ class Reader:
     """Somebody who runs what the README prints, in a directory of their own."""
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:
+        self.spark = spark
         self.directory = directory
         self.delivered: dict[int, dict[int, int]] = {}
         self.expected: dict[int, int] = {}

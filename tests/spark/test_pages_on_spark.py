@@ -75,6 +75,42 @@ def test_the_state_of_a_query_without_settings_is_read(
     assert reader.state(capsys) == reader.expected
 
 
+def test_state_is_read_in_parts_as_it_was_and_as_a_frame_as_printed(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader.process(START)
+    reader.write_properties()
+    (pin,) = commands(READ, "As it was")
+    run_command(pin, monkeypatch, capsys)
+    before = dict(reader.expected)
+    reader.process(START)
+    capsys.readouterr()
+
+    def said(heading: str) -> list[list[str]]:
+        reader.run(block(READ, heading, "python"))
+        return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    count = len(reader.expected)
+    assert said("A part of it") == [["1", str(count), "['key']"]]
+    assert said("As it was") == [[str(len(before))]]
+    changes = {
+        key: ("update" if key in before else "insert", total)
+        for key, total in reader.expected.items()
+        if before.get(key) != total
+    }
+    found = {int(key): (kind, int(total)) for kind, key, total in said("What has changed")}
+    assert found == changes
+    reader.names["spark"] = reader.spark
+    table = said("As a DataFrame")
+    assert str(sum(reader.expected.values())) in "".join(table[3])
+
+    for line in commands(READ, "Read from a shell"):
+        run_command(line, monkeypatch, capsys)
+    assert (reader.directory / "changes.parquet").is_file()
+    csv = (reader.directory / "totals.csv").read_text().splitlines()
+    assert len(csv) == count + 1
+
+
 def test_a_function_of_pandas_frames_becomes_a_class_as_printed(reader: Reader) -> None:
     rows: dict[int, int] = {}
 

@@ -34,6 +34,10 @@ PROGRAMS = {
     "docs/how-to/read-state.md": {
         ("", README),
         ("Print it", README),
+        ("A part of it", ON_SPARK),
+        ("As it was", ON_SPARK),
+        ("What has changed", ON_SPARK),
+        ("As a DataFrame", ON_SPARK),
         ("A query without settings", ON_SPARK),
     },
     "docs/how-to/operate.md": {("Watch", ON_SPARK)},

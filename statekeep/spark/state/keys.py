@@ -37,22 +37,14 @@ class KeyRouter:
         Raises:
             ConfigError: It does not fit the grouping key.
         """
-        return self.encode_front(self._values(key))
-
-    def encode_front(self, values: Sequence[Any]) -> bytes:
-        """Return what the stored keys begin with whose first fields have these values.
-
-        Raises:
-            ConfigError: They do not fit the grouping key.
-        """
-        schema = StructType(self._schema.fields[: len(values)])
-        codec = ValueCodec(schema)
+        values = self._values(key)
+        codec = ValueCodec(self._schema)
         try:
             # What a codec gives back is what a processor gets: rounded and scaled as declared.
             fitting = codec.decode(codec.encode(tuple(values)))
         except MisfitError as exc:
             raise self._misfit(tuple(values), str(exc)) from exc
-        return KeyCodec(schema).encode(fitting)
+        return KeyCodec(self._schema).encode(fitting)
 
     def task_of(self, key: bytes) -> int | None:
         """Return the number of the task that has an encoded key; None if that is not known here."""

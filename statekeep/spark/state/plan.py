@@ -16,7 +16,7 @@ from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.commit_choice import CommitChoice
-from statekeep.inspection.job import InspectedJob, open_job
+from statekeep.inspection.job import InspectedJob, OpenJob, open_job
 from statekeep.inspection.nearest import nearest_hint
 from statekeep.inspection.task_restore import Progress
 from statekeep.restore.plan import BadMarkers
@@ -61,8 +61,8 @@ class TaskPart:
     """With this task alone."""
     since: CommitRecord | None
     """The same of the commit where a change feed begins."""
-    fronts: tuple[bytes, ...] = (b"",)
-    """What the stored keys begin with that are read: ascending, and none begins another."""
+    front: bytes = b""
+    """What the stored keys begin with that are read: one encoded grouping key, or nothing."""
 
     @property
     def task(self) -> TaskName:
@@ -101,6 +101,8 @@ class StatePlan:
             every.insert(0, (StructField(CHANGE_TYPE, StringType()), "change"))
         if self.request.columns is None:
             return every
+        if not self.request.columns:
+            raise ConfigError("no column is named", hint="leave the columns out to get all of them")
         found: dict[str, Column] = {column[0].name: column for column in every}
         for name in self.request.columns:
             if name not in found:
@@ -116,31 +118,38 @@ class StatePlan:
         """The schema of what is read."""
         return StructType([column for column, _ in self.columns])
 
-    def with_keys(self, keys: Iterable[bytes]) -> "StatePlan":
-        """Return the plan for these encoded keys alone, in the tasks that have them."""
-        by_task: dict[int | None, set[bytes]] = {}
-        for key in keys:
-            by_task.setdefault(self.router.task_of(key), set()).add(key)
-        everywhere = by_task.pop(None, set[bytes]())
-        parts = [
-            replace(part, fronts=tuple(sorted(fronts)))
-            for part in self.parts
-            if (fronts := by_task.get(part.partition, set()) | everywhere)
-        ]
+    def with_key(self, key: object) -> "StatePlan":
+        """Return the plan for one grouping key alone, in the task that has it.
+
+        Raises:
+            ConfigError: It does not fit the schema of the grouping key.
+        """
+        front = self.router.encode(key)
+        task = self.router.task_of(front)
+        parts = [replace(p, front=front) for p in self.parts if task in (None, p.partition)]
         return replace(self, parts=tuple(parts))
 
-    def with_front(self, front: bytes) -> "StatePlan":
-        """Return the plan for the keys that begin so, which may be in every task."""
-        return replace(self, parts=tuple(replace(part, fronts=(front,)) for part in self.parts))
 
-    def with_partitions(self, partitions: Collection[int]) -> "StatePlan":
-        """Return the plan for these tasks alone."""
-        kept = tuple(part for part in self.parts if part.partition in partitions)
-        return replace(self, parts=kept)
+def named_variable(variable: str | None, *, timers: bool) -> str | None:
+    """Return the name of the variable to read; None for the timers.
+
+    Raises:
+        ConfigError: Both are asked for, or neither.
+    """
+    if (variable is None) is not timers:
+        raise ConfigError(
+            "either a state variable or the timers can be read: "
+            f"variable={variable} timers={timers}",
+            hint="give the name of a state variable, or ask for the timers",
+        )
+    return variable
 
 
 async def plan_state(
-    request: StateRequest, directory: Path, on_progress: Progress = lambda _: None
+    request: StateRequest,
+    directory: Path,
+    on_progress: Progress = lambda _: None,
+    open_it: OpenJob = open_job,
 ) -> StatePlan:
     """Find the commit, and the variable in the task that changed last, which is restored for it.
 
@@ -150,6 +159,7 @@ async def plan_state(
         request: What to read.
         directory: Where the task is restored: who reads it there need not restore it again.
         on_progress: For a progress bar.
+        open_it: Opens the job.
 
     Raises:
         ConfigError: There is no such job, commit, operator, variable, backend or column.
@@ -157,7 +167,7 @@ async def plan_state(
         RestoreFailedError: The state is out of reach.
         RetriableError: A service may answer later.
     """
-    async with open_job(request.config, SystemClock()) as job:
+    async with open_it(request.config, SystemClock()) as job:
         position, commit = request.commit.find(job)
         since_position, since = (
             (position, None) if request.since is None else request.since.find(job)

@@ -17,7 +17,7 @@ from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError, RestoreFailedError
-from statekeep.inspection.job import LogPlace, open_job, open_log_place
+from statekeep.inspection.job import LogPlace, OpenJob, open_job, open_log_place
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.task_restore import Progress
 from statekeep.spark.own_loop import run_apart
@@ -39,6 +39,7 @@ def open_state(
     request: StateRequest,
     narrow: Callable[[StatePlan], StatePlan] = lambda plan: plan,
     on_progress: Progress = lambda _: None,
+    open_it: OpenJob = open_job,
 ) -> Generator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """Give the schema and the rows of a reading; inside the block alone. Blocks.
 
@@ -48,12 +49,13 @@ def open_state(
         request: What to read.
         narrow: Leaves parts of the plan out.
         on_progress: For a progress bar.
+        open_it: Opens the job.
 
     Raises:
         StateBackupError: As `plan_state` and `read_parts`.
     """
     with temporary_directory(SCRATCH) as directory:
-        plan = narrow(run_apart(plan_state(request, directory, on_progress)))
+        plan = narrow(run_apart(plan_state(request, directory, on_progress, open_it)))
         yield arrow_schema(plan.schema), read_parts(plan, plan.parts, directory, on_progress)
 
 
@@ -140,13 +142,12 @@ def _rows(plan: StatePlan, part: TaskPart, sides: _Sides) -> Iterator[_Row]:
 
         new = open_rows(now)
         old = None if before is None else open_rows(before)
-        for front in part.fronts:
-            if is_feed:
-                yield from changed_rows(old, new, front)
-            elif new is not None:
-                for key, data in new.entries(front):
-                    for row in new.rows(key, data):
-                        yield None, row
+        if is_feed:
+            yield from changed_rows(old, new, part.front)
+        elif new is not None:
+            for key, data in new.entries(part.front):
+                for row in new.rows(key, data):
+                    yield None, row
 
 
 def _batches(plan: StatePlan, part: TaskPart, rows: Iterator[_Row]) -> Iterator[pa.RecordBatch]:

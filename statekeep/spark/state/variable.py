@@ -111,7 +111,7 @@ class VariableTable:
 
         Args:
             store: Only read.
-            has_values: Whether values are asked for: to decode them takes most of the time.
+            has_values: Whether values are asked for, and have to be decoded.
 
         Raises:
             StateSchemaError: The task has the variable in a form that cannot be read as this one.

@@ -1,5 +1,6 @@
 """What people see while a command runs long: each shows on a terminal what goes on."""
 
+import asyncio
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -7,6 +8,7 @@ from typing import Final
 import pytest
 import typer
 from cli_kit import TASK, CommandLine
+from spark_job_kit import make_job, settings
 from spark_location_kit import make_location
 
 from statekeep.cli import counting_bar, waiting
@@ -55,6 +57,8 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
         [LOG_IS_READ, "writing the state", STATE_COMES],
     ),
     "backends.check": ("backends check", ["asking the backends"]),
+    "state.read": ("state read count", [LOG_IS_READ, STATE_COMES]),
+    "state.get": ("state get count user-7", [LOG_IS_READ, STATE_COMES]),
     "verify.verify": ("verify", [LOG_IS_READ, STATE_COMES]),
     "restore.restore": ("restore {job}/mine", [LOG_IS_READ, STATE_COMES]),
     "migrate.migrate": (
@@ -81,7 +85,10 @@ SHOWS_NOTHING: Final[Mapping[str, str]] = {
 }
 """By command: why it cannot last long."""
 
-WITHOUT_LOG = {"backends.check", "checkpoints.overwrite_offsets", "spark_state.import_state"}
+WITHOUT_LOG = {
+    *("backends.check", "checkpoints.overwrite_offsets", "spark_state.import_state"),
+    *("state.read", "state.get"),
+}
 """Those that have no --task of their own."""
 
 
@@ -127,6 +134,10 @@ def test_a_command_that_lasts_long_says_what_it_does(
 ) -> None:
     line, signs = SHOWS[command]
     log = "" if command in WITHOUT_LOG else LOG
+    if command.startswith("state."):
+        place = statekeep.config.parent / "on spark"
+        asyncio.run(make_job(place))
+        log = " ".join(f"--set '{key}={text}'" for key, text in settings(place).items())
     result = statekeep(f"{line.format(old=old, job=statekeep.config.parent)} {log}")
     assert result.status == 0
     assert [sign for sign in signs if sign not in result.err] == []

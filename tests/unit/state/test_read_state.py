@@ -120,6 +120,7 @@ def test_only_the_columns_that_are_asked_for_are_read(job: dict[str, str]) -> No
         ({"variable": "cuont"}, "variable=cuont variables=count.*did you mean 'count'"),
         ({"variable": "other"}, "variable=other variables=count.*init"),
         ({"variable": "count", "columns": ["Value"]}, "column=Value.*did you mean 'value'"),
+        ({"variable": "count", "columns": []}, "no column is named"),
         ({"variable": "count", "operator": "mian"}, "operator=mian.*did you mean 'main'"),
         ({"variable": "count", "commit": 99}, "no such commit: commit=99.*checkpoints list"),
         ({"variable": "count", "batch": 99}, "no retained commit is of this batch.*batches=5"),
