@@ -279,6 +279,11 @@ def _array_wire(data_type: ArrayType, path: str) -> _Wire:
 
 
 def _map_wire(data_type: MapType, path: str) -> _Wire:
+    if _holds_list(data_type.keyType):
+        raise StateSchemaError(
+            "map's key has no hash in Python, so the map could not be read again: "
+            f"field={path}.key type={data_type.keyType.simpleString()}"
+        )
     key = _wire(data_type.keyType, f"{path}.key", is_nullable=False)
     value = _wire(data_type.valueType, f"{path}.value", is_nullable=data_type.valueContainsNull)
     key_to, value_to = key.to_wire, value.to_wire
@@ -289,7 +294,11 @@ def _map_wire(data_type: MapType, path: str) -> _Wire:
         mapping = scalars.as_mapping(value)
         if mapping is None:
             raise MisfitError(path, data_type, value)
-        return [(key_to(k), value_to(v)) for k, v in mapping.items()]
+        pairs = {key_to(k): value_to(v) for k, v in mapping.items()}
+        if len(pairs) != len(mapping):
+            found = "keys that are the same once rounded"
+            raise MisfitError(f"{path}.key", data_type.keyType, value, found=found)
+        return list(pairs.items())
 
     def from_wire(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
         return {key_from(k): value_from(v) for k, v in pairs}
@@ -300,6 +309,12 @@ def _map_wire(data_type: MapType, path: str) -> _Wire:
         from_wire,
         is_direct=False,
     )
+
+
+def _holds_list(data_type: DataType) -> bool:
+    if isinstance(data_type, StructType):
+        return any(_holds_list(field.dataType) for field in data_type.fields)
+    return isinstance(data_type, ArrayType | MapType)
 
 
 def _struct_wire(data_type: StructType, path: str) -> _Wire:

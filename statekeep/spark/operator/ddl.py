@@ -60,6 +60,8 @@ _ATOMIC: Final[dict[str, Callable[[], DataType]]] = {
 }
 
 _DEFAULT_PRECISION: Final = 10
+_INTERVAL_UNITS: Final = ("day", "hour", "minute", "second")
+"""Of an interval of days and times; Python has no type for one of years and months."""
 
 
 def parse_schema(schema: StructType | str) -> StructType:
@@ -167,12 +169,22 @@ class _Parser:
             return StringType()
         if word == "time":
             return TimeType(*self._number_arguments()[:1])
-        if word == "interval" and self._accept("day", "to", "second"):
-            return DayTimeIntervalType()
+        if word == "interval" and self._peek().lower() in _INTERVAL_UNITS:
+            return self._interval()
         if word in ("array", "map", "struct"):
             return self._nested(word)
         self._next -= 1
         raise self._error("unknown type")
+
+    def _interval(self) -> DataType:
+        first = last = _INTERVAL_UNITS.index(self._take().lower())
+        if self._accept("to"):
+            unit = self._take().lower()
+            if unit not in _INTERVAL_UNITS[first + 1 :]:
+                self._next -= 1
+                raise self._error("expected a smaller unit")
+            last = _INTERVAL_UNITS.index(unit)
+        return DayTimeIntervalType(first, last)
 
     def _nested(self, word: str) -> DataType:
         self._expect("<")

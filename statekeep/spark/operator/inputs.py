@@ -5,7 +5,8 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportUnknownVariableType=false
 
-from collections.abc import Iterable, Iterator
+import datetime as dt
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from typing import Any, Final, Protocol
@@ -44,6 +45,10 @@ class Inputs(Protocol):
     def of(self, chunk: KeyChunk) -> Iterable[Iterator[Any]]:
         """Yield one iterator for each key of ``chunk``, in order; each is used before the next."""
         ...
+
+    def keys(self, columns: Sequence[Sequence[Any]]) -> Iterable[tuple[Any, ...]]:
+        """Return the keys of a chunk as the processor gets them."""
+        return zip(*columns, strict=True)
 
 
 class RowInputs(Inputs):
@@ -100,6 +105,17 @@ class FrameInputs(Inputs):
             return (self._cut(chunk.rows.slice(*span)) for span in spans)
         frame = self._frame(chunk.rows)
         return (_frames_of(frame, *span, self._limits.rows) for span in pairwise(chunk.starts))
+
+    @override
+    def keys(self, columns: Sequence[Sequence[Any]]) -> Iterable[tuple[Any, ...]]:
+        return zip(*[map(self._key_part, column) for column in columns], strict=True)
+
+    def _key_part(self, value: Any) -> Any:  # noqa: ANN401 - of any type
+        """A time is what a frame holds: pandas' own, without a zone and in the session's."""
+        if not isinstance(value, dt.datetime):
+            return value
+        time = pd.Timestamp(value)
+        return time if time.tz is None else time.tz_convert(self._time_zone).tz_localize(None)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         series = ArrowBatchTransformer.to_pandas(rows, timezone=self._time_zone)

@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.spark.operator.rows import row_maker
+from statekeep.spark.operator.scalars import internal_form
 
 _Encode: TypeAlias = Callable[[Any], bytes]
 _Decode: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
@@ -201,8 +202,10 @@ def _decode_text(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _temporal(data_type: DataType) -> tuple[_Encode, _Decode]:
+    to_internal = internal_form(data_type)
+
     def encode(value: object) -> bytes:
-        return _NULL if value is None else _encode_integer(data_type.toInternal(value))
+        return _NULL if value is None else _encode_integer(to_internal(value))
 
     def decode(data: bytes, at: int) -> tuple[Any, int]:
         internal, end = _decode_integer(data, at)

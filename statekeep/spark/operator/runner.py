@@ -363,7 +363,7 @@ class _Run:
         timer_values = self._timer_values
         assert self._spec.initial_state is not None  # noqa: S101 - there are rows of it
         inputs = self._inputs_of(self._spec.initial_state.row_schema)
-        keys = zip(*chunk.key_columns, strict=True)
+        keys = inputs.keys(chunk.key_columns)
         try:
             for index, (key, rows) in enumerate(zip(keys, inputs.of(chunk), strict=True)):
                 cursor.index = index
@@ -384,7 +384,7 @@ class _Run:
         handle_rows = self._processor.handleInputRows
         take = self._outputs.add
         timer_values = self._timer_values
-        keys = zip(*chunk.key_columns, strict=True)
+        keys = self._inputs.keys(chunk.key_columns)
         try:
             for index, (key, rows) in enumerate(zip(keys, self._inputs.of(chunk), strict=True)):
                 cursor.index = index

@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     DecimalType,
     IntegerType,
     ShortType,
+    TimestampType,
     TimeType,
     VariantVal,
 )
@@ -30,6 +31,9 @@ _SINGLE: Final = struct.Struct("<f")
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32}
 _WIDE: Final = Context(prec=100, rounding=ROUND_HALF_UP)
 """More digits than any Spark decimal has: rounds at the declared scale only."""
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
+_LAST_MICROS: Final = (1 << 63) - 1
+_EDGE_YEARS: Final = (dt.MINYEAR, dt.MAXYEAR)
 
 
 class MisfitError(ValueError):
@@ -124,16 +128,21 @@ def integer(data_type: DataType, path: str) -> ToWire:
 
 
 def double(data_type: DataType, path: str) -> ToWire:
-    """Accept floats and integers."""
+    """Accept floats, and integers that a double holds exactly."""
 
     def to_wire(value: object) -> float:
         value = plain(value)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise MisfitError(path, data_type, value)
+        if isinstance(value, float):
+            return value
         try:
-            return float(value)
+            number = float(value)
         except OverflowError as exc:
             raise MisfitError(path, data_type, value, found="int out of range") from exc
+        if number != value:
+            raise MisfitError(path, data_type, value, found=f"int with too many digits {value}")
+        return number
 
     return to_wire
 
@@ -200,8 +209,24 @@ def to_decimal(stored: str) -> Decimal:
     return Decimal(stored)
 
 
+def internal_form(data_type: DataType) -> Callable[[Any], int]:
+    """Return what gives Spark's internal form of a date, time, timestamp or interval, exactly."""
+    if isinstance(data_type, TimestampType):
+        return _instant_micros
+    if isinstance(data_type, DayTimeIntervalType):
+        return lambda value: value // _MICROSECOND
+    return cast("Callable[[Any], int]", data_type.toInternal)
+
+
+def _instant_micros(value: dt.datetime) -> int:
+    # Spark's own conversion has no regard for `fold`: of the hour that comes twice when clocks go back
+    # it takes one for the other. Called as a datetime's: pandas holds naive times to be UTC.
+    whole = dt.datetime.replace(value, microsecond=0)
+    return int(dt.datetime.timestamp(whole)) * 1_000_000 + value.microsecond
+
+
 def temporal(data_type: DataType, path: str) -> ToWire:
-    """Accept what Spark's ``toInternal`` of a date, time, timestamp or interval means, exactly."""
+    """Accept a date, time, timestamp or interval that reads back; digits below microseconds go."""
     expected: type = dt.datetime
     step = 1
     if isinstance(data_type, DateType):
@@ -211,7 +236,7 @@ def temporal(data_type: DataType, path: str) -> ToWire:
     elif isinstance(data_type, DayTimeIntervalType):
         expected = dt.timedelta
     refused: tuple[type, ...] = (dt.datetime,) if expected is dt.date else ()
-    to_internal = cast("Callable[[Any], int]", data_type.toInternal)
+    to_internal = internal_form(data_type)
 
     def to_wire(value: object) -> int:
         if not isinstance(value, expected) or isinstance(value, refused):
@@ -219,9 +244,14 @@ def temporal(data_type: DataType, path: str) -> ToWire:
         if isinstance(value, dt.time) and (value.tzinfo is not None or to_internal(value) % step):
             raise MisfitError(path, data_type, value, found=f"time {value}")
         try:
-            return to_internal(value)
+            internal = to_internal(value)
+            if isinstance(value, dt.datetime) and value.year in _EDGE_YEARS:
+                data_type.fromInternal(internal)  # it may have no local time
         except (OverflowError, ValueError) as exc:
             raise MisfitError(path, data_type, value, found=f"{value} out of range") from exc
+        if abs(internal) > _LAST_MICROS:
+            raise MisfitError(path, data_type, value, found=f"{value} out of range")
+        return internal
 
     return to_wire
 

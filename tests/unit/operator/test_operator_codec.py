@@ -1,6 +1,8 @@
 import datetime as dt
 import math
+import time
 import uuid
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -23,6 +25,7 @@ from pyspark.sql.types import (
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.spark.operator.codec import ValueCodec, list_count, list_header
 from statekeep.spark.operator.ddl import parse_schema
+from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.scalars import MisfitError
 
 
@@ -50,7 +53,7 @@ _CASES = {
     "timestamp_ntz": st.datetimes(dt.datetime(1970, 1, 2), dt.datetime(2100, 1, 1)),  # noqa: DTZ001 - without a zone
     "array<int>": st.lists(st.none() | st.integers(0, 9)),
     "map<string,int>": st.dictionaries(_TEXT, st.none() | st.integers(0, 9)),
-    "interval day to second": st.timedeltas(dt.timedelta(-999), dt.timedelta(999)),
+    "interval day to second": st.timedeltas(dt.timedelta(-(10**8)), dt.timedelta(10**8)),
 }
 
 
@@ -115,6 +118,39 @@ def test_not_a_time_is_null() -> None:
     assert round_trip("t timestamp", (pd.NaT,)) == (None,)
 
 
+@pytest.fixture
+def _berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_berlin")
+def test_times_of_the_hour_that_comes_twice_stay_apart() -> None:
+    values, keys = codec("t timestamp"), KeyCodec(parse_schema("t timestamp"))
+    first = dt.datetime(2020, 10, 25, 0, 30, tzinfo=dt.UTC)
+    local: list[Any] = []
+    for instant in (first, first + dt.timedelta(hours=1)):
+        data = values.encode((instant,))
+        read = values.decode(data)
+        assert values.encode(read) == data
+        assert keys.encode(read) == keys.encode((instant,))
+        local.append(read)
+    assert local == [(dt.datetime(2020, 10, 25, 2, 30),)] * 2  # noqa: DTZ001 - that hour
+
+
+@pytest.mark.usefixtures("_berlin")
+@pytest.mark.parametrize("year", [dt.MINYEAR, dt.MAXYEAR])
+def test_a_time_that_has_no_local_time_is_refused(year: int) -> None:
+    ahead = dt.timezone(dt.timedelta(hours=14 if year == dt.MINYEAR else -12))
+    time = dt.datetime(year, 1 if year == dt.MINYEAR else 12, 1, tzinfo=ahead)
+    codec("t timestamp").encode((time.replace(day=20),))
+    with pytest.raises(MisfitError, match=r"field=t declared=timestamp found=.* out of range"):
+        codec("t timestamp").encode((time.replace(day=1 if year == dt.MINYEAR else 31, hour=23),))
+
+
 @pytest.mark.parametrize(
     ("schema", "value", "field", "found"),
     [
@@ -139,6 +175,9 @@ def test_not_a_time_is_null() -> None:
         ("a decimal(3,1)", (Decimal("99.99"),), "a", "out of range"),
         ("a decimal(3,1)", (1.5,), "a", "float"),
         ("a int not null", (None,), "a", "NoneType"),
+        ("a double", (2**53 + 1,), "a", "too many digits"),
+        ("a interval day to second", (dt.timedelta.max,), "a", "out of range"),
+        ("a map<float,int>", ({0.1: 1, 0.10000000149011612: 2},), "a.key", "once rounded"),
         ("a array<int>", ([1, "x"],), "a[]", "str"),
         ("a array<int>", ({1},), "a", "set"),
         ("a map<string,int>", ({"k": "v"},), "a.value", "str"),
@@ -173,6 +212,12 @@ def test_a_type_that_state_cannot_hold_is_named() -> None:
         ValueCodec(StructType([StructField("v", months)]))
     with pytest.raises(StateSchemaError, match=r"field=v\[\] type=interval year to month"):
         ValueCodec(StructType([StructField("v", ArrayType(months))]))
+
+
+@pytest.mark.parametrize("key", ["array<int>", "map<int,int>", "struct<x: int, y: array<int>>"])
+def test_a_map_whose_key_python_cannot_hash_is_refused(key: str) -> None:
+    with pytest.raises(StateSchemaError, match=r"field=m.key type="):
+        codec(f"m map<{key},int>")
 
 
 def test_texts_with_a_length_are_texts() -> None:

@@ -14,6 +14,10 @@ from statekeep.spark.operator.ddl import parse_schema
         ("m map<string, array<struct<x: int>>>", "struct<m:map<string,array<struct<x:int>>>>"),
         ("t timestamp_ntz, u timestamp, d date", "struct<t:timestamp_ntz,u:timestamp,d:date>"),
         ("c varchar(10), i interval day to second", None),
+        (
+            "a interval hour to minute, b interval day",
+            "struct<a:interval hour to minute,b:interval day>",
+        ),
     ],
 )
 def test_spark_ddl_is_read(text: str, simple: str | None) -> None:
@@ -33,7 +37,17 @@ def test_a_struct_is_returned_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["n", "n lnog", "a int,", "a int b", "a int; b int", "a array<int"]
+    "text",
+    [
+        "n",
+        "n lnog",
+        "a int,",
+        "a int b",
+        "a int; b int",
+        "a array<int",
+        "a interval second to day",
+        "a interval year",
+    ],
 )
 def test_text_that_is_no_schema_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(StateSchemaError, match="schema cannot be read") as caught:

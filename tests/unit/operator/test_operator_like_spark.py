@@ -1,5 +1,6 @@
 """Habits of Spark's operator that programs may rely on."""
 
+import datetime as dt
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -136,6 +137,26 @@ def test_integers_fit_decimals_where_the_setting_says_so(*, is_allowed: bool) ->
     else:
         with pytest.raises(StateSchemaError, match="column=price"):
             price()
+
+
+@pytest.mark.parametrize("is_pandas", [True, False])
+def test_a_time_in_a_key_is_as_frames_or_rows_have_it(*, is_pandas: bool) -> None:
+    seen: list[Any] = []
+
+    def see(_: Any, key: Any, rows: Iterator[Any]) -> Iterator[Any]:
+        seen.extend(key)
+        return iter(())
+
+    at = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    run(
+        ByFunction(handle_rows=see),
+        [(at, None)],
+        schema="at timestamp, local timestamp_ntz",
+        key="at timestamp, local timestamp_ntz",
+        is_pandas=is_pandas,
+        time_zone="Asia/Tokyo",
+    )
+    assert seen == [pd.Timestamp("2024-01-01 09:00") if is_pandas else at, None]
 
 
 def use_of(kind: str, use: Any) -> ByFunction:
