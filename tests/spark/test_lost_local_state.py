@@ -49,8 +49,13 @@ def test_a_directory_of_local_state_that_is_deleted_under_a_query_costs_nothing(
     assert query.lastCommit.batch == 5
 
 
-def test_state_that_is_lost_before_the_last_commit_is_healed_and_committed(stream: Stream) -> None:
-    stream.add_batches(3)
+@pytest.mark.parametrize("keys", [40, 1], ids=["every task", "one task"])
+def test_state_that_is_lost_before_the_last_commit_is_healed_and_committed(
+    stream: Stream, keys: int
+) -> None:
+    """Also of tasks that had no rows in the last batch."""
+    stream.add_batches(2)
+    stream.add_batches(1, keys=keys)
 
     def lose(batch: int) -> None:
         if batch == 2:
