@@ -324,3 +324,46 @@ class OfEveryKind(Count):
         self._brief.update((given[-1].v,))
         self._handle.registerTimer(4_000_000_000_000 + len(given))
         return super().handleInputRows(key, iter(given), timerValues)
+
+
+class KeysSeen(StatefulProcessor):
+    """Tells of each key what it was given as, also by a timer, with the number of its rows so far."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._count = handle.getValueState("count", "n long")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Any:
+        yield self._row("rows", key, self._counted(sum(1 for _ in rows)))
+
+    def _counted(self, rows: int) -> int:
+        (before,) = self._count.get() or (0,)
+        self._count.update((before + rows,))
+        self._handle.registerTimer(1)
+        return int(before) + rows
+
+    @override
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        yield self._row("timer", key, self._counted(0))
+        self._handle.deleteTimer(1)
+
+    def _row(self, what: str, key: Any, count: int) -> Any:
+        return Row(what=what, key=repr(key), n=count)
+
+    @override
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class KeysSeenOfFrames(KeysSeen):
+    """The same of pandas frames."""
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Any:
+        yield self._row("rows", key, self._counted(sum(map(len, rows))))
+
+    @override
+    def _row(self, what: str, key: Any, count: int) -> Any:
+        return pd.DataFrame({"what": [what], "key": [repr(key)], "n": [count]})
