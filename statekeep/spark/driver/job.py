@@ -556,7 +556,7 @@ class StatefulJob:
 
     def _stop_containers(self, timeout_s: float) -> None:
         """Let the containers end once their uploads are done, if there still are executors."""
-        is_committed = self._commits.committed_batch == self._batches.head
+        is_committed = self.fenced is None and (self._commits.committed_batch == self._batches.head)
         end_session = partial(self._jobs.end_session, is_committed=is_committed)
         stopping = self._thread.submit(self._thread.executor.run(end_session))
         wait([stopping], timeout=timeout_s)

@@ -339,7 +339,8 @@ def end_session(
         directory = spec.directory(task)
         directory.remove_work(session_prefix(epoch))
         directory.sweep()  # what killed workers of earlier sessions have left
-        if is_committed:
+        # A task that is open still belongs to a newer session, which this one has not heard of.
+        if is_committed and directory.is_unused_since(time.time_ns()):
             directory.mark_dispensable()
     yield answer({})
 

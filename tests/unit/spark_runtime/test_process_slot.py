@@ -219,6 +219,19 @@ def test_what_is_here_may_go_after_a_session_that_has_committed_all(
     assert bool(spec.directory(0).change_sets()) != is_committed
 
 
+def test_the_end_of_an_older_session_marks_nothing_of_a_newer_one(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errands, "_container", lambda _: (None, None))
+    monkeypatch.setattr(errands, "tell_to_stop", lambda *_: None)
+    run(spec, plan_of(0, {}, epoch=2), [(0, "a", 1)])
+    list(errands.end_session(spec, 5, epoch=1, is_committed=True))
+    open_tasks.close_job(spec, 2)  # as the newer one is killed
+    in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
+    assert sweep_unused(spec.config.job.local_dir, in_a_month) == 0
+    assert spec.directory(0).change_sets()
+
+
 def test_only_the_tasks_that_are_asked_answer(spec: JobSpec, run: Any) -> None:
     answers = run(spec, plan_of(0, {}, only=frozenset({2})), [(2, "c", 1)])
     assert list(answers) == [2]
