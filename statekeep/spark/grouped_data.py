@@ -26,7 +26,9 @@ from statekeep.spark.dataframe import StatefulDataFrame
 from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.clock import TimeMode
+from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.declarations import check_declarations
+from statekeep.spark.operator.group_state import TIME_MODES, GroupStateProcessor, StateFunction
 from statekeep.spark.operator.inputs import FrameLimits
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.redaction import check_redaction
@@ -135,6 +137,40 @@ class StatefulGroupedData:
             is_pandas=True,
         )
 
+    def applyInPandasWithState(  # noqa: N802 - Spark's name
+        self,
+        func: StateFunction,
+        outputStructType: StructType | str,  # noqa: N803
+        stateStructType: StructType | str,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeoutConf: str,  # noqa: N803
+    ) -> StatefulDataFrame:
+        """Run a function on pandas frames, as ``GroupedData.applyInPandasWithState`` does.
+
+        Raises:
+            ConfigError: As `transformWithState`; or the frame is no stream, which Spark refuses too.
+        """
+        mode = TIME_MODES.get(timeoutConf)
+        if mode is None:
+            known = ", ".join(TIME_MODES)
+            raise ConfigError(f"unknown timeout: timeoutConf={timeoutConf!r}", hint=f"use {known}")
+        if not self._frame.isStreaming:
+            raise ConfigError("applyInPandasWithState needs a stream")
+        frame = _with_keys(self._frame, self._keys)
+        processor = GroupStateProcessor(
+            func,
+            parse_schema(stateStructType),
+            timeoutConf,
+            StructType([frame.schema[name] for name in self._keys]),
+            frame.columns,
+            has_watermark=_event_time_column(frame.schema) is not None,
+            time_zone=str(frame.sparkSession.conf.get("spark.sql.session.timeZone")),
+        )
+        stateful: StatefulDataFrame = self._transform(
+            processor, outputStructType, outputMode, mode.value, None, "", is_pandas=True
+        )
+        return stateful
+
     def _transform(  # noqa: PLR0917 - Spark's arguments, in Spark's order
         self,
         processor: StatefulProcessor,
@@ -170,6 +206,7 @@ class StatefulGroupedData:
             output_schema=schema,
             is_pandas=is_pandas,
             grouping_max_bytes=self._config.task.grouping_max_bytes,
+            is_widened=not isinstance(processor, GroupStateProcessor),
             time_mode=mode,
             event_time_column=_event_time_column(frame.schema),
             time_zone=str(conf.get("spark.sql.session.timeZone")),

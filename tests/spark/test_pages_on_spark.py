@@ -111,7 +111,10 @@ def test_state_is_read_in_parts_as_it_was_and_as_a_frame_as_printed(
     assert len(csv) == count + 1
 
 
-def test_a_function_of_pandas_frames_becomes_a_class_as_printed(reader: Reader) -> None:
+@pytest.mark.parametrize("heading", ["", "As a class"])
+def test_a_function_of_pandas_frames_runs_as_printed_or_as_a_class(
+    reader: Reader, heading: str
+) -> None:
     rows: dict[int, int] = {}
 
     def write(frame: DataFrame, _: int) -> None:
@@ -119,7 +122,7 @@ def test_a_function_of_pandas_frames_becomes_a_class_as_printed(reader: Reader) 
 
     reader.add_batch()
     reader.names["write"] = write
-    for program in blocks(PANDAS, "", "python"):
+    for program in blocks(PANDAS, heading, "python"):
         reader.run(program)
     query: Any = reader.names["query"]
     query.processAllAvailable()

@@ -57,7 +57,7 @@ PROGRAMS = {
         ("A directory for each batch", ON_SPARK),
     },
     "docs/coming-from/transform-with-state.md": {("", README)},
-    "docs/coming-from/apply-in-pandas-with-state.md": {("", ON_SPARK)},
+    "docs/coming-from/apply-in-pandas-with-state.md": {("", ON_SPARK), ("As a class", ON_SPARK)},
     "docs/reference/kafka.md": {
         ("Reading topics on Spark", PARSED),
         ("State that expires", "tests/unit/stores/test_state_that_expires.py"),

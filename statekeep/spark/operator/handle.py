@@ -59,6 +59,7 @@ class LocalHandle(StatefulProcessorHandle):
     cursor from key to key, calls `flush` before it leaves a chunk of keys, and `close` at the end.
 
     Attributes:
+        clock: The time of the batch; None where no state is used.
         declared_counts: How many variables of each kind ``init`` has declared and deleted, by
             Spark's names of metrics.
     """
@@ -91,7 +92,7 @@ class LocalHandle(StatefulProcessorHandle):
         self._writer = writer
         self._access = StateAccess(store, cursor, writer)
         self._time_mode = time_mode
-        self._now_ms = 0 if clock is None else clock.processing_time_ms
+        self.clock = clock
         self._registry = VariableRegistry(store, key_schema, writer)
         self._variables: dict[str, LocalVariable] = {}
         self._expiring: dict[str, ExpiringEntries] = {}
@@ -249,7 +250,8 @@ class LocalHandle(StatefulProcessorHandle):
         index = self._registry.register(_expiry_index(name), "by_time", _NO_SCHEMA)
         kind = ExpiringItems if variable.kind == "list" else ExpiringEntries
         prefixes = (variable.prefix, index.prefix)
-        entries = kind(*prefixes, self._store, self._writer, now_ms=self._now_ms, ttl_ms=ttl_ms)
+        now_ms = 0 if self.clock is None else self.clock.processing_time_ms
+        entries = kind(*prefixes, self._store, self._writer, now_ms=now_ms, ttl_ms=ttl_ms)
         self._expiring[name] = entries
         return entries
 

@@ -91,8 +91,11 @@ class FrameInputs(Inputs):
     same frame holds a null.
     """
 
-    def __init__(self, time_zone: str, limits: FrameLimits | None = None) -> None:
+    def __init__(
+        self, time_zone: str, limits: FrameLimits | None = None, *, is_widened: bool = True
+    ) -> None:
         self._time_zone = time_zone
+        self._is_widened = is_widened
         self._limits = limits or FrameLimits()
 
     @override
@@ -120,7 +123,9 @@ class FrameInputs(Inputs):
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         series = ArrowBatchTransformer.to_pandas(rows, timezone=self._time_zone)
         frame = pd.concat(series, axis=1)
-        # Spark makes its frames of Python values, which have one width only.
+        if not self._is_widened:
+            return frame
+        # Spark makes frames of a processor of Python values, which have one width only.
         widened = {
             name: _WIDENED[str(dtype)]
             for name, dtype in frame.dtypes.items()

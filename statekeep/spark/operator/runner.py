@@ -64,6 +64,8 @@ class OperatorSpec:
     initial_state: InitialStateSpec | None = None
     is_int_taken_for_decimal: bool = False
     """Whether an integer that a frame holds fits a column of decimals, as a setting of Spark says."""
+    is_widened: bool = True
+    """Whether all integers of frames have 64 bits, and all floats."""
     time_mode: TimeMode = TimeMode.NONE
     event_time_column: str | None = None
     """The column of the watermark: a timestamp, or a window; None where there is none."""
@@ -223,7 +225,9 @@ class _Run:
 
     def _inputs_of(self, schema: StructType) -> Inputs:
         if self._spec.is_pandas:
-            return FrameInputs(self._spec.time_zone, self._spec.frame_limits)
+            return FrameInputs(
+                self._spec.time_zone, self._spec.frame_limits, is_widened=self._spec.is_widened
+            )
         return RowInputs(schema)
 
     def steps(
