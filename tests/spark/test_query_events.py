@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from conftest import PARTITIONS, Stream
+from spark_processes import wait_until
 
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.event_log import Event
@@ -13,7 +14,9 @@ from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import AttemptRecord
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
+from statekeep.commit.pipeline import TaskCommitPipeline
 from statekeep.config.load import load_dict
+from statekeep.errors import RetriableError
 from statekeep.inspection.job import open_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -45,6 +48,26 @@ async def leave_an_attempt_open(stream: Stream) -> None:
     await log.append(AttemptRecord(attempt=1, batch=0, checkpoint_id="7-1", versions={}))
     await log.close()
     await executor.close()
+
+
+def test_a_clean_up_that_fails_shows_in_the_status_until_one_ends_well(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> bool:
+        raise RetriableError("nothing is deleted today")
+
+    stream.add_batches(4)
+    settings = {"task.commit.every.batch": "true", "checkpoint.clean.up.ms": "0"}
+    writer = stream.stateful(settings=settings).writeStream.foreachBatch(stream.sink)
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskCommitPipeline, "clean_up", refuse)
+        query = writer.option("checkpointLocation", str(stream.location)).start()
+        assert wait_until(lambda: query.status["cleanUpFailing"] is not None)
+        failing = query.status["cleanUpFailing"]
+        assert failing == {"minutes": 0, "error": "RetriableError: nothing is deleted today"}
+    stream.add_batches(1)
+    assert wait_until(lambda: query.status["cleanUpFailing"] is None)
+    query.stop()
 
 
 def test_an_attempt_that_a_dead_driver_left_open_is_told_as_void(stream: Stream) -> None:
