@@ -30,9 +30,9 @@ def explain(
         error: What was raised within a batch: by the processor, the sink or the runtime.
     """
     told = f"{failure} {error}"
-    if error is not None:
-        raw: Any = failure
-        raw._desc = f"{summarise(error)}\n\nWhat Spark says of it:\n{raw._desc}"  # noqa: SLF001 - PySpark builds the text of it at each look
+    raw: Any = failure
+    if error is not None and hasattr(raw, "_desc"):  # PySpark builds the text of it at each look
+        raw._desc = f"{summarise(error)}\n\nWhat Spark says of it:\n{raw._desc}"  # noqa: SLF001
     if any(words in told for words in _DATA_LOSS):
         failure.add_note(_DATA_LOSS_HINT)
     return failure
