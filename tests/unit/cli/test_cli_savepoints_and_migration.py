@@ -122,10 +122,16 @@ def test_a_migration_that_is_fenced_on_the_way_says_so_and_changes_nothing(
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_migration_that_is_interrupted_may_be_made_again(
-    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+    statekeep: CommandLine,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     before = current(statekeep)
     line = f"migrate --to third {LOG} {settings_of_third(job)} --yes"
+    # Where the tests run in the background of a shell, the signal is ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
 
     async def interrupt(_self: BackupPlace, *_args: Any) -> CheckpointV2:
         signal.raise_signal(signal.SIGINT)
