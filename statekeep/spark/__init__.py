@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from statekeep.spark.session import check_session, session_builder
     from statekeep.spark.starting_point import StartingPoint, find_starting_point
     from statekeep.spark.state.source import register
-    from statekeep.spark.state_reader import read_state
+    from statekeep.spark.state_reader import (
+        read_state,  # pyright: ignore[reportUnknownVariableType] - pyarrow has no types
+    )
 
 __all__ = [
     "BatchToken",
