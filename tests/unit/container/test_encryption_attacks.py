@@ -49,6 +49,7 @@ class Job:
                 "stores.backup.factories": "blob",
                 "blob.store.uri": self.place.as_uri(),
                 "checkpoint.retain.commits": "2",
+                "checkpoint.clean.up.ms": "0",
                 **self.encryption,
                 **self.settings,
                 **changes,
