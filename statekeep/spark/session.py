@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from typing_extensions import override
 
 from statekeep.errors import ConfigError
 from statekeep.spark.context_conf import context_conf
 from statekeep.spark.redaction import REDACTION_KEY, REDACTION_REGEX
-from statekeep.spark.state.source import register
 
 _MIN_LOCALITY_WAIT_S = 600
 _OTHERS_WRITE = 0o022
@@ -68,20 +66,8 @@ Set for local masters only: elsewhere the temporary directory may be too long fo
 """
 
 
-class _RegisteringBuilder(SparkSession.Builder):
-    """Makes sessions that know the data source of committed state."""
-
-    @override
-    def getOrCreate(self) -> SparkSession:
-        session = super().getOrCreate()
-        register(session)
-        return session
-
-
 def session_builder(master: str | None = None) -> SparkSession.Builder:
     """Return a session builder that has every setting the runtime requires, and `FAST_SETTINGS`.
-
-    Its session reads committed state by ``spark.read.format("statekeep")``.
 
     It also hides settings of ours, which may be secrets, in Spark's UI and event log.
 
@@ -95,7 +81,7 @@ def session_builder(master: str | None = None) -> SparkSession.Builder:
     """
     _require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder: SparkSession.Builder = _RegisteringBuilder()
+    builder: SparkSession.Builder = SparkSession.builder
     if master is not None:
         builder = builder.master(master)
     for setting in REQUIRED_SETTINGS:

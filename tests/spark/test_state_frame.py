@@ -22,6 +22,7 @@ BATCHES = 3
 @pytest.fixture(scope="module")
 def job(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stream:
     """A job that has committed each of three batches, beside its checkpoint location."""
+    sk.register(spark)
     stream = Stream(spark, tmp_path_factory.mktemp("job"))
     stream.add_batches(BATCHES)
     settings = {

@@ -34,7 +34,8 @@ FORMAT: Final = "statekeep"
 def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("statekeep")`` known to a session.
 
-    A session of `session_builder` knows it already.
+    Spark looks for all data sources in Python at the first one, which takes about a second: so
+    sessions that only run queries are spared it.
 
     Args:
         spark: The session; others are not changed.
