@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup pins audit fmt lint types test test-long test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests chaos docs wheel-test ci
+.PHONY: help setup pins audit fmt lint types test test-long test-equivalence test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests chaos docs wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -37,6 +37,10 @@ test: setup  ## All tests but the long ones and those that need a server
 
 test-long: setup  ## The long tests on Spark: restarts, executors that come and go, a crash schedule
 	$(VENV)/python -m pytest -m "long and not integration"
+
+SEEDS ?= 1-50
+test-equivalence: setup  ## Random queries, here and on Spark's own operator (SEEDS=1-50)
+	EQUIVALENCE_SEEDS=$(SEEDS) $(VENV)/python -m pytest tests/spark/test_random_queries.py
 
 test-spark-suite: setup  ## Spark's own tests of transformWithState on this runtime (TESTS="Class.test_*")
 	$(VENV)/python scripts/spark_suite.py $(TESTS)
