@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup pins audit fmt lint types test test-long test-equivalence test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests chaos docs wheel-test ci
+.PHONY: help setup pins audit fmt lint types test test-long test-equivalence test-versions test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests bench-report bench-standby chaos docs wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -42,6 +42,9 @@ SEEDS ?= 1-50
 test-equivalence: setup  ## Random queries, here and on Spark's own operator (SEEDS=1-50)
 	EQUIVALENCE_SEEDS=$(SEEDS) $(VENV)/python -m pytest tests/spark/test_random_queries.py
 
+test-versions: setup  ## On each supported version of Python and PySpark (PAIRS="3.12/4.3")
+	@$(VENV)/python scripts/test_versions.py $(PAIRS)
+
 test-spark-suite: setup  ## Spark's own tests of transformWithState on this runtime (TESTS="Class.test_*")
 	$(VENV)/python scripts/spark_suite.py $(TESTS)
 
@@ -71,6 +74,12 @@ bench-growth: setup  ## What a job costs as it grows old, commit by commit (ARGS
 
 bench-requests: setup  ## Requests of a commit by operation and number of tasks (ARGS="--tasks 200", "--s3")
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.requests $(ARGS)
+
+bench-report: setup  ## The page of a job with 10,000 commits: time to read, make and show it, size (ARGS="--commits 1000")
+	@$(VENV)/python -m benchmarks.report_page $(ARGS)
+
+bench-standby: setup  ## The loss of an executor with copies on other hosts, and without (ARGS="--megabytes 100 1000")
+	@$(VENV)/python -m benchmarks.standby $(ARGS)
 
 bench-hdfs: setup  ## Commits and restores on a real HDFS, beside reading the same files plainly
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.hdfs_files $(ARGS)

@@ -36,6 +36,12 @@ def _overhead(*, is_short: bool) -> list[Figure]:
     return overhead.measure(sizes_mb=(100, 1000), commits=4 if is_short else 21)
 
 
+def _every_second(*, is_short: bool) -> list[Figure]:
+    from benchmarks import overhead  # noqa: PLC0415  # only what is asked for is loaded
+
+    return overhead.measure((100,), commits=6 if is_short else 60, commit_seconds=1)
+
+
 def _increments(*, is_short: bool) -> list[Figure]:
     from benchmarks import increments  # noqa: PLC0415  # only what is asked for is loaded
 
@@ -49,6 +55,7 @@ MEASUREMENTS: dict[str, Callable[..., list[Figure]]] = {
     "latency": _latency,
     "pause": _pause,
     "overhead": _overhead,
+    "every-second": _every_second,
     "increments": _increments,
 }
 

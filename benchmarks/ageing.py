@@ -1,4 +1,4 @@
-"""Jobs that commit again and again over an in-process store, for `benchmarks.growth`."""
+"""Jobs that commit repeatedly over an in-process store, for `benchmarks.growth`."""
 
 import hashlib
 import tempfile
@@ -15,7 +15,6 @@ import msgspec
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.index import (
     SCHEMA_VERSION,
@@ -27,15 +26,12 @@ from statekeep.backends.blob.index import (
     SnapshotMetadata,
     encode_index,
 )
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
-from statekeep.backends.blob.names import (
-    TaskPrefix,
-    file_blob_name,
-    index_blob_name,
-    is_index,
-)
+from statekeep.backends.blob.names import file_blob_name, index_blob_name, is_index
 from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.job_log import BlobJobLog
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
+from statekeep.backends.storage.names import TaskPrefix
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
@@ -48,6 +44,7 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import (
+    AbortRecord,
     AttemptRecord,
     BatchRecord,
     CommitRecord,
@@ -55,13 +52,12 @@ from statekeep.checkpoint.records import (
     PinRecord,
     QueryState,
     TaskBatch,
-    VoidRecord,
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 from statekeep.container.task import Task
-from statekeep.spark.driver.clean_up import job_clean_up
+from statekeep.spark.driver.job_commits import job_clean_up
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import JobSpec
@@ -110,7 +106,7 @@ COUNTS: Final[Counter[str]] = Counter()
 
 def stored(root: str) -> dict[str, bytes]:
     """Return the dictionary that is the in-process store; it belongs to no part of a job."""
-    return MemoryBlobStoreManager(root, SerialExecutor())._blobs  # noqa: SLF001 - nobody else may see it
+    return MemoryBlobStoreManager(root, SerialExecutor())._blobs  # noqa: SLF001 - private to the store
 
 
 @dataclass(frozen=True)
@@ -121,10 +117,11 @@ class Held:
     log_kb: float
     index_kb: float
     blobs: int
+    """Without segments of events: each mark begins a session, and the events of ten sessions are kept."""
 
 
 class Ageing(ABC):
-    """Something that commits again and again."""
+    """Something that commits repeatedly."""
 
     root: str
     counts: Counter[str]
@@ -160,11 +157,17 @@ class Ageing(ABC):
         logged = [len(data) for name, data in blobs.items() if "/log/" in name]
         indexes = [len(data) for name, data in blobs.items() if is_index(name)]
         mean = sum(indexes) / max(1, len(indexes))
-        return Held(len(logged), round(sum(logged) / 1024, 1), round(mean / 1024, 2), len(blobs))
+        events = sum("/events-" in name for name in blobs)
+        return Held(
+            len(logged),
+            round(sum(logged) / 1024, 1),
+            round(mean / 1024, 2),
+            len(blobs) - events,
+        )
 
 
 class AgeingJob(Ageing):
-    """Commits again and again; its newest attempts, pins and failures are those of a scenario."""
+    """Commits repeatedly; its newest attempts, pins and failures are those of a scenario."""
 
     def __init__(self, tasks: int, scenario: str, retain_ms: int) -> None:
         self.root = f"growth-{tasks}-{scenario}"
@@ -224,8 +227,8 @@ class AgeingJob(Ageing):
     @override
     async def commit(self, number: int) -> None:
         self._clock.advance(SECONDS_A_COMMIT)
-        if self._scenario == "voids" and number % 2:
-            await self._void()
+        if self._scenario == "aborts" and number % 2:
+            await self._abort()
         self._batch += 1
         version = f"{self._batch}_{self._uid('v')[:16]}"
         await self._writer.append(
@@ -256,7 +259,7 @@ class AgeingJob(Ageing):
 
     @override
     async def start_again(self) -> None:
-        await LogSession(BlobJobLog(self.blobs(), "j")).look()
+        await LogSession(BlobJobLog(self.blobs(), "j")).poll()
 
     async def _begin_attempt(self, version: str) -> int:
         self._attempts += 1
@@ -272,9 +275,9 @@ class AgeingJob(Ageing):
         )
         return self._attempts
 
-    async def _void(self) -> None:
+    async def _abort(self) -> None:
         attempt = await self._begin_attempt("0_0")
-        await self._writer.append(VoidRecord(attempt_epoch=1, attempt=attempt, reason="growth"))
+        await self._writer.append(AbortRecord(attempt_epoch=1, attempt=attempt, reason="growth"))
 
     async def _upload(self, partition: int, attempt: int) -> Marker:
         """Upload one file and its index, and tell so, as the container of a task does."""

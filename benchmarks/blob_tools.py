@@ -106,7 +106,7 @@ async def _back_up(job: Job, executor: BoundedExecutor) -> None:
     manager = _factory(job, "commit").backup_manager(
         BackupContext(_TASK, (STORE,), contexts.__getitem__, executor, SystemClock())
     )
-    await manager.init(None)
+    await manager.init()
     markers = await manager.upload(_CHECKPOINT_ID, manager.snapshot(_CHECKPOINT_ID))
     job.markers.write_text(json.dumps(dict(markers)))
     await manager.close()

@@ -8,15 +8,15 @@ from unittest import mock
 
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.object_client import (
+from statekeep.backends.storage.client import (
     ObjectClient,
     ObjectRange,
     ObjectStamps,
     PartLimits,
     UnfinishedUpload,
 )
-from statekeep.backends.blob.managers.object_places import ObjectPlace
-from statekeep.backends.blob.managers.s3_client import S3Client
+from statekeep.backends.storage.locations import Location
+from statekeep.backends.storage.s3 import S3Client
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
 BUCKET: Final = "statekeep-requests"
@@ -71,7 +71,7 @@ class ObjectsInMemory(ObjectClient):
         self.put(name, b"".join(found[n] for n in sorted(found)), stamps, if_absent=if_absent)
 
     @override
-    def abort_parts(self, name: str, upload: str) -> None:
+    def abort(self, name: str, upload: str) -> None:
         self._counts["DELETE"] += 1
         self._parts.pop(name, None)
 
@@ -124,7 +124,7 @@ def counted_memory() -> Generator[Counter[str]]:
     """Let every client that is made meanwhile reach one bucket in memory."""
     counts = Counter[str]()
     bucket = ObjectsInMemory(counts)
-    with mock.patch.object(ObjectPlace, "client_factory", return_value=lambda: bucket):
+    with mock.patch.object(Location, "open_client", return_value=bucket):
         yield counts
 
 

@@ -27,8 +27,8 @@ from benchmarks.ageing import Ageing, AgeingJob, AgeingTask, stored
 from benchmarks.curves import Curve, draw
 
 MARKS: Final = 8
-SCENARIOS: Final = ("plain", "age", "pin", "voids", "damage", "task")
-"""Commits kept for an hour; a pin on the first commit; a void attempt beside every other commit; a lost
+SCENARIOS: Final = ("plain", "age", "pin", "aborts", "damage", "task")
+"""Commits kept for an hour; a pin on the first commit; an aborted attempt beside every other commit; a lost
 index behind a pin; a task in plain Python."""
 AGE_MS: Final = 3_600_000
 TASK_SHARE: Final = 20
@@ -47,7 +47,7 @@ class Mark:
     index_kb: float
     """Of an index, on average."""
     blobs: int
-    """That the store holds: log, checkpoints and state."""
+    """That the store holds: log, checkpoints and state, without events."""
     put: float
     get: float
     list: float

@@ -84,7 +84,7 @@ async def _measure(cluster: HdfsCluster, size_mb: int) -> list[Figure]:
 async def _commits(run: _Run, size_mb: int) -> list[Figure]:
     context = BackupContext(TASK, (STORE,), run.contexts.__getitem__, run.executor, SystemClock())
     manager = run.factory().backup_manager(context)
-    await manager.init(None)
+    await manager.init()
     directory = TaskDirectory(run.root / "local", TASK)
     draw, count = random.Random(size_mb), state.key_count(size_mb)
     figures: list[Figure] = []

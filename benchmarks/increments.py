@@ -12,11 +12,11 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from typing_extensions import override
 
@@ -33,8 +33,8 @@ from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.index import SnapshotIndex
 from statekeep.backends.blob.index_blobs import IndexBlobs
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.clock import SystemClock
@@ -43,6 +43,7 @@ from statekeep.stores.factory import open_to_load
 from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
+from statekeep.testing.storage import bare_manager
 
 BLOB = BackendName("blob")
 STORE = StoreName("state")
@@ -63,10 +64,17 @@ class Commit:
     uploaded_bytes: int
 
 
-class CountingManager(FsspecBlobStoreManager):
+T = TypeVar("T")
+
+
+class CountingManager(WrappedBlobStoreManager):
     """Counts the bytes that are put."""
 
     put_bytes = 0
+
+    @override
+    async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await call()
 
     @override
     async def put(
@@ -126,7 +134,7 @@ async def commit_all(
     manager = factory.backup_manager(
         BackupContext(TASK, (STORE,), contexts.__getitem__, executor, SystemClock())
     )
-    await manager.init(None)
+    await manager.init()
     blobs = factory.blob_store_manager(executor, SystemClock())
     await blobs.init()
     indexes = IndexBlobs(blobs, Codec(EncodingSettings(), None, bytes), executor)
@@ -229,7 +237,7 @@ async def _restore(
 
 def _factory(root: Path) -> BlobBackendFactory:
     def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
-        return CountingManager(settings["uri"], {}, executor)
+        return CountingManager(bare_manager(settings["uri"], {}, executor))
 
     return BlobBackendFactory(BLOB, {"uri": (root / "place").as_uri()}, make_manager=make_manager)
 

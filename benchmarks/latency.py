@@ -7,6 +7,7 @@ manager, which only a local checkpoint location takes.
 """
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-import statekeep.spark as sk
+import statekeep as sk
 from benchmarks.figures import Figure
 from benchmarks.processors import OUTPUT_SCHEMA, RunningTotal
 
@@ -54,7 +55,11 @@ def measure(
     engine: str, tasks: int, rows: int, keys: int, batches: int, *, is_tuned: bool
 ) -> dict[str, Any]:
     """Run one query in this process; return its figures in milliseconds."""
-    builder = sk.session_builder("local[2]")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    is_plain = engine == "spark" and not is_tuned
+    builder = (
+        SparkSession.builder.master("local[2]") if is_plain else sk.session_builder("local[2]")
+    )
     settings = _SPARK_STATE | (_TUNED if is_tuned else {})
     settings |= {
         "spark.sql.shuffle.partitions": str(tasks),

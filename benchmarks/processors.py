@@ -1,9 +1,11 @@
-"""The processor that is measured: a running count and sum per key."""
+"""What is measured: a running count and sum per key."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessor,
@@ -12,8 +14,11 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from typing_extensions import override
 
+import statekeep as sk
+
 OUTPUT_SCHEMA = "id BIGINT, count BIGINT, total BIGINT"
 STATE_SCHEMA = "count BIGINT, total BIGINT"
+COMBINED = {"count": ("*", "count"), "total": ("value", "sum")}
 
 
 class RunningTotal(StatefulProcessor):
@@ -52,3 +57,19 @@ class RunningTotalInPandas(RunningTotal):
             total += int(frame["value"].sum())
         self._state.update((count, total))
         yield pd.DataFrame({"id": [key[0]], "count": [count], "total": [total]})
+
+
+def running_total(
+    rows: pa.RecordBatch, state: Mapping[str, sk.ArrowValueState]
+) -> Iterator[pa.RecordBatch]:
+    """Add up the rows of all keys, for ``transformWithStateInArrow``."""
+    ones = pa.array(np.ones(rows.num_rows, np.int64))
+    values = pa.record_batch({"count": ones, "total": rows["value"]})
+    yield state["total"].merge(rows, values, "sum")
+
+
+def combined_total(
+    rows: pa.RecordBatch, state: Mapping[str, sk.ArrowValueState]
+) -> Iterator[pa.RecordBatch]:
+    """The same for rows that ``COMBINED`` has added up before the shuffle."""
+    yield state["total"].merge(rows, rows, "sum")

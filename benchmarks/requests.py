@@ -22,28 +22,29 @@ import msgspec
 from benchmarks.counted_objects import BUCKET, counted_memory, counted_s3
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
-from statekeep.checkpoint.checkpoints import BackendName, SystemStreamPartition
-from statekeep.checkpoint.event_recorder import EventRecorder
+from statekeep.checkpoint.checkpoints import BackendName, StoreName, SystemStreamPartition
+from statekeep.checkpoint.event_log import EventRecorder
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import BatchRecord, JobIdentity, QueryState, TaskBatch
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import SystemClock
-from statekeep.commit.committer import CommitSummary
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
+from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.container.task import Task
-from statekeep.spark.container.place import ContainerSpec
-from statekeep.spark.container.protocol import HandOver
+from statekeep.events import CommitSummary
+from statekeep.reporter import Reporter
+from statekeep.spark.container.paths import ContainerSpec
+from statekeep.spark.container.protocol import SubmitVersion
 from statekeep.spark.container.work import ContainerWork
-from statekeep.spark.driver.clean_up import job_clean_up
-from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.job_commits import JobCommits
-from statekeep.spark.driver.new_query import first_commit
+from statekeep.spark.driver.first_start import first_commit
+from statekeep.spark.driver.job_commits import JobCommits, job_clean_up
+from statekeep.spark.driver.progress import EventList
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE, task_name
-from statekeep.spark.worker.job_spec import HandOverPlan, JobSpec
+from statekeep.spark.worker.job_spec import JobSpec, SubmitPlan
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.clock import FakeClock
 
@@ -59,6 +60,7 @@ _WARM_UP: Final = 3
 _CLEAN_UP_S: Final = 120
 _BLOB: Final = BackendName("blob")
 _INPUT: Final = SystemStreamPartition("kafka", "orders", 0)
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made there has a name of its own
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,10 @@ class Row:
     changed: int
     requests: Mapping[str, float]
     """By operation; per commit, or in all for a start."""
+    stores: int = 1
+    """Of each task; each commit changes all of those of a task."""
+    backends: int = 1
+    """Of each store, all in the same bucket."""
 
 
 def dollars_a_day(requests: Mapping[str, float]) -> float:
@@ -80,11 +86,19 @@ def dollars_a_day(requests: Mapping[str, float]) -> float:
 class CountedJob:
     """A job of the driver's and the container's own parts, without Spark."""
 
-    def __init__(self, root: Path, tasks: int, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        tasks: int,
+        settings: Mapping[str, str],
+        stores: Sequence[StoreName] = (STATE_STORE,),
+    ) -> None:
         self._tasks = tasks
+        self._stores = stores
         self._clock = FakeClock()
         self._executor = BoundedExecutor(4, "driver")
-        self._events = EventList(self._clock)
+        self._events = EventList()
+        self._report = Reporter(self._clock, "j", parts=[self._events]).report
         text = {
             "job.name": "j",
             "job.logged.store.base.dir": str(root / "local"),
@@ -100,6 +114,8 @@ class CountedJob:
             operator=cast("OperatorSpec", None),
             processor=b"",
             python_path=(),
+            stores=tuple(stores),
+            lasting_stores=tuple(stores),
         )
         self._factories = dict(BackendRegistry(config).factories())
         place = (self._factories, _BLOB, "j", self._executor, self._clock)
@@ -112,7 +128,7 @@ class CountedJob:
                 local_name=self._spec.local_name,
                 operator="main",
                 settings=text,
-                stores=[STATE_STORE],
+                stores=list(stores),
                 log_backend="blob",
                 local_dir=str(root / "local"),
                 app_id="app",
@@ -132,7 +148,7 @@ class CountedJob:
             checkpoints=self._checkpoints,
             executor=self._executor,
             clock=self._clock,
-            note=self._events.add,
+            report=self._report,
         )
         self._commits = JobCommits(
             log=self._writer,
@@ -142,8 +158,8 @@ class CountedJob:
             identity=identity,
             query_state=self._query_state,
             on_commit=self._committed,
-            required_backends=["blob"],
-            note=self._events.add,
+            required_backends=dict.fromkeys(map(BackendName, config.backend_names()), stores),
+            report=self._report,
         )
         self._recorder: EventRecorder | None = None
         self._has_committed = asyncio.Event()
@@ -152,10 +168,11 @@ class CountedJob:
 
     async def start(self) -> None:
         """Set up the backend, take the log over and write the commit that a query begins with."""
-        admin = self._factories[_BLOB].admin(self._executor, self._clock)
-        await admin.create_resources()
-        await admin.validate_resources()
-        await admin.close()
+        for factory in self._factories.values():
+            admin = factory.admin(self._executor, self._clock)
+            await admin.create_resources()
+            await admin.validate_resources()
+            await admin.close()
         await self._writer.open()
         await self._writer.take_over("requests")
         recorder = EventRecorder(
@@ -189,7 +206,7 @@ class CountedJob:
         if plan is None:
             raise RuntimeError("the gate let no commit begin")
         await asyncio.gather(*(self._work.upload(request) for request in _requests(plan)))
-        await self._commits.handed_over(plan, {})
+        await self._commits.submitted(plan, {})
         async with asyncio.timeout(60):  # not by the job's clock, which does not move by itself
             await self._has_committed.wait()
         self._has_committed.clear()
@@ -209,11 +226,12 @@ class CountedJob:
         directory = self._spec.directory(partition)
         current = self._writer.view.last_commit
         committed = None if current is None else current.versions.get(task_name(partition))
-        with directory.begin(uid, base, [STATE_STORE], captured=[STATE_STORE]) as work:
-            store = work.open_store(STATE_STORE, "memory")
-            if base is None:
-                store.write({b"%06d" % key: os.urandom(100) for key in range(50)})
-            store.write({b"%06d" % self._batch: os.urandom(100)})
+        with directory.begin(uid, base, self._stores, captured=self._stores) as work:
+            for name in self._stores:
+                store = work.open_store(name, "memory")
+                if base is None:
+                    store.write({b"%06d" % key: os.urandom(100) for key in range(50)})
+                store.write({b"%06d" % self._batch: os.urandom(100)})
             return work.seal(
                 self._batch,
                 uid,
@@ -229,12 +247,12 @@ class CountedJob:
         return QueryState(query_id="q", metadata="{}", offsets="v1", commit=f"{batch}")
 
 
-def _requests(plan: HandOverPlan) -> Sequence[HandOver]:
-    found: list[HandOver] = []
+def _requests(plan: SubmitPlan) -> Sequence[SubmitVersion]:
+    found: list[SubmitVersion] = []
     for partition, version in plan.versions.items():
         base_version, base = plan.bases.get(partition, ("", b"null"))
         found.append(
-            HandOver(
+            SubmitVersion(
                 epoch=plan.epoch,
                 attempt=plan.attempt,
                 partition=partition,
@@ -248,7 +266,11 @@ def _requests(plan: HandOverPlan) -> Sequence[HandOver]:
 
 
 async def measure(
-    counts: Counter[str], tasks: int, changed: int, settings: Mapping[str, str]
+    counts: Counter[str],
+    tasks: int,
+    changed: int,
+    settings: Mapping[str, str],
+    stores: Sequence[StoreName] = (STATE_STORE,),
 ) -> list[Row]:
     """Return the requests of the first start, of a commit in steady state, and of a later start.
 
@@ -257,13 +279,16 @@ async def measure(
         tasks: Of the job.
         changed: Tasks that each commit changes.
         settings: Of the place.
+        stores: Of each task.
     """
+    backends = settings.get("stores.backup.factories", "blob").count(",") + 1
 
     def row(what: str, commits: int = 1) -> Row:
-        return Row(what, tasks, changed, {kind: n / commits for kind, n in counts.items()})
+        made = {kind: n / commits for kind, n in counts.items()}
+        return Row(what, tasks, changed, made, len(stores), backends)
 
-    with TemporaryDirectory() as root:
-        job = CountedJob(Path(root), tasks, settings)
+    with _local_directory() as root:
+        job = CountedJob(Path(root), tasks, settings, stores)
         counts.clear()
         await job.start()
         first = row("first start")
@@ -275,7 +300,7 @@ async def measure(
             await job.commit(range(changed))
         steady = row("commit", COMMITS_A_CLEAN_UP)
         await job.close()
-        successor = CountedJob(Path(root), tasks, settings)
+        successor = CountedJob(Path(root), tasks, settings, stores)
         counts.clear()
         await successor.start()
         again = row("start")
@@ -283,21 +308,21 @@ async def measure(
     return [first, steady, again]
 
 
-async def measure_plain(counts: Counter[str], tasks: int, changed: int) -> Row:
-    """Return the requests of a commit of each task of a container, in steady state."""
+async def measure_plain(
+    counts: Counter[str], tasks: int, changed: int, *, is_idle: bool = False
+) -> Row:
+    """Return the requests of a commit of each task of a container, in steady state.
+
+    Args:
+        counts: Of all requests, by operation.
+        tasks: Of the container.
+        changed: Tasks whose stores each commit changes.
+        is_idle: The input of the others does not go on either.
+    """
     clock = FakeClock()
-    with TemporaryDirectory() as root:
-        config = load_dict(
-            {
-                "job.name": "j",
-                "job.logged.store.base.dir": root,
-                "stores.default.factory": "memory",
-                "stores.backup.factories": "blob",
-                "blob.store.uri": f"s3://{BUCKET}/j",
-                "task.commit.ms": "0",
-            }
-        )
-        async with Container(config, clock=clock) as container:
+    with _local_directory() as root:
+        async with Container(_plain_config(root), clock=clock) as container:
+            read: dict[str, str] = {}
             started = [await container.start_task(task_name(n), ["s"]) for n in range(tasks)]
 
             async def commit(number: int, writing: Sequence[Task], seconds: int) -> None:
@@ -305,7 +330,8 @@ async def measure_plain(counts: Counter[str], tasks: int, changed: int) -> Row:
                 for task in writing:
                     for key in range(50) if number == 0 else [number]:
                         task.store("s").put(b"%06d" % key, os.urandom(100))
-                made = [await task.commit({_INPUT: str(number)}, force=True) for task in started]
+                read.update((task.name, str(number)) for task in (writing if is_idle else started))
+                made = [await task.commit({_INPUT: read[task.name]}) for task in started]
                 await asyncio.gather(*(one.wait() for one in made))
                 await asyncio.gather(*(task.wait() for task in started))
 
@@ -319,16 +345,67 @@ async def measure_plain(counts: Counter[str], tasks: int, changed: int) -> Row:
     return Row("commit, plain", tasks, changed, made)
 
 
-def measure_plain_in_memory(tasks: int, changed: int) -> Row:
+async def measure_plain_starts(counts: Counter[str], tasks: int) -> list[Row]:
+    """Return the requests of the first start of a container with all its tasks, and of a later one.
+
+    Before the later one each task has made one commit.
+    """
+    rows: list[Row] = []
+    with _local_directory() as root:
+        for what in ("first start, plain", "start, plain"):
+            counts.clear()
+            async with Container(_plain_config(root), clock=FakeClock()) as container:
+                started = [await container.start_task(task_name(n), ["s"]) for n in range(tasks)]
+                rows.append(Row(what, tasks, tasks, dict(counts)))
+                for task in started:
+                    task.store("s").put(b"key", what.encode())
+                    await (await task.commit({_INPUT: what})).wait()
+                    await task.wait()
+    return rows
+
+
+def _plain_config(root: str) -> Config:
+    return load_dict(
+        {
+            "job.name": "j",
+            "job.logged.store.base.dir": root,
+            "stores.default.factory": "memory",
+            "stores.backup.factories": "blob",
+            "blob.store.uri": f"s3://{BUCKET}/j",
+            "task.commit.ms": "0",
+        }
+    )
+
+
+def measure_plain_starts_in_memory(tasks: int) -> list[Row]:
+    """Measure starts in plain Python over a bucket in memory."""
+    with counted_memory() as counts:
+        return asyncio.run(measure_plain_starts(counts, tasks))
+
+
+def measure_plain_in_memory(tasks: int, changed: int, *, is_idle: bool = False) -> Row:
     """Measure plain Python over a bucket in memory."""
     with counted_memory() as counts:
-        return asyncio.run(measure_plain(counts, tasks, changed))
+        return asyncio.run(measure_plain(counts, tasks, changed, is_idle=is_idle))
 
 
-def measure_in_memory(tasks: int, changed: int) -> list[Row]:
-    """Measure over a bucket in memory."""
+def _local_directory() -> TemporaryDirectory[str]:
+    """Make a directory for local state, in memory if there is such a place: nothing of it is measured."""
+    return TemporaryDirectory(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None)
+
+
+def measure_in_memory(tasks: int, changed: int, stores: int = 1, backends: int = 1) -> list[Row]:
+    """Measure over a bucket in memory, in which each backend has a prefix."""
+    settings = {"blob.store.uri": f"s3://{BUCKET}/j"}
+    others = [f"far{number}" for number in range(1, backends)]
+    for name in others:
+        settings[f"backends.{name}.factory"] = "blob"
+        settings[f"backends.{name}.uri"] = f"s3://{BUCKET}/{name}"
+    if others:
+        settings["stores.backup.factories"] = ",".join(["blob", *others])
+    names = (STATE_STORE, *(StoreName(f"more{number}") for number in range(1, stores)))
     with counted_memory() as counts:
-        return asyncio.run(measure(counts, tasks, changed, {"blob.store.uri": f"s3://{BUCKET}/j"}))
+        return asyncio.run(measure(counts, tasks, changed, settings, names))
 
 
 def measure_on_s3(endpoint: str, tasks: int, changed: int) -> list[Row]:
@@ -345,12 +422,13 @@ def measure_on_s3(endpoint: str, tasks: int, changed: int) -> list[Row]:
 
 def print_rows(rows: Sequence[Row]) -> None:
     """Print a table."""
-    head = ["", "tasks", "changed", *OPERATIONS, "$ a day"]
+    head = ["", "tasks", "changed", "stores", "backends", *OPERATIONS, "$ a day"]
     table = [head]
     for row in rows:
         counts = [f"{row.requests.get(kind, 0):g}" for kind in OPERATIONS]
         dollars = f"{dollars_a_day(row.requests):.2f}" if row.what.startswith("commit") else ""
-        table.append([row.what, str(row.tasks), str(row.changed), *counts, dollars])
+        shape = [str(n) for n in (row.tasks, row.changed, row.stores, row.backends)]
+        table.append([row.what, *shape, *counts, dollars])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
@@ -360,6 +438,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, action="append", help=f"default: {TASKS}")
+    parser.add_argument("--stores", type=int, default=1, help="of each task")
+    parser.add_argument("--backends", type=int, default=1, help="of each store")
     parser.add_argument(
         "--s3", action="store_true", help="also on SeaweedFS, with the fewest tasks"
     )
@@ -367,8 +447,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[Row] = []
     for tasks in given.tasks or TASKS:
         for changed in sorted({0, tasks // 2, tasks}):
-            rows += measure_in_memory(tasks, changed)
+            rows += measure_in_memory(tasks, changed, given.stores, given.backends)
         rows.append(measure_plain_in_memory(tasks, tasks))
+        rows += measure_plain_starts_in_memory(tasks)
     if given.s3:
         from benchmarks.blob_transfer import server  # noqa: PLC0415  # needs the tests' servers
 

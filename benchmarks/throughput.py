@@ -22,10 +22,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 
-import statekeep.spark as sk
+import statekeep as sk
 from benchmarks.figures import Figure
-from benchmarks.processors import OUTPUT_SCHEMA, RunningTotal, RunningTotalInPandas
+from benchmarks.processors import (
+    COMBINED,
+    OUTPUT_SCHEMA,
+    STATE_SCHEMA,
+    RunningTotal,
+    RunningTotalInPandas,
+    combined_total,
+    running_total,
+)
 
 ROWS_PER_BATCH = 200_000
 KEY_COUNTS = (20_000, 200_000)
@@ -36,13 +45,28 @@ Build = Callable[[DataFrame, Path], Any]
 """Makes the stateful stream from the input and a directory for the state."""
 
 
-def statekeep_rows(rows: DataFrame, work: Path) -> Any:
+def _grouped(rows: DataFrame, work: Path) -> sk.StatefulGroupedData:
     settings = {
         "job.logged.store.base.dir": str(work / "local"),
         "blob.store.uri": (work / "backup").as_uri(),
     }
-    grouped = sk.grouped(rows.groupBy("id"), settings)
-    return grouped.transformWithState(RunningTotal(), OUTPUT_SCHEMA, "Update", "None")
+    return sk.grouped(rows.groupBy("id"), settings)
+
+
+def statekeep_rows(rows: DataFrame, work: Path) -> Any:
+    return _grouped(rows, work).transformWithState(RunningTotal(), OUTPUT_SCHEMA, "Update", "None")
+
+
+def statekeep_arrow(rows: DataFrame, work: Path) -> Any:
+    return _grouped(rows, work).transformWithStateInArrow(
+        running_total, OUTPUT_SCHEMA, "Update", {"total": STATE_SCHEMA}
+    )
+
+
+def statekeep_combined(rows: DataFrame, work: Path) -> Any:
+    return _grouped(rows, work).transformWithStateInArrow(
+        combined_total, OUTPUT_SCHEMA, "Update", {"total": STATE_SCHEMA}, COMBINED
+    )
 
 
 def spark_rows(rows: DataFrame, _: Path) -> Any:
@@ -55,11 +79,18 @@ def spark_pandas(rows: DataFrame, _: Path) -> Any:
     )
 
 
+def spark_aggregate(rows: DataFrame, _: Path) -> Any:
+    return rows.groupBy("id").agg(F.count("*").alias("count"), F.sum("value").alias("total"))
+
+
 BASELINE = "transformWithState (Row)"
 ENGINES: dict[str, Build] = {
     "statekeep": statekeep_rows,
+    "statekeep, Arrow": statekeep_arrow,
+    "statekeep, Arrow with combiner": statekeep_combined,
     BASELINE: spark_rows,
     "transformWithStateInPandas": spark_pandas,
+    "aggregate (no Python)": spark_aggregate,
 }
 
 
@@ -119,7 +150,7 @@ def _measure_case(spark: SparkSession, work: Path, key_count: int, plan: Plan) -
     for number in range(plan.rounds):
         order = plan.engines if number % 2 == 0 else tuple(reversed(plan.engines))
         for name in order:
-            run = work / f"{number}-{name.split()[0]}"
+            run = work / f"{number}-{plan.engines.index(name)}"
             seconds[name] += run_query(spark, ENGINES[name], work / "input", run)
     speed = {
         name: ROWS_PER_BATCH / statistics.median(of_batches) for name, of_batches in seconds.items()

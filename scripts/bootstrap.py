@@ -225,7 +225,7 @@ def can_install(manager: str) -> bool:
 
 
 def may_install(what: str) -> bool:
-    """Tell whether the user lets us install something for the whole machine."""
+    """Return whether the user lets us install something for the whole machine."""
     consent = os.environ.get(CONSENT)
     if consent is not None or not sys.stdin.isatty():
         return consent == "yes"

@@ -27,11 +27,11 @@ from pyspark.sql import GroupedData, SparkSession
 from pyspark.testing.sqlutils import ReusedSQLTestCase
 from typing_extensions import override
 
-import statekeep.spark as sk
+import statekeep as sk
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TABLE: Final = ROOT / "docs" / "reference" / "spark-operator.md"
-ROW: Final = re.compile(r"^\| `([^`]+)` \| (.+) \|$", re.MULTILINE)
+ROW: Final = re.compile(r"^\| `([^`]*\.test_[^`]*)` \| (.+) \|$", re.MULTILINE)
 MODULES: Final = (
     "test_transform_with_state",
     "test_pandas_transform_with_state",

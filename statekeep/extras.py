@@ -19,6 +19,8 @@ _EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
         "gcsfs": "gcs",
         "paramiko": "sftp",
         "cryptography": "encryption",
+        "prometheus_client": "prometheus",
+        "opentelemetry": "otel",
         "confluent_kafka": "kafka",
         "hdfs_native": "hdfs",
         "lz4": "hdfs",

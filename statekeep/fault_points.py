@@ -1,4 +1,4 @@
-"""Named places where a crash must do no harm, so that a test can make one happen there.
+"""Named points where a crash must do no harm, so that a test can make one happen there.
 
 A boundary calls `fault_point` with its name. Nothing happens unless a handler is installed, which
 only tests do: it may kill the process, raise, or take notes. There are two ways to install one:
@@ -71,6 +71,10 @@ SPARK_FAULT_POINTS: Final = (
     "roll_forward.after",
     "base_record.before",
     "base_record.after",
+    "reshape.before_pin",
+    "reshape.after_pin",
+    "reshape.before_split",
+    "reshape.before_make",
     "recovery.before",
     "restore.before_request",
     "replay.before_step",
@@ -78,13 +82,16 @@ SPARK_FAULT_POINTS: Final = (
     "replay.before_record",
     "empty_commit.before",
     "empty_commit.after",
-    "hand_over.before",
+    "move.before",
+    "move.after_table",
+    "move.after",
+    "submit_versions.before",
     "seal.before",
     "image.after_write",
     "seal.after",
     "outbox.before_write",
     "outbox.after_write",
-    "hand_over.after",
+    "submit_versions.after",
     "open.before",
     "open.after",
     "catch_up.after_step",
@@ -100,7 +107,7 @@ SPARK_FAULT_POINTS: Final = (
     "sink.after",
     "entry.before_write",
     "outbox.before_remove",
-    "void_record.before",
+    "abort_record.before",
 )
 """Names in use on Spark besides, in the order in which a start, a batch and its commit reach them."""
 

@@ -41,7 +41,7 @@ from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
-from statekeep.inspection.job import open_log_place
+from statekeep.inspection.job import open_log_storage
 from statekeep.inspection.removal import reset_job
 from statekeep.testing.executor import SerialExecutor
 
@@ -107,8 +107,8 @@ async def make_topics(servers: str, directory: Path, drop_before: DropBefore) ->
             drop_before("plain-counts", 2)
         await _commit(config, content, range(commits // 2 + 1, commits + 1))
         if job == "ended":
-            async with open_log_place(config, SystemClock(), task=TASK) as place:
-                await reset_job(place, config, owner="golden:1", is_dropping_savepoints=False)
+            async with open_log_storage(config, SystemClock(), task=TASK) as storage:
+                await reset_job(storage, config, owner="golden:1", is_dropping_savepoints=False)
             content = {}
         text = {key.decode(): value.decode() for key, value in sorted(content.items())}
         (directory / f"{job}.json").write_text(json.dumps(text, indent=0) + "\n", encoding="utf-8")
@@ -155,8 +155,11 @@ async def _write_entries(servers: str) -> None:
 def record(servers: str, topic: str) -> TopicFile:
     """Return what is committed in the first partition of a topic."""
     cluster = Cluster(KafkaSettings.parse(KAFKA, {"bootstrap.servers": servers}))
-    place = ChangelogPartition(topic, 0)
-    start, end = cluster.start_offsets([place])[place], cluster.end_offsets([place])[place]
+    partition = ChangelogPartition(topic, 0)
+    start, end = (
+        cluster.start_offsets([partition])[partition],
+        cluster.end_offsets([partition])[partition],
+    )
     found = TopicFile(topic, cluster.describe([topic])[topic].topic_id, start, end, [])
     consumer = Consumer(
         {

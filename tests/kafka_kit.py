@@ -126,7 +126,7 @@ class ChangelogJob:
         )
         manager = self.factory.backup_manager(context)
         self._stack.push_async_callback(manager.close)
-        await manager.init(self.base.checkpoint if self.base else None)
+        await manager.init()
         return manager
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Somebody who follows docs/how-to/move-state.md to the letter, for tests of the page."""
+"""A reader who follows docs/how-to/move-state.md step by step, for tests of the page."""
 
 import re
 import runpy
@@ -17,7 +17,7 @@ STEPS = ["Step 1", "Step 2", "Step 3", "Step 4"]
 
 
 class Reader:
-    """Somebody who follows the page, in a directory of their own.
+    """A reader who follows the page, in a directory of their own.
 
     Attributes:
         settings: What stands in job.properties now.
@@ -80,7 +80,7 @@ class Reader:
                     f"backends.{name}.{key}": value.format(name=name)
                     for key, value in place.items()
                 }
-        # A backend that nobody lists has no settings: the page says that they may go.
+        # A backend that is not listed has no settings: the page says that they may go.
         settings = self.settings | self.own
         lines = [f"{key}={value}" for key, value in settings.items() if self._is_used(key)]
         text = "\n".join(lines).replace("/srv", str(self._directory))

@@ -1,8 +1,5 @@
 """Reads files of changes by the formats page alone, and what uploads of the HDFS backend add up to."""
 
-# lz4 has no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 import hashlib
 import json
 import struct

@@ -12,7 +12,7 @@ _RECORD: Final = re.compile(r"(.*)/log/(\d+)\.json")
 _SNAPSHOT: Final = re.compile(r"(.*/\d+_[0-9a-f]{32})\.snapshot")
 _CHECKPOINT: Final = re.compile(r".*/checkpoints/(\d+)-(\d+)/.*")
 _EVENTS: Final = re.compile(r"(.*)/checkpoints/events-(\d+)(?:\.[ab])?/.*")
-_KEPT_REIGNS: Final = 10
+_KEPT_SESSIONS: Final = 10
 """Whose progress events are kept; what their writer left when it was killed goes with them."""
 _PROBE: Final = re.compile(r".*/log-probe/.*")
 """Of a start that was killed, which no later one may tell from one that goes on."""
@@ -49,7 +49,7 @@ def find_leftovers(
             return True
         events = _EVENTS.fullmatch(name)
         if events is not None:
-            return int(events[2]) > newest[events[1]] - _KEPT_REIGNS
+            return int(events[2]) > newest[events[1]] - _KEPT_SESSIONS
         checkpoint = _CHECKPOINT.fullmatch(name)
         attempt = attempt_of(name)
         if checkpoint is not None:

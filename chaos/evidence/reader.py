@@ -3,10 +3,6 @@
 ``python -m chaos.evidence.reader`` answers requests, one JSON document a line, in their order.
 """
 
-# Clients without types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import base64
 import json
 import sys
@@ -183,7 +179,7 @@ def serve(calls: Mapping[str, Callable[..., object]]) -> None:
         name, *arguments = json.loads(line)
         try:
             answer = {"found": calls[name](*arguments)}
-        except Exception as exc:  # noqa: BLE001 - whoever asked is told
+        except Exception as exc:  # noqa: BLE001 - passed on to the caller
             answer = {"error": f"{type(exc).__name__}: {exc}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""Schedules in which somebody changes what the job has stored: it starts rightly, or says why not."""
+"""Schedules in which an attacker changes what the job has stored: it starts rightly, or says why not."""

@@ -1,4 +1,4 @@
-"""Somebody who changes, exchanges, sets back and adds what a job has stored, as a seed has it."""
+"""An attacker that changes, exchanges, sets back and adds what a job has stored, by a seed."""
 
 import json
 import random
@@ -58,7 +58,7 @@ class Attack:
     """Such as ``exchange.index``."""
     subject: str
     undo: Callable[[], None] | None
-    """Puts back what was there; None where nobody can."""
+    """Puts back what was there; None where that is not possible."""
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class Attacker:
         """How often it strikes where there are others."""
         return _WEIGHT * len(self.places) or 1
 
-    def look(self) -> None:
-        """Take note of everything that is there: some of it will be gone, and can be put back."""
+    def poll(self) -> None:
+        """Record everything that is there: some of it will be gone, and can be put back."""
         for name, prey in self._all().items():
             seen = self.spoils.setdefault(name, {})
             for file, data in sorted(prey.contents().items()):
@@ -219,7 +219,7 @@ class Attacker:
         return target.replaced("nest", payload)
 
     def _drop_foreign(self, draw: random.Random, target: "_Target") -> Attack | None:
-        """Add what nobody has written, under a name that is odd, or one that seems to be ours."""
+        """Add what the job has not written, under a name that is odd, or one that seems to be ours."""
         directory = target.name.rpartition("/")[0]
         names = [f"{directory}/{name}" for name in _ODD_NAMES]
         if target.kind == "record":
@@ -237,7 +237,7 @@ class Attacker:
         return target.of(name).written("foreign", data)
 
     def _lose(self, _draw: random.Random, target: "_Target") -> Attack | None:
-        """Remove it; not the end of a log, which nobody can tell from a log that ends there."""
+        """Remove it; not the end of a log, which looks like a log that ends there."""
         undo = target.undo()
         log = target.name.rpartition("/")[0]
         if target.kind == "record" and target.name == max(n for n in target.names if log in n):
@@ -327,8 +327,8 @@ class TopicAttacker:
         """How often it strikes where there are others."""
         return _WEIGHT
 
-    def look(self) -> None:
-        """Take note of every record."""
+    def poll(self) -> None:
+        """Record every record."""
         for place, records in self.topics.records().items():
             seen = self.spoils.setdefault(place, {})
             seen.update({offset: (key, value) for offset, key, value in records})

@@ -1,11 +1,7 @@
-"""The process that writes to servers as somebody else would: past the runtime, by plain clients.
+"""The process that writes to servers as an attacker would: past the runtime, by plain clients.
 
 ``python -m chaos.malice.hand`` answers requests as `chaos.evidence.reader` does.
 """
-
-# Clients without types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import base64
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Tells a right start, one at an older commit that was said, and a clear error from a wrong one.
 
-Where the job stands is known from its own journals, which nobody else can write: the store that
+Where the job stands is known from its own journals, which no other process can write: the store that
 would have to say it has been tampered with.
 """
 
@@ -20,7 +20,7 @@ class _TaskTruth:
     durable: int = -1
     """The newest offset that the job was told to be durable, or that it has started from since."""
     begun: set[int] = field(default_factory=set[int])
-    """Offsets of the commits since then whose end nobody was told."""
+    """Offsets of the commits since then whose end was not reported."""
     ever: set[int] = field(default_factory=lambda: {-1})
     """Offsets of all the commits that were ever begun, and of empty state."""
 
@@ -69,7 +69,7 @@ class Judge:
 
     def _judge_start(self, life: str, event: Event, sources: frozenset[str]) -> None:
         name, offset, task = event["task"], event["offset"], self._of(event)
-        is_told = sources <= set(event["failed_sources"])
+        is_reported = sources <= set(event["failed_sources"])
         if event["content"] != self._expected(name, offset):
             self._fail(f"{life}: {name} started at {offset} with another state: {event['content']}")
         if offset == task.durable or offset in task.begun:
@@ -77,9 +77,9 @@ class Judge:
             self.verdicts["right, from another copy" if has_fallen_back else "right"] += 1
         elif offset not in task.ever or offset > task.durable:
             self._fail(f"{life}: {name} started at {offset}, where no commit was begun")
-        elif not is_told:
+        elif not is_reported:
             self._fail(
-                f"{life}: {name} started at {offset} and not at {task.durable}, and nobody was told:"
+                f"{life}: {name} started at {offset} and not at {task.durable}, without a message:"
                 f" {event['failed_sources']}"
             )
         else:

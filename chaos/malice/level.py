@@ -117,7 +117,7 @@ class _Run:
         (self._directory / "attacks").write_text("\n".join([*story, ""]))
 
     def _make_attackers(self) -> list[Attacker | TopicAttacker]:
-        """Let another job leave something in the places, and whoever attacks have a place of theirs."""
+        """Let another job leave something in the places, and give the attacker a place of its own."""
         self._live_beside(self._schedule.other, self._places, _OTHER)
         files = [place for place in self._places if place.form != "kafka"]
         theirs: dict[str, bytes] = {}
@@ -163,7 +163,7 @@ class _Run:
         return not self._hear(process)
 
     def _live_again(self, life: Life) -> bool:
-        """Put back what was there, as somebody does who reads the error, and start again."""
+        """Put back what was there, as a person does who reads the error, and start again."""
         if any(attack.undo is None for attack in self._attacks):
             return False
         for attack in reversed(self._attacks):
@@ -198,7 +198,7 @@ class _Run:
 
     def _look(self) -> None:
         for attacker in self._attackers:
-            attacker.look()
+            attacker.poll()
 
     def _strike(self, draw: random.Random) -> None:
         weights = [attacker.weight for attacker in self._attackers]

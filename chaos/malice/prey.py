@@ -1,4 +1,4 @@
-"""What somebody may lay hands on: the places of a job, and its local disk, as named contents."""
+"""What an attacker may change: the places of a job, and its local disk, as named contents."""
 
 import base64
 import os
@@ -87,7 +87,7 @@ class LocalPrey(Prey):
         self._cleared(name).symlink_to(target)
 
     def make_pipe(self, name: str) -> None:
-        """Put a pipe, at whose other end nobody is, in the place of whatever has the name."""
+        """Put a pipe without a writer in the place of whatever has the name."""
         os.mkfifo(self._cleared(name))
 
     def exchange(self, one: str, other: str) -> None:

@@ -24,7 +24,7 @@ class Round:
     """One life of the job, and what is done to it."""
 
     life: Life
-    """Sleeps where somebody strikes while it runs, at its fault of `Action.STOP`."""
+    """Sleeps where the attacker strikes while it runs, at its fault of `Action.STOP`."""
     strikes_while_down: int
     """Before it starts."""
     is_disk_wiped: bool

@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from chaos.backends import Place
+from chaos.plain.fault_profile import MANAGER, set_forecast
 from chaos.plain.records import changes_of, shown
-from chaos.plain.s3_weather import weathered_endpoint
+from chaos.plain.s3_fault_profile import faulty_endpoint
 from chaos.plain.schedule import Life, Schedule, happens
-from chaos.plain.weather import MANAGER, set_forecast
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
@@ -62,7 +62,7 @@ class Job:
     async def run(self) -> None:
         """Go on from the last commit to the end of this life; errors are noted, not raised."""
         places = {place.name: str(place.directory) for place in self.places}
-        set_forecast({f"file://{places[b]}": kind for b, kind in self.life.weather.items()})
+        set_forecast({f"file://{places[b]}": kind for b, kind in self.life.profile.items()})
         try:
             clock = SkewedClock(self.life.clock_days)
             async with (
@@ -85,14 +85,14 @@ class Job:
 
     @asynccontextmanager
     async def _endpoints(self) -> AsyncGenerator[Mapping[str, str]]:
-        """Give the settings that lead to S3 servers through their weather."""
+        """Give the settings that lead to S3 servers through their fault profile."""
         async with AsyncExitStack() as stack:
             settings: dict[str, str] = {}
             for place in self.places:
-                weather = self.life.weather.get(place.name)
-                if place.kind == "blob-s3" and weather is not None:
+                profile = self.life.profile.get(place.name)
+                if place.kind == "blob-s3" and profile is not None:
                     seed = f"{self.schedule.seed}/{self.life.name}/{place.name}"
-                    relay = weathered_endpoint(place.server.address, weather, seed)
+                    relay = faulty_endpoint(place.server.address, profile, seed)
                     endpoint = await stack.enter_async_context(relay)
                     settings[f"backends.{place.name}.s3.endpoint"] = endpoint
             yield settings

@@ -139,7 +139,7 @@ class _Run:
         due = min((moment for moment in moments if moment is not None), default=None)
         if due is None:
             return
-        wait_until_none_runs(self._processes, due / 1000, is_patient=True)
+        wait_until_none_runs(self._processes, due / 1000, is_long_wait=True)
         for server in self._servers.values():
             server.fail()
         self._note("server", "restarted")
@@ -169,8 +169,8 @@ class _Run:
         return process
 
     def _note_outside(self, life: Life) -> None:
-        for backend, weather in life.weather.items():
-            self._note("backend", f"{weather.value}:{backend}")
+        for backend, profile in life.profile.items():
+            self._note("backend", f"{profile.value}:{backend}")
         if life.clock_days:
             self._note("clock", "off")
             self._verifier.checked.add(17)

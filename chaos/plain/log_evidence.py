@@ -48,9 +48,9 @@ class TaskHistory:
     task: str
     commits: list[Commit] = field(default_factory=list[Commit])
     released: set[int] = field(default_factory=set[int])
-    void: set[Attempt] = field(default_factory=set[Attempt])
+    aborted: set[Attempt] = field(default_factory=set[Attempt])
     open: dict[Attempt, "Commit | None"] = field(default_factory=dict)
-    reigns: dict[int, "Commit | None"] = field(default_factory=dict)
+    sessions: dict[int, "Commit | None"] = field(default_factory=dict)
     """The commit that each epoch started from."""
     bad_markers: set[tuple[str, str, str]] = field(default_factory=set)
     """(backend, store, marker)"""
@@ -71,11 +71,15 @@ class TaskHistory:
 
     @property
     def ended(self) -> set[Attempt]:
-        """The attempts that are void or committed."""
-        return self.void | {commit.attempt for commit in self.commits}
+        """The attempts that are aborted or committed."""
+        return self.aborted | {commit.attempt for commit in self.commits}
 
     def fold(self, position: int, record: Mapping[str, Any]) -> None:
-        """Take in the next record."""
+        """Take in the next record.
+
+        Raises:
+            ValueError: Its kind is unknown.
+        """
         kind, epoch = record["type"], record["epoch"]
         if epoch < self._epoch or (kind == "epoch" and epoch == self._epoch):
             self._say(1, f"record of epoch {epoch} at {position} after epoch {self._epoch}")
@@ -83,15 +87,29 @@ class TaskHistory:
         if record["nonce"] in self._nonces:
             self._say(2, f"the record at {position} stands in the log twice")
         self._nonces.add(record["nonce"])
-        fold = getattr(self, f"_fold_{kind.replace('-', '_')}", None)
-        if fold is not None:
-            fold(position, record)
+        match kind:
+            case "base":
+                self._fold_base(position, record)
+            case "attempt":
+                self._fold_attempt(position, record)
+            case "commit":
+                self._fold_commit(position, record)
+            case "void":  # the stored name of an abort record
+                self._fold_abort(record)
+            case "release":
+                self._fold_release(position, record)
+            case "bad-marker":
+                self._fold_bad_marker(record)
+            case "epoch" | "batch" | "pin" | "unpin" | "kept" | "moved":
+                pass  # nothing that is checked here
+            case _:
+                raise ValueError(f"no such kind of record: {kind} position={position}")
 
     def _fold_base(self, position: int, record: Mapping[str, Any]) -> None:
         for attempt in [a for a in self.open if a[0] < record["epoch"]]:
             del self.open[attempt]
-            self.void.add(attempt)
-        self.reigns[record["epoch"]] = self.newest
+            self.aborted.add(attempt)
+        self.sessions[record["epoch"]] = self.newest
         if self.newest is not None and record["commit-position"] != self.newest.position:
             self._say(1, f"the base at {position} is not the newest commit")
 
@@ -103,8 +121,8 @@ class TaskHistory:
     def _fold_commit(self, position: int, record: Mapping[str, Any]) -> None:
         attempt = (record["attempt-epoch"], record["attempt"])
         is_empty = record["batch"] == -1
-        if attempt in self.void:
-            self._say(12, f"void attempt {attempt} is committed at {position}")
+        if attempt in self.aborted:
+            self._say(12, f"aborted attempt {attempt} is committed at {position}")
             return
         if attempt not in self.open and not is_empty and not self.floor:
             self._say(12, f"commit at {position} of attempt {attempt}, which is not open")
@@ -123,22 +141,22 @@ class TaskHistory:
             base=base,
         )
         if is_empty:
-            self.reigns[record["epoch"]] = commit
+            self.sessions[record["epoch"]] = commit
         self.commits.append(commit)
 
-    def _fold_void(self, _: int, record: Mapping[str, Any]) -> None:
+    def _fold_abort(self, record: Mapping[str, Any]) -> None:
         attempt = (record["attempt-epoch"], record["attempt"])
         if all(commit.attempt != attempt for commit in self.commits):
-            self.void.add(attempt)
+            self.aborted.add(attempt)
         self.open.pop(attempt, None)
 
     def _fold_release(self, position: int, record: Mapping[str, Any]) -> None:
         newest = self.newest
         if newest is not None and newest.position in record["positions"]:
-            self._say(14, f"the release at {position} lets go of the newest commit")
+            self._say(14, f"the release at {position} releases the newest commit")
         self.released.update(record["positions"])
 
-    def _fold_bad_marker(self, _: int, record: Mapping[str, Any]) -> None:
+    def _fold_bad_marker(self, record: Mapping[str, Any]) -> None:
         self.bad_markers.add((record["backend"], record["store"], record["marker"]))
 
     def _say(self, invariant: int, text: str) -> None:
@@ -149,7 +167,7 @@ def read_history(log: LogEvidence, task: str) -> TaskHistory:
     """Read the log of a task.
 
     Raises:
-        ValueError: A record is damaged.
+        ValueError: A record is damaged, or of an unknown kind.
     """
     history = TaskHistory(task)
     history.floor = expected = log.floor()

@@ -102,7 +102,7 @@ class JobProcess:
             os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End it for good and let go of it."""
+        """End it, and release it."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             _, self.status = os.waitpid(self.pid, 0)
@@ -133,12 +133,12 @@ def start(
 
 
 def wait_until_none_runs(
-    processes: Iterable[JobProcess], timeout_s: float, *, is_patient: bool = False
+    processes: Iterable[JobProcess], timeout_s: float, *, is_long_wait: bool = False
 ) -> list[str]:
     """Wait until every process has ended or sleeps; return what is wrong.
 
     One that goes on for longer than the time-out is made to write down where it hangs, and killed,
-    unless the wait is patient.
+    unless it is a long wait.
     """
     deadline = time.monotonic() + timeout_s
     problems: list[str] = []
@@ -149,7 +149,7 @@ def wait_until_none_runs(
         if not running:
             return problems
         if time.monotonic() > deadline:
-            if not is_patient:
+            if not is_long_wait:
                 problems += [_end_hanging(process) for process in running]
             return problems
         select.select([p.pipe for p in running], [], [], _POLL_S)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from chaos.backends import Place, draw_late_snapshots, fault_points_of
+from chaos.fault_profile import FaultProfile
+from chaos.plain.fault_profile import PROFILES
 from chaos.plain.records import LargeValue
-from chaos.plain.weather import WEATHER
 from chaos.servers import NO_SERVER
-from chaos.weather import Weather
 from statekeep.fault_points import FAULT_POINTS
 from statekeep.testing.faults import Action, ArmedFault
 
@@ -37,7 +37,7 @@ class Life:
     until: int
     """It ends after the record of this number, unless something ends it before."""
     faults: Sequence[ArmedFault] = ()
-    weather: Mapping[str, Weather] = field(default_factory=dict[str, Weather])
+    profile: Mapping[str, FaultProfile] = field(default_factory=dict[str, FaultProfile])
     """By backend."""
     clock_days: int = 0
     """How far its wall clock is off."""
@@ -201,10 +201,10 @@ class _Lives:
             self._draw_fault(f"{name}-fault-{number}")
             for number in range(draw.choice((0, 1, 1, 2, 2, 3)))
         ]
-        weather = {
-            place.name: draw.choice(WEATHER[place.kind])
+        profile = {
+            place.name: draw.choice(PROFILES[place.kind])
             for place in self._places
-            if place.kind in WEATHER and happens(draw, 0.2)
+            if place.kind in PROFILES and happens(draw, 0.2)
         }
         latest_ms = _LATEST_MS
         if any(place.server is not NO_SERVER for place in self._places):
@@ -213,7 +213,7 @@ class _Lives:
             name=name,
             until=until,
             faults=faults,
-            weather=weather,
+            profile=profile,
             clock_days=draw.choice(_DAYS) if happens(draw, 0.25) else 0,
             kill_after_ms=draw.randrange(5, latest_ms) if happens(draw, 0.15) else None,
             server_fails_after_ms=draw.randrange(5, latest_ms) if happens(draw, 0.15) else None,

@@ -76,7 +76,7 @@ class Verifier:
             for name, attempt in sorted(list_blobs(place.files(), self._job).items()):
                 is_needed = name in reached
                 if not place.has_blobs:
-                    is_needed = attempt not in _history_of(name, histories).void
+                    is_needed = attempt not in _history_of(name, histories).aborted
                 if not is_needed and not self._is_left_by_optional(place, attempt, histories):
                     self._fail(16, f"{place.name} still holds {name}")
             left = find_leftovers(
@@ -147,7 +147,7 @@ class Verifier:
         begun = {e["offset"] for e in events if e["event"] == "begun" and e["task"] == history.task}
         for commit in history.commits:
             if commit.version and commit.offset not in begun:
-                self._fail(10, f"{history.task} committed {commit.offset}, which nobody asked for")
+                self._fail(10, f"{history.task} committed {commit.offset}, which was not asked for")
 
     def _check_start(self, history: TaskHistory, event: Event) -> None:
         """The state of a start is the fold of its offsets, and they are the newest commit's.
@@ -159,14 +159,14 @@ class Verifier:
         if event["content"] != self.expected_content(task, offset):
             self._fail(10, f"{task} started at {offset} with another state: {event}")
         self.checked |= {10, 20}
-        base = history.reigns.get(event["epoch"])
+        base = history.sessions.get(event["epoch"])
         if base is None:
             if not history.floor:
                 self._fail(9, f"{task} started in epoch {event['epoch']}, which has no base")
             return
         readable = {event["restore_from"]} if event["restore_from"] else set(base.markers)
-        is_told = readable <= set(event["damaged_sources"])
-        if offset != base.offset and (not is_told or offset > base.offset):
+        is_reported = readable <= set(event["damaged_sources"])
+        if offset != base.offset and (not is_reported or offset > base.offset):
             self._fail(9, f"{task} started at {offset}, the newest commit was at {base.offset}")
         self.checked |= {8, 9}
 
@@ -218,7 +218,8 @@ class Verifier:
             base = commit.base
             is_known = base is not None or not history.floor
             known = None if base is None else base.markers.get(place.name, {}).get(store)
-            if is_known and known != snapshot.base:
+            # A task that had not changed has the snapshot of the commit before.
+            if is_known and known not in {snapshot.base, marker}:
                 self._fail(13, f"{history.task}: {marker} builds on {snapshot.base}, not {known}")
         own = f"/main/{_escaped(history.task)}/{_escaped(store)}/"
         foreign = [blob for blob in snapshot.blobs if own not in blob]

@@ -31,7 +31,7 @@ def write_plan(
     *,
     clock_offset_s: int = 0,
     lost_answers: float = 0.0,
-    weather: Path | None = None,
+    profile: Path | None = None,
 ) -> None:
     """Arm the processes of a session, from their next fault point on.
 
@@ -42,7 +42,7 @@ def write_plan(
         reached: Where they note the points that they reach.
         clock_offset_s: How far wall clocks are off.
         lost_answers: Part of the calls to stores that take effect and answer an error.
-        weather: What `write_weather` writes. A file of its own, as the counts of a process begin
+        profile: What `write_profiles` writes. A file of its own, as the counts of a process begin
             anew with each plan.
     """
     claims.mkdir(parents=True, exist_ok=True)
@@ -54,22 +54,22 @@ def write_plan(
         "reached": str(reached),
         "clock-offset-s": clock_offset_s,
         "lost-answers": lost_answers,
-        "weather": str(weather or ""),
+        "profile": str(profile or ""),
     }
     temporary.write_text(json.dumps(document))
     temporary.replace(path)
 
 
-def write_weather(path: Path, weather: Mapping[str, str], until: float) -> None:
+def write_profiles(path: Path, profile: Mapping[str, str], until: float) -> None:
     """Let places misbehave in all processes, from their next calls on.
 
     Args:
         path: See `write_plan`.
-        weather: By URI of a place.
+        profile: By URI of a place.
         until: By the monotonic clock, which all processes of the machine share.
     """
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"until": until, "weather": dict(weather)}))
+    temporary.write_text(json.dumps({"until": until, "profile": dict(profile)}))
     temporary.replace(path)
 
 
@@ -80,7 +80,7 @@ class _Armed:
     reached: Path | None = None
     clock_offset_ns: int = 0
     lost_answers: float = 0.0
-    weather: Path | None = None
+    profile: Path | None = None
 
 
 _armed = _Armed()
@@ -88,7 +88,7 @@ _armed = _Armed()
 
 
 def at_fault_point(point: str) -> None:
-    """Note that the point was reached, and strike as the plan says."""
+    """Record that the point was reached, and strike as the plan says."""
     follow_plan()
     if _armed.faults is None or _armed.reached is None:
         return
@@ -108,7 +108,7 @@ def follow_plan() -> None:
     _armed.reached = Path(document["reached"])
     _armed.clock_offset_ns = document["clock-offset-s"] * 1_000_000_000
     _armed.lost_answers = document["lost-answers"]
-    _armed.weather = Path(document["weather"]) if document["weather"] else None
+    _armed.profile = Path(document["profile"]) if document["profile"] else None
     _armed.faults = ProcessFaults(ProcessPlan.read(path), process_kind())
     _armed.stamp = stamp
 
@@ -126,13 +126,13 @@ def is_answer_lost(chance: float) -> bool:
     return True
 
 
-def weather_of(uri: str) -> str | None:
+def profile_of(uri: str) -> str | None:
     """Return how a place is to misbehave now; None if it is not."""
     follow_plan()
-    if _armed.weather is None or not _armed.weather.exists():
+    if _armed.profile is None or not _armed.profile.exists():
         return None
-    document: dict[str, Any] = json.loads(_armed.weather.read_text())
-    return document["weather"].get(uri) if time.monotonic() < document["until"] else None
+    document: dict[str, Any] = json.loads(_armed.profile.read_text())
+    return document["profile"].get(uri) if time.monotonic() < document["until"] else None
 
 
 def set_clocks_wrong() -> None:

@@ -4,8 +4,8 @@ import random
 from collections.abc import Mapping, Sequence
 
 from chaos.backends import draw_late_snapshots
+from chaos.fault_profile import FaultProfile
 from chaos.spark.plan import BadDay, Consequence, Damage, Drift, Loss, PlannedFault, Schedule
-from chaos.weather import Weather
 from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind
 
 _WORKER = (
@@ -23,8 +23,8 @@ _WORKER = (
     "seal.after",
     "receipt.before",
     "output.before_read",
-    "hand_over.before",
-    "hand_over.after",
+    "submit_versions.before",
+    "submit_versions.after",
     "restore.before_request",
     "retain.before_remove",
 )
@@ -63,7 +63,10 @@ _DRIVER = (
     "clean_up.before_files",
     "trim.before",
     "trim.after_floor",
-    "void_record.before",
+    "abort_record.before",
+    "move.before",
+    "move.after_table",
+    "move.after",
 )
 RECOVERY_POINTS = (
     "epoch_record.before",
@@ -90,6 +93,7 @@ _RARE = (
     "trim",
     "release",
     "void",
+    "move",
     "clean_up",
     "upload.after_tail",
     "late_snapshot",
@@ -106,6 +110,20 @@ _DAMAGE = 0.3
 _RATE = 0.2
 """Part of the schedules whose source is Spark's rate source."""
 _WEEK_S = 7 * 86_400
+_MODES: Sequence[Sequence[str]] = (
+    ("None",),
+    ("None",),
+    ("EventTime",),
+    ("ProcessingTime",),
+    ("None", "None"),
+    ("EventTime", "EventTime"),
+    ("EventTime", "None"),
+    ("None", "ProcessingTime"),
+    ("ProcessingTime", "ProcessingTime"),
+)
+"""Time modes of the operators of a query, each list as likely as the next."""
+_BATCHES_BEFORE_MOVE = 3
+"""For an executor to be lost, for another one to join, and for a commit after that."""
 
 
 def every_point(more: Sequence[str] = ()) -> Sequence[tuple[ProcessKind, str]]:
@@ -139,11 +157,12 @@ def draw_schedule(seed: int, more: Sequence[str] = ()) -> Schedule:
     losses = [_draw_loss(draw) for _ in range(3)]
     if any(_is_in(planned, "restore", "adopt", "replay") for planned in faults):
         losses[0] = Loss.DISKS
+    is_moving = any(_is_in(planned, "move") for planned in faults)
     return Schedule(
         seed=seed,
         source="rate" if draw.random() < _RATE else "file",
         partitions=draw.choice([3, 4]),
-        batches=draw.choice([5, 6, 7, 8]),
+        batches=draw.choice([5, 6, 7, 8]) + (_BATCHES_BEFORE_MOVE if is_moving else 0),
         rows=draw.choice([4, 20, 40]),
         settings=_draw_settings(draw, faults, seed, is_every_batch=is_every_batch),
         is_every_batch=is_every_batch,
@@ -156,6 +175,7 @@ def draw_schedule(seed: int, more: Sequence[str] = ()) -> Schedule:
         servers_fail_after=draw.choice([None, None, 0, 1, 3]),
         bad_day=_draw_bad_day(seed),
         damage=_draw_damage(seed),
+        modes=_draw_modes(seed),
     )
 
 
@@ -167,7 +187,9 @@ def _draw_bad_day(seed: int) -> BadDay | None:
     if draw.random() >= _BAD_DAY:
         return None
     return BadDay(
-        weather=draw.choice([Weather.SLOW, Weather.FLAPPING, Weather.FLAPPING, Weather.OUTAGE]),
+        profile=draw.choice(
+            [FaultProfile.SLOW, FaultProfile.FLAPPING, FaultProfile.FLAPPING, FaultProfile.OUTAGE]
+        ),
         place=draw.choice([0, 0, 1]),
         after_batch=draw.choice([0, 1, 2, 3]),
         seconds=draw.choice([1.0, 3.0, 6.0]),
@@ -186,6 +208,11 @@ def _draw_damage(seed: int) -> Damage | None:
     )
 
 
+def _draw_modes(seed: int) -> Sequence[str]:
+    draw = random.Random(f"spark-modes-{seed}")  # noqa: S311 - replayable, not secret
+    return draw.choice(_MODES)
+
+
 def _process_at(point: str) -> ProcessKind:
     """Return which process reaches a point that only some backends have."""
     return ProcessKind.DRIVER if point.startswith("clean_up") else ProcessKind.CONTAINER
@@ -196,7 +223,7 @@ def _draw_settings(
 ) -> dict[str, str]:
     is_failing = any(planned.fault.action is Action.FAIL for planned in faults)
     commit_ms = draw.choice(["1", "300", "300", "1500", "600000"])
-    if any(_is_in(planned, *_AFTER_COMMITS, "void") for planned in faults):
+    if any(_is_in(planned, *_AFTER_COMMITS, "void", "move") for planned in faults):
         commit_ms = "1"
     late_snapshots = draw_late_snapshots(seed)
     if any(_is_in(planned, "late_snapshot") for planned in faults):
@@ -270,6 +297,22 @@ def _ways_to(faults: Sequence[PlannedFault]) -> list[PlannedFault]:
             "way-to-void", "snapshot.before", Action.FAIL, nth=2, kind=ProcessKind.CONTAINER
         )
         ways.append(PlannedFault(failure))
+    if any(_is_in(planned, "move") for planned in faults):
+        # Another executor joins while sinks wait, and tasks move there.
+        loss = ArmedFault(
+            "way-to-join", "receipt.before", Action.STOP, nth=2, kind=ProcessKind.WORKER
+        )
+        ways.append(PlannedFault(loss, Consequence.EXECUTOR))
+        pause = ArmedFault(
+            "way-to-move",
+            "sink.before",
+            Action.DELAY,
+            nth=3,
+            repeats=4,
+            kind=ProcessKind.DRIVER,
+            seconds=3.0,
+        )
+        ways.append(PlannedFault(pause))
     if any(_is_in(planned, "upload.after_tail") for planned in faults):
         # What was written stays behind the marker, for the next try to find.
         failure = ArmedFault(

@@ -4,29 +4,26 @@
 what happens to ``SESSION/events.jsonl``.
 """
 
-# pyspark's readers have no types.
-# pyright: reportUnknownMemberType=false
-
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 
-import statekeep.spark as sk
+import statekeep as sk
 from chaos.spark import arming
 from chaos.spark.class_archive import java_options
 from chaos.spark.places import Places
 from chaos.spark.plan import Drift
-from chaos.spark.tally import KEYS, OUTPUT, Tally
-from statekeep.spark.anchor import ROUTER
+from chaos.spark.tally import BETWEEN, EVENT_SECOND, KEYS, OUTPUT, Tally
 from statekeep.spark.driver import job
+from statekeep.spark.placement import router_of
 
 MASTER = "local-cluster[2,1,1024]"
 _POLL_S = 1
@@ -63,27 +60,41 @@ def start_session(directory: Path, classes: str | None) -> SparkSession:
 
 
 def frame(spark: SparkSession, order: Mapping[str, Any], places: Places) -> DataFrame:
-    """Return the input: files, one a batch, or a counter that Spark keeps."""
+    """Return the input: files, one a batch, or a counter that Spark keeps; with an event time."""
     if order["source"] == "rate":
         rate = spark.readStream.format("rate-micro-batch").option("numPartitions", 2)
         counted = rate.option("rowsPerBatch", order["rows"]).load()
         key = F.concat(F.lit("key-"), (F.col("value") * 7919) % KEYS)
-        return counted.select(key.alias("key"), F.col("value").alias("v"))
-    reader = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
-    return reader.json(str(places.input))
+        rows = counted.select(key.alias("key"), F.col("value").alias("v"))
+    else:
+        reader = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
+        rows = reader.json(str(places.input))
+    rows = rows.withColumn("t", F.expr(f"timestamp_seconds({EVENT_SECOND})"))
+    return rows.withWatermark("t", "2 seconds") if "EventTime" in order["modes"] else rows
+
+
+def operators(rows: DataFrame, settings: Mapping[str, str], modes: Sequence[str]) -> Any:  # noqa: ANN401 - ours
+    """Return the output of the last operator; each but the first takes what the one before puts out."""
+    output: Any = rows
+    for number, mode in enumerate(modes):
+        column = "at" if "EventTime" in modes[number + 1 :] else ""
+        output = sk.grouped(output.groupBy("key"), settings).transformWithState(
+            Tally(mode), OUTPUT, "Append", mode, eventTimeColumnName=column
+        )
+        if number < len(modes) - 1:
+            output = output.selectExpr(*BETWEEN)
+    return output
 
 
 def changed(
     rows: DataFrame, settings: Mapping[str, str], drift: str
 ) -> tuple[DataFrame, Mapping[str, str]]:
-    """Return input and settings of a job that somebody has changed, as `Drift` says."""
+    """Return input and settings of a job that was changed, as `Drift` says."""
     match Drift(drift):
-        case Drift.PARTITIONS:
-            return rows, {**settings, "task.count": str(int(settings["task.count"]) + 1)}
         case Drift.KEY_TYPE:
             return rows.withColumn("key", F.crc32(F.col("key").cast("binary"))), settings
         case Drift.ROUTER:
-            job.__dict__["ROUTER"] = "another"  # as if another release were installed
+            job.__dict__["router_of"] = lambda _: "another"  # as if another release were installed
             return rows, settings
 
 
@@ -96,7 +107,7 @@ class Sink:
 
     def __call__(self, output: DataFrame, batch: int) -> None:
         """Take one batch."""
-        rows = [(row.key, row.n, row.total) for row in output.collect()]
+        rows = [(row.key, row.n, row.total, row.recent) for row in output.collect()]
         checkpoint = self._places.checkpoint
         now_ns = time.monotonic_ns()  # one clock for all processes of the machine
         document = {
@@ -147,11 +158,10 @@ class Server:
         places = Places(Path(order["directory"]))
         sink = Sink(places)
         rows, settings = frame(self._spark, order, places), order["settings"]
-        job.__dict__["ROUTER"] = ROUTER  # see `changed`
+        job.__dict__["router_of"] = router_of  # see `changed`
         if order["drift"] is not None:
             rows, settings = changed(rows, settings, order["drift"])
-        grouped = sk.grouped(rows.groupBy("key"), settings)
-        writer = grouped.transformWithState(Tally(), OUTPUT, "Append", "None").writeStream
+        writer = operators(rows, settings, order["modes"]).writeStream
         writer = writer.foreachBatch(sink).option("checkpointLocation", str(places.checkpoint))
         is_endless = order["source"] == "rate"
         if is_endless:

@@ -24,7 +24,7 @@ class History:
     failures: list[str] = field(default_factory=list[str])
 
     def note(self, point: str, what: str) -> None:
-        """Take note that something struck."""
+        """Record that something struck."""
         self.strikes.setdefault(point, []).append(what)
 
     def facts(self) -> dict[str, Any]:

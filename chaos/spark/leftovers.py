@@ -27,7 +27,7 @@ def leftovers(places: Places, *, has_killed: bool) -> list[Path]:
 
 
 def _left_by(container: Path, *, is_newest: bool) -> Iterator[Path]:
-    """Tell what may not stay; a hand-over that failed may, until another application begins."""
+    """Tell what may not stay; a submission that failed may, until another application begins."""
     for path in container.iterdir():
         is_kept = is_newest and path.name == "outbox" and any(path.iterdir())
         if not (is_kept or path.name.startswith("container.log")):

@@ -13,6 +13,7 @@ from chaos.outcome import Outcome
 from chaos.servers import NO_SERVER, Server
 from chaos.spark.arming import LOST_ANSWER
 from chaos.spark.draw import draw_schedule, every_point
+from chaos.spark.fault_profile import MANAGER
 from chaos.spark.history import History
 from chaos.spark.ledger import Ledger
 from chaos.spark.places import Places
@@ -22,7 +23,6 @@ from chaos.spark.supervisor import Setting, Supervisor
 from chaos.spark.tally import KEYS
 from chaos.spark.verifier import CHECKED, Verifier
 from chaos.spark.watch import Watch
-from chaos.spark.weather import MANAGER
 
 JOB = "tally"
 _REMOTE_PERIOD_S = 0.4
@@ -50,7 +50,7 @@ def run_schedule(
     Args:
         seed: Decides everything but the timing of processes.
         backends: Names of `chaos.backends.KINDS`; the job backs up to all of them.
-        directory: For the schedule alone; left to whoever asked for it.
+        directory: For the schedule alone; left to the caller.
         servers: Those that the backends need, by name.
     """
     schedule = draw_schedule(seed, kinds.fault_points_of(backends))
@@ -89,13 +89,13 @@ def _run(schedule: Schedule, backup: Sequence[kinds.Place], places: Places) -> O
     damaged: set[str] = set()
 
     def verifier(zombies: frozenset[int] = frozenset()) -> Verifier:
-        return Verifier(places, backup, settings, schedule.source, zombies, damaged=damaged)
+        return Verifier(places, backup, settings, schedule, zombies, damaged=damaged)
 
     supervisor = Supervisor(
         Setting(
             schedule=schedule,
             places=places,
-            settings={**settings, **_weathered(schedule, backup)},
+            settings={**settings, **_with_profiles(schedule, backup)},
             watch=watch,
             pool=_pool,
             log_scope=backup[0].directory / JOB if backup[0].is_local else None,
@@ -107,12 +107,12 @@ def _run(schedule: Schedule, backup: Sequence[kinds.Place], places: Places) -> O
         )
     )
     history = supervisor.run()
-    failures = _judge(history, watch, verifier, schedule)
+    failures = _judge(history, watch, verifier)
     for _ in range(_MORE_COMMITS):
         if not failures or not all(failure.startswith("16") for failure in failures):
             break
         history = supervisor.run_once_more()
-        failures = _judge(history, watch, verifier, schedule)
+        failures = _judge(history, watch, verifier)
     if not failures and schedule.drift is not None:
         supervisor.start_changed(schedule.drift)
         failures = list(history.failures)
@@ -150,9 +150,8 @@ def _judge(
     history: History,
     watch: Watch,
     verifier: Callable[[frozenset[int]], Verifier],
-    schedule: Schedule,
 ) -> list[str]:
-    watch.look(is_location_whole=False, is_last=True)
+    watch.poll(is_location_whole=False, is_last=True)
     watch.check_unbroken()
     history.failures += watch.failures
     watch.failures = []
@@ -160,7 +159,7 @@ def _judge(
         return list(history.failures)
     told = [event["checkpoint_id"] for event in history.runtime if event["what"] == "commit"]
     judge = verifier(frozenset(history.zombies))
-    failures = judge.at_end(schedule.partitions, told, has_killed=history.kills > 0)
+    failures = judge.at_end(told, has_killed=history.kills > 0)
     history.checked |= judge.checked
     return failures
 
@@ -197,7 +196,7 @@ def _reached(places: Places) -> list[str]:
     return [path.name for path in places.reached.iterdir()] if places.reached.exists() else []
 
 
-def _weathered(schedule: Schedule, backup: Sequence[kinds.Place]) -> dict[str, str]:
+def _with_profiles(schedule: Schedule, backup: Sequence[kinds.Place]) -> dict[str, str]:
     """Return the settings of clients that have bad days or lose answers, where they are drawn."""
     if not schedule.lost_answers and schedule.bad_day is None:
         return {}

@@ -14,7 +14,7 @@ class LocationWatch:
         self._before: Fingerprint = {}
 
     def begin(self) -> None:
-        """Take note of the location as it is before a run."""
+        """Record the location as it is before a run."""
         self._before = fingerprint(self._location)
 
     def changed(self) -> list[str]:

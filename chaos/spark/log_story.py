@@ -20,9 +20,11 @@ class LogStory:
     )
     """Every record of each batch, oldest first."""
     epoch: int = 0
+    base_epoch: int = 0
+    """Of the newest base record."""
     head: int = -1
     open: set[Key] = field(default_factory=set[Key])
-    void: set[Key] = field(default_factory=set[Key])
+    aborted: set[Key] = field(default_factory=set[Key])
     attempts: dict[Key, Mapping[str, Any]] = field(default_factory=dict[Key, Mapping[str, Any]])
     bad_markers: set[str] = field(default_factory=set[str])
     nonces: set[str] = field(default_factory=set[str])
@@ -57,13 +59,19 @@ class LogStory:
         return {commit["checkpoint-id"] for commit in self.commits.values()}
 
     def is_closed(self, attempt: Key) -> bool:
-        """Whether what an attempt made may be deleted: it is void, or its commit is released."""
+        """Whether what an attempt made may be deleted: it is aborted, or its commit is released.
+
+        A driver that slept may have written its attempt where the log is trimmed by now. A base record
+        of a newer epoch has aborted that one, too.
+        """
         committed = {
             position
             for position, commit in self.commits.items()
             if (commit["attempt-epoch"], commit["attempt"]) == attempt
         }
-        return attempt in self.void or (bool(committed) and committed <= self.released)
+        if not committed:
+            return attempt in self.aborted or attempt[0] < self.base_epoch
+        return committed <= self.released
 
     @property
     def newest_closed(self) -> Key:
@@ -90,25 +98,27 @@ class LogStory:
         self.epoch = max(self.epoch, record["epoch"])
         match record["type"]:
             case "base":
-                self.void |= {key for key in self.open if key[0] < record["epoch"]}
-                self.open -= self.void
-                self.head = record["head"]
+                self.aborted |= {key for key in self.open if key[0] < record["epoch"]}
+                self.open -= self.aborted
+                self.base_epoch, self.head = record["epoch"], record["head"]
             case "batch":
                 self._take_batch(position, record)
             case "attempt":
                 self._take_attempt(position, record)
             case "commit":
                 self._take_commit(position, record)
-            case "void":
+            case "void":  # the stored name of an abort record
                 key = (record["attempt-epoch"], record["attempt"])
                 self.open.discard(key)
-                self.void.add(key)
+                self.aborted.add(key)
             case "release":
                 self.released |= set(record["positions"])
             case "bad-marker":
                 self.bad_markers.add(record["marker"])
+            case "epoch" | "pin" | "unpin" | "kept" | "moved":
+                pass  # nothing that is checked here
             case _:
-                pass
+                raise ValueError(f"no such kind of record: {record['type']} position={position}")
 
     def _take_batch(self, position: int, record: Mapping[str, Any]) -> None:
         batch = record["batch"]
@@ -139,8 +149,8 @@ class LogStory:
 
     def _take_commit(self, position: int, record: Mapping[str, Any]) -> None:
         key = (record["attempt-epoch"], record["attempt"])
-        if record["batch"] >= 0 and key in self.void:
-            self.failures.append(f"12: commit of the void attempt {key} at {position}")
+        if record["batch"] >= 0 and key in self.aborted:
+            self.failures.append(f"12: commit of the aborted attempt {key} at {position}")
             return
         newest = self.last_commit
         if newest is not None and record["batch"] < newest["batch"]:

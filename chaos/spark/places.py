@@ -41,9 +41,9 @@ class Places:
         return self.root / "reached"
 
     @property
-    def weather(self) -> Path:
+    def profile(self) -> Path:
         """What calls to places meet now, if they are not as they should be."""
-        return self.root / "weather.json"
+        return self.root / "fault-profiles.json"
 
     @property
     def log_history(self) -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from chaos.weather import Weather
+from chaos.fault_profile import FaultProfile
 from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind
 
 
@@ -53,10 +53,9 @@ class Loss(StrEnum):
 
 
 class Drift(StrEnum):
-    """What somebody changed of a job that must not change, before one more start."""
+    """What was changed of a job that must not change, as the error calls it, before one more start."""
 
-    PARTITIONS = "partitions"
-    KEY_TYPE = "key_schema"
+    KEY_TYPE = "grouping key"
     ROUTER = "router"
 
 
@@ -64,7 +63,7 @@ class Drift(StrEnum):
 class BadDay:
     """One place misbehaves for some seconds: several commits meet it, and maybe a start."""
 
-    weather: Weather
+    profile: FaultProfile
     place: int
     """Which one of those that can; counted on from the first again beyond the last."""
     after_batch: int
@@ -130,3 +129,5 @@ class Schedule:
     """Before the second run, or the first one after it that finds a commit."""
     drift: Drift | None = None
     """What a last start tries to change."""
+    modes: Sequence[str] = ("None",)
+    """The time modes of the operators, in their order."""

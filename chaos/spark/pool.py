@@ -28,7 +28,7 @@ class SessionPool:
         """Return the session in use, or the spare one if that has died.
 
         Args:
-            meanwhile: Called again and again while a session starts: other drivers may live.
+            meanwhile: Called repeatedly while a session starts: other drivers may live.
 
         Raises:
             TimeoutError: Spark does not start.

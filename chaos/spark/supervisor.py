@@ -116,7 +116,7 @@ class Supervisor:
         known = len(self.history.errors)
         with self._ending_everything():
             end = self._one_run(session, drift=drift)
-            self._watch.look(is_location_whole=False, is_last=True)
+            self._watch.poll(is_location_whole=False, is_last=True)
         errors = self.history.errors[known:]
         del self.history.errors[known:]
         if end != "failed" or not any(f"another {drift}" in error for error in errors):
@@ -130,7 +130,7 @@ class Supervisor:
     def _calm_down(self) -> None:
         """Let nothing strike any more."""
         self._faults, self._bad_day, self._bad_until, self._damage = [], None, 0.0, None
-        self._places.weather.unlink(missing_ok=True)
+        self._places.profile.unlink(missing_ok=True)
 
     def _what_decides(self) -> object:
         return fingerprint(self._places.checkpoint), history(self._places)
@@ -183,7 +183,7 @@ class Supervisor:
             self._places.reached,
             clock_offset_s=skew_s + (run - 1) * schedule.downtime_s,
             lost_answers=schedule.lost_answers,
-            weather=self._places.weather,
+            profile=self._places.profile,
         )
 
     def _one_run(self, session: DriverSession, *, drift: Drift | None = None) -> str:
@@ -199,6 +199,7 @@ class Supervisor:
             source=schedule.source,
             rows=schedule.rows,
             batches=schedule.batches + self._more_batches,
+            modes=schedule.modes,
             settings=dict(self._settings),
             drift=drift,
         )
@@ -221,7 +222,7 @@ class Supervisor:
         return "stuck"
 
     def _look(self) -> None:
-        self._watch.look(is_location_whole=not self._lost.is_location_rebuilt)
+        self._watch.poll(is_location_whole=not self._lost.is_location_rebuilt)
 
     def _take_events(self, session: DriverSession, number: int) -> str:
         for event in session.events():
@@ -256,8 +257,8 @@ class Supervisor:
         place = self._blob_places[bad_day.place % len(self._blob_places)]
         uri = place.settings()[f"backends.{place.name}.uri"]
         self._bad_day, self._bad_until = None, time.monotonic() + bad_day.seconds
-        arming.write_weather(self._places.weather, {uri: bad_day.weather}, self._bad_until)
-        self.history.note("weather", str(bad_day.weather))
+        arming.write_profiles(self._places.profile, {uri: bad_day.profile}, self._bad_until)
+        self.history.note("fault-profile", str(bad_day.profile))
 
     def _check_survival(self, committed: int) -> None:
         """However long the job lay still, it goes on from a commit that it had made (23)."""

@@ -11,17 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import statekeep.spark as sk
+import statekeep as sk
 from chaos.backends import Place
 from chaos.evidence.deltas import parse_delta
 from chaos.evidence.leftovers import find_leftovers
 from chaos.evidence.snapshots import list_blobs, read_snapshot
-from chaos.spark.expected import Expected, rows_between
+from chaos.spark.expected import (
+    RECENT,
+    TIMERS,
+    Expected,
+    Held,
+    Output,
+    live,
+    rows_between,
+    times_of,
+)
 from chaos.spark.frames import DamagedFrameError, parse_frame
 from chaos.spark.leftovers import leftovers
 from chaos.spark.log_story import LogStory
 from chaos.spark.places import Places
-from chaos.spark.state_bytes import tally_of
+from chaos.spark.plan import Schedule
+from chaos.spark.state_bytes import held_in
 from chaos.spark.watch import history
 from statekeep.errors import StateBackupError
 
@@ -34,10 +44,19 @@ class Delivery:
     """One call of the sink."""
 
     batch: int
-    rows: Sequence[tuple[str, int, int]]
+    rows: Sequence[Output]
     offsets: str
     is_committed: bool
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the operators must hold after a batch."""
+
+    held: Sequence[Held]
+    now_ms: int
+    """The time of the batch: what has ended by then does not count."""
 
 
 class Verifier:
@@ -48,7 +67,7 @@ class Verifier:
         places: Places,
         backends: Sequence[Place],
         settings: Mapping[str, str],
-        source: str,
+        schedule: Schedule,
         zombies: frozenset[int],
         *,
         damaged: Collection[str] = (),
@@ -59,7 +78,7 @@ class Verifier:
             places: Of the schedule.
             backends: Where the state was backed up to.
             settings: Of the job, for `read_state`.
-            source: ``file`` or ``rate``.
+            schedule: What the job is.
             zombies: Drivers whose last delivery, begun before they were fenced, may come late.
             damaged: Places whose blobs were damaged on purpose, also later on: they may fail to
                 give the state back, but must not give another one.
@@ -68,7 +87,9 @@ class Verifier:
         self._backends = [place for place in backends if place.has_blobs]
         self._all_backends = backends
         self._settings = settings
-        self._source = source
+        self._source = schedule.source
+        self._modes = schedule.modes
+        self._partitions = schedule.partitions
         self._zombies = zombies
         self._damaged = damaged
         self._ahead = 1 if settings.get("task.commit.every.batch") == "true" else 0
@@ -101,13 +122,10 @@ class Verifier:
                         found.append(f"18: {where}: {task} differs in {place.name}")
         return found
 
-    def at_end(
-        self, partitions: int, told: Collection[str] = (), *, has_killed: bool = False
-    ) -> list[str]:
+    def at_end(self, told: Collection[str] = (), *, has_killed: bool = False) -> list[str]:
         """Check everything, once the job has ended well.
 
         Args:
-            partitions: Tasks of the job.
             told: Ids of the commits that drivers took for durable.
             has_killed: See `leftovers`.
         """
@@ -118,11 +136,11 @@ class Verifier:
         if any(len(records) > 1 for records in story.batches.values()):
             self.checked.add(11)
         boundaries = self._boundaries(story)
-        newest = self._newest_settled(boundaries, story)
+        newest = self._newest_resolved(boundaries, story)
         outputs, states = self._fold(boundaries)
         self._check_sink(outputs, boundaries)
-        self._check_commit(story, newest, partitions)
-        self._check_state(story, states.get(newest, Expected()))
+        self._check_commit(story, newest)
+        self._check_state(story, states.get(newest, State([{} for _ in self._modes], 0)))
         self._check_parents(story)
         self._check_bases(story)
         self.failures += self.at_rest()
@@ -143,7 +161,7 @@ class Verifier:
                 self.failures.append(f"07: offsets/{batch} differs from the record")
         return found
 
-    def _newest_settled(self, boundaries: Mapping[int, str], story: LogStory) -> int:
+    def _newest_resolved(self, boundaries: Mapping[int, str], story: LogStory) -> int:
         """Return the batch that the last commit must be of.
 
         Input that ends leaves no batch open. A query that is stopped in a batch may have recorded
@@ -164,11 +182,12 @@ class Verifier:
 
     def _fold(
         self, boundaries: Mapping[int, str]
-    ) -> tuple[dict[int, Sequence[tuple[str, int, int]]], dict[int, Expected]]:
+    ) -> tuple[dict[int, Sequence[Output]], dict[int, State]]:
         """Return output and state of each batch."""
-        expected = Expected()
-        outputs: dict[int, Sequence[tuple[str, int, int]]] = {}
-        states: dict[int, Expected] = {}
+        expected = Expected(self._modes)
+        outputs: dict[int, Sequence[Output]] = {}
+        states: dict[int, State] = {}
+        read = 0
         files = _source_files(self._places) if self._source == "file" else {}
         for batch in sorted(boundaries):
             if batch > 0 and batch - 1 not in boundaries:
@@ -176,9 +195,9 @@ class Verifier:
                 break
             before = boundaries.get(batch - 1)
             rows = rows_between(before, boundaries[batch], self._source, files)
-            outputs[batch] = expected.fold(rows)
-            states[batch] = expected.copy()
-        read = sum(n for n, _ in expected.totals.values())
+            read += len(rows)
+            outputs[batch] = expected.fold(rows, times_of(before, boundaries[batch]))
+            states[batch] = State(expected.state, expected.now_ms)
         there = sum(len(path.read_text().splitlines()) for path in self._places.input.iterdir())
         if self._source == "file" and read != there:
             self.failures.append(f"10: {read} rows in recorded batches, {there} in the input")
@@ -186,7 +205,7 @@ class Verifier:
 
     def _check_sink(
         self,
-        outputs: Mapping[int, Sequence[tuple[str, int, int]]],
+        outputs: Mapping[int, Sequence[Output]],
         boundaries: Mapping[int, str],
     ) -> None:
         """Every batch is delivered, in order, whole; again only where plain Spark would (06)."""
@@ -198,7 +217,7 @@ class Verifier:
             if batch not in outputs:
                 self.failures.append(f"06: batch {batch} was delivered and never recorded")
                 continue
-            if sorted(delivery.rows) != outputs[batch]:
+            if sorted(delivery.rows, key=str) != outputs[batch]:
                 self.failures.append(f"06: output of batch {batch} differs from the fold")
             if delivery.offsets != boundaries[batch]:
                 self.failures.append(f"07: batch {batch} was delivered with other boundaries")
@@ -218,7 +237,7 @@ class Verifier:
         found: list[Delivery] = []
         for path in sorted(self._places.sink.glob("*.json")):
             document = json.loads(path.read_text())
-            rows = [(key, n, total) for key, n, total in document["rows"]]
+            rows = [(key, n, total, recent) for key, n, total, recent in document["rows"]]
             found.append(
                 Delivery(
                     document["batch"],
@@ -230,7 +249,7 @@ class Verifier:
             )
         return found
 
-    def _check_commit(self, story: LogStory, newest: int, partitions: int) -> None:
+    def _check_commit(self, story: LogStory, newest: int) -> None:
         commit = story.last_commit
         if commit is None or commit["batch"] != newest:
             batch = None if commit is None else commit["batch"]
@@ -239,7 +258,7 @@ class Verifier:
         delivered = self._newest_delivered()
         if delivered + self._ahead < newest:
             self.failures.append(f"03: C = {newest} > L = {delivered}")
-        if len(commit["versions"]) != partitions:
+        if len(commit["versions"]) != self._partitions * len(self._modes):
             self.failures.append(f"06: the commit has {len(commit['versions'])} tasks")
         for task, version in commit["versions"].items():
             markers = commit["checkpoints"][task]["state-checkpoint-markers"]
@@ -247,29 +266,34 @@ class Verifier:
             if version and absent:
                 self.failures.append(f"20: {task} has state and no marker of {absent}")
 
-    def _check_state(self, story: LogStory, expected: Expected) -> None:
+    def _check_state(self, story: LogStory, expected: State) -> None:
         """The state in each backend alone is the fold (10, 18), and `read_state` says so too."""
         for place in self._all_backends:
-            markers = _markers(story.last_commit or {}, place.name)
-            try:
-                held = tally_of(place.content(marker) for _, marker in markers)
-            except ValueError as exc:
-                if place.name not in self._damaged:
-                    self.failures.append(f"10: state in {place.name} is not whole: {exc}")
-            else:
-                if held != expected:
-                    self.failures.append(f"10: state in {place.name} differs from the fold")
-            if expected == Expected():
-                continue  # a state without any entry has no variables that could be read
-            settings = {**self._settings, "stores.restore.factories": place.name}
-            try:
-                found = _read_state(settings)
-            except StateBackupError as exc:
-                if place.name not in self._damaged:
-                    self.failures.append(f"10: state in {place.name} cannot be read: {exc}")
-            else:
-                if found != expected:
-                    self.failures.append(f"10: read_state of {place.name} differs from the fold")
+            for number, held in enumerate(expected.held):
+                where = f"state of operator {number + 1} in {place.name}"
+                try:
+                    there = held_in(
+                        place.content(marker)
+                        for task, marker in _markers(story.last_commit or {}, place.name)
+                        if int(task.split()[-1]) // self._partitions == number
+                    )
+                except ValueError as exc:
+                    if place.name not in self._damaged:
+                        self.failures.append(f"10: {where} is not whole: {exc}")
+                else:
+                    if live(there, expected.now_ms) != held:
+                        self.failures.append(f"10: {where} differs from the fold")
+                if not held:
+                    continue  # a state without any entry has no variables that could be read
+                settings = {**self._settings, "stores.restore.factories": place.name}
+                try:
+                    found = live(_read_state(settings, number, held), expected.now_ms)
+                except StateBackupError as exc:
+                    if place.name not in self._damaged:
+                        self.failures.append(f"10: {where} cannot be read: {exc}")
+                else:
+                    if found != held:
+                        self.failures.append(f"10: read_state: {where} differs from the fold")
 
     def _check_parents(self, story: LogStory) -> None:
         """A version on disk that a record names was made from one chosen for b - 1 (05)."""
@@ -282,7 +306,7 @@ class Verifier:
                 continue
             if not parent and version in committed:
                 continue
-            # Some records may have been trimmed before anybody saw them.
+            # Some records may have been trimmed unseen.
             before = chosen.get((task, batch - 1), {""} if batch == 0 else set())
             if before and parent not in before:
                 self.failures.append(f"05: {task} {version} from {parent}")
@@ -349,19 +373,26 @@ class Verifier:
                 self.failures += [f"16: {place.name} still holds {what}" for what in left]
 
 
-def _read_state(settings: Mapping[str, str]) -> Expected:
-    def first(struct: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a key or a value
-        return next(iter(struct.values()))
+def _read_state(settings: Mapping[str, str], number: int, held: Held) -> Held:
+    """Return what `read_state` says of an operator, of the variables that it should hold."""
 
-    totals = {
-        first(row["key"]): tuple(row["value"].values())
-        for row in sk.read_state(settings, "total").to_pylist()
-    }
-    residues = {
-        (first(row["key"]), first(row["user_map_key"])): first(row["user_map_value"])
-        for row in sk.read_state(settings, "residues").to_pylist()
-    }
-    return Expected(totals, residues)
+    def values(struct: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        return () if struct is None else tuple(struct.values())
+
+    found: Held = {}
+    for name in {entry[0] for entry in held}:
+        table = sk.read_state(
+            settings,
+            None if name == TIMERS else name,
+            timers=name == TIMERS,
+            operator="main" if number == 0 else f"operator-{number + 1}",
+        )
+        for row in table.to_pylist():
+            end = (row["expiration_timestamp_ms"],) if name in {TIMERS, RECENT} else ()
+            (place,) = values(row.get("user_map_key")) or (end if name == TIMERS else (0,))
+            value = values(row.get("value") or row.get("user_map_value"))
+            found[name, *values(row["key"]), place] = value + (end if name == RECENT else ())
+    return found
 
 
 def _markers(commit: Mapping[str, Any], backend: str) -> set[tuple[str, str]]:

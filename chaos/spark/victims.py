@@ -78,7 +78,7 @@ class Victims:
         return ""
 
     def expect_race(self) -> None:
-        """Note that a successor is about to begin: `wake_due` wakes the rivals when it does."""
+        """Record that a successor is about to begin: `wake_due` wakes the rivals when it does."""
         (self._places.reached / _RACE_BEGINS).unlink(missing_ok=True)
 
     def wake_due(self) -> None:

@@ -1,4 +1,4 @@
-"""Looks at a running job from outside, again and again, and keeps what a later look would miss."""
+"""Looks at a running job from outside, repeatedly, and keeps what a later look would miss."""
 
 import re
 import time
@@ -53,7 +53,7 @@ class Watch:
         """How many blobs were seen to go."""
         return sum(ledger.deleted for ledger in self._ledgers)
 
-    def look(self, *, is_location_whole: bool, is_last: bool = False) -> None:
+    def poll(self, *, is_location_whole: bool, is_last: bool = False) -> None:
         """Take one look if it is due. Cheap: some directories and the new records.
 
         Args:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from examples.flights import check
 from examples.flights.data import ensure_flights
-from examples.flights.places import Places
+from examples.flights.paths import Paths
 from examples.flights.report import Report, print_summary
 from examples.flights.supervise import JobFailedError, Supervisor
 
@@ -35,7 +35,7 @@ def main() -> int:
     flights = ensure_flights(arguments.cache, BATCH_COUNT)
     work = Path(tempfile.mkdtemp(prefix="flights-"))
     try:
-        status = _run(console, Places(work, flights))
+        status = _run(console, Paths(work, flights))
     finally:
         if not arguments.keep:
             shutil.rmtree(work)
@@ -48,10 +48,10 @@ def _end(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _run(console: Console, places: Places) -> int:
-    console.print(f"336,776 flights in {BATCH_COUNT} batches; working directory {places.work}\n")
+def _run(console: Console, paths: Paths) -> int:
+    console.print(f"336,776 flights in {BATCH_COUNT} batches; working directory {paths.work}\n")
     with Report(console, BATCH_COUNT) as report:
-        supervisor = Supervisor(places, BATCH_COUNT, report.tell)
+        supervisor = Supervisor(paths, BATCH_COUNT, report.tell)
         try:
             supervisor.run()
         except JobFailedError as error:
@@ -59,23 +59,23 @@ def _run(console: Console, places: Places) -> int:
             console.print(str(error), markup=False, soft_wrap=True)
             return 1
     with console.status("comparing with plain Spark SQL"):
-        comparisons = _compare(places)
+        comparisons = _compare(paths)
     contradictions = check.contradictions(supervisor.events)
-    backup_bytes = sum(path.stat().st_size for path in places.backup.rglob("*") if path.is_file())
+    backup_bytes = sum(path.stat().st_size for path in paths.backup.rglob("*") if path.is_file())
     print_summary(console, supervisor.events, backup_bytes, comparisons, contradictions)
     is_equal = all(comparison.is_equal for comparison in comparisons) and not contradictions
     return 0 if is_equal else 1
 
 
-def _compare(places: Places) -> list[check.Comparison]:
-    with places.log("check").open("wb") as log:
+def _compare(paths: Paths) -> list[check.Comparison]:
+    with paths.log("check").open("wb") as log:
         done = subprocess.run(  # noqa: S603  # our own Python, fixed arguments
             [
                 sys.executable,
                 "-m",
                 "examples.flights.check",
-                str(places.work),
-                str(places.flights),
+                str(paths.work),
+                str(paths.flights),
             ],
             cwd=CACHE.parent,
             stdin=subprocess.DEVNULL,

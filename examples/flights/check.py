@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.sql.functions import sum as sum_
 
-import statekeep.spark as sk
+import statekeep as sk
 from examples.flights.events import Event
 from examples.flights.job import settings
-from examples.flights.places import Places
+from examples.flights.paths import Paths
 
 SHOWN_ROWS = 5
 HISTORY_SQL = """
@@ -88,21 +88,21 @@ class Comparison:
         return not self.missing and not self.surplus
 
 
-def compare_all(spark: SparkSession, places: Places) -> list[Comparison]:
+def compare_all(spark: SparkSession, paths: Paths) -> list[Comparison]:
     """Compare each leg in the sink, and the state of each aircraft in the backup."""
-    spark.read.parquet(str(places.flights)).createOrReplaceTempView("flights")
+    spark.read.parquet(str(paths.flights)).createOrReplaceTempView("flights")
     expected = spark.sql(HISTORY_SQL).cache()
-    delivered = _delivered(spark, places.sink).select(expected.columns)
+    delivered = _delivered(spark, paths.sink).select(expected.columns)
     histories = newest(expected)
     return [
         compare("legs in the sink", delivered, expected),
-        compare("histories in the backup", backed_up(spark, places, histories), histories),
+        compare("histories in the backup", backed_up(spark, paths, histories), histories),
     ]
 
 
-def backed_up(spark: SparkSession, places: Places, shape: DataFrame) -> DataFrame:
+def backed_up(spark: SparkSession, paths: Paths, shape: DataFrame) -> DataFrame:
     """Return the state as the newest commit has it, read from the backup alone."""
-    rows = sk.read_state(settings(places), "history").to_pylist()
+    rows = sk.read_state(settings(paths), "history").to_pylist()
     values = [(*row["key"].values(), *row["value"].values()) for row in rows]
     return spark.createDataFrame(values, shape.schema)
 
@@ -153,7 +153,7 @@ def main(work: str, flights: str) -> None:
         .config("spark.sql.shuffle.partitions", "4")
         .getOrCreate()
     )
-    comparisons = compare_all(spark, Places(Path(work), Path(flights)))
+    comparisons = compare_all(spark, Paths(Path(work), Path(flights)))
     spark.stop()
     sys.stdout.write(json.dumps([dataclasses.asdict(one) for one in comparisons]))
 

@@ -1,6 +1,7 @@
 """The streaming job, as its user would write it; the supervisor starts it, and starts it again.
 
 python -m examples.flights.job WORK FLIGHTS RUN
+spark-submit --master URL ... examples/flights/job.py WORK FLIGHTS RUN submitted
 """
 
 import sys
@@ -11,9 +12,9 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import DataFrame
 
-import statekeep.spark as sk
+import statekeep as sk
 from examples.flights.events import EventLog
-from examples.flights.places import Places
+from examples.flights.paths import Paths
 from examples.flights.processor import OUTPUT_SCHEMA, AircraftHistory
 
 MASTER = "local-cluster[2,1,1024]"
@@ -24,27 +25,29 @@ INPUT_SCHEMA = (
 )
 
 
-def settings(places: Places) -> dict[str, str]:
-    """Return the settings of Statekeep."""
+def settings(paths: Paths) -> dict[str, str]:
+    """Return the settings of Statekeep.
+
+    The local directory is that of each host: its environment has it in ``LOGGED_STORE_BASE_DIR``.
+    """
     return {
         "job.name": "flights",
         "task.commit.ms": "3000",
-        "job.logged.store.base.dir": str(places.local),
         "stores.backup.factories": "blob",
-        "blob.store.uri": places.backup.as_uri(),
+        "blob.store.uri": paths.backup.as_uri(),
     }
 
 
 class ParquetSink:
     """Writes batch b into a directory of its own, so that a second delivery replaces the first."""
 
-    def __init__(self, places: Places, events: EventLog) -> None:
-        self._places = places
+    def __init__(self, paths: Paths, events: EventLog) -> None:
+        self._paths = paths
         self._events = events
 
     def __call__(self, output: DataFrame, batch: int) -> None:
         begin = time.monotonic()
-        directory = self._places.sink / f"batch={batch}"
+        directory = self._paths.sink / f"batch={batch}"
         output.write.mode("overwrite").parquet(str(directory))
         rows, digest = content_of(directory)
         elapsed_ms = round((time.monotonic() - begin) * 1000)
@@ -58,30 +61,30 @@ def content_of(directory: Path) -> tuple[int, int]:
     return len(rows), int(digest)
 
 
-def main(work: str, flights: str, run: int) -> None:
-    """Run the query until the input is used up."""
-    places = Places(Path(work), Path(flights))
-    events = EventLog(places.events)
+def main(work: str, flights: str, run: int, master: str | None) -> None:
+    """Run the query until the input is used up; None is the master of ``spark-submit``."""
+    paths = Paths(Path(work), Path(flights))
+    events = EventLog(paths.events)
     events.write("starting", run=run)
-    spark = sk.session_builder(MASTER).appName("flights").getOrCreate()
+    spark = sk.session_builder(master).appName("flights").getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
     spark.conf.set("spark.sql.shuffle.partitions", 4)
     events.write("session", run=run)
     legs = (
         spark.readStream.schema(INPUT_SCHEMA)
         .option("maxFilesPerTrigger", 1)
-        .parquet(str(places.flights))
+        .parquet(str(paths.flights))
         .where("tail_number IS NOT NULL")  # cancelled before an aircraft was named
     )
-    histories = sk.grouped(legs.groupBy(*KEY_COLUMNS), settings(places)).transformWithState(
+    histories = sk.grouped(legs.groupBy(*KEY_COLUMNS), settings(paths)).transformWithState(
         statefulProcessor=AircraftHistory(),
         outputStructType=OUTPUT_SCHEMA,
         outputMode="Update",
         timeMode="None",
     )
     query = (
-        histories.writeStream.foreachBatch(ParquetSink(places, events))
-        .option("checkpointLocation", str(places.checkpoint))
+        histories.writeStream.foreachBatch(ParquetSink(paths, events))
+        .option("checkpointLocation", str(paths.checkpoint))
         .trigger(availableNow=True)
         .queryName("flights")
         .start()
@@ -106,4 +109,5 @@ def tell_until_end(query: Any, events: EventLog) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    is_submitted = sys.argv[4:] == ["submitted"]
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), None if is_submitted else MASTER)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from examples.flights.events import Event, EventLog, EventReader
-from examples.flights.places import Places
+from examples.flights.paths import Paths
 
 ROOT = Path(__file__).resolve().parents[2]
 EXECUTOR_CLASS = "CoarseGrainedExecutorBackend"
@@ -23,13 +23,13 @@ class JobFailedError(Exception):
 class Supervisor:
     """Runs the job twice; tells ``on_event`` everything that the jobs and itself do."""
 
-    def __init__(self, places: Places, batch_count: int, on_event: Callable[[Event], None]) -> None:
-        self._places = places
+    def __init__(self, paths: Paths, batch_count: int, on_event: Callable[[Event], None]) -> None:
+        self._paths = paths
         self._kill_executor_at = batch_count // 2
         self._kill_all_at = batch_count * 3 // 4
         self._on_event = on_event
-        self._reader = EventReader(places.events)
-        self._own = EventLog(places.events)
+        self._reader = EventReader(paths.events)
+        self._own = EventLog(paths.events)
         self.events: list[Event] = []
 
     def run(self) -> None:
@@ -38,10 +38,10 @@ class Supervisor:
         Raises:
             JobFailedError: A job failed for another reason than our signal.
         """
-        self._places.local.mkdir()
+        self._paths.local.mkdir()
         self._first_run()
-        shutil.rmtree(self._places.local)
-        self._own.write("local state deleted", directory=str(self._places.local))
+        shutil.rmtree(self._paths.local)
+        self._own.write("local state deleted", directory=str(self._paths.local))
         self._second_run()
 
     def _first_run(self) -> None:
@@ -66,7 +66,7 @@ class Supervisor:
             for _ in self._follow(job, 2):
                 pass
         finally:
-            kill_session(job.pid, self._places.work)
+            kill_session(job.pid, self._paths.work)
             job.wait()
 
     def _start(self, run: int) -> "subprocess.Popen[bytes]":
@@ -76,20 +76,21 @@ class Supervisor:
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_LOCAL_DIRS": str(self._places.work / "spark"),
+            "SPARK_LOCAL_DIRS": str(self._paths.work / "spark"),
+            "LOGGED_STORE_BASE_DIR": str(self._paths.local),
         }
-        places = self._places
-        with places.log(f"job-{run}").open("wb") as log:
+        paths = self._paths
+        with paths.log(f"job-{run}").open("wb") as log:
             return subprocess.Popen(  # noqa: S603  # our own Python, fixed arguments
                 [
                     sys.executable,
                     "-m",
                     "examples.flights.job",
-                    str(places.work),
-                    str(places.flights),
+                    str(paths.work),
+                    str(paths.flights),
                     str(run),
                 ],
-                cwd=places.work,
+                cwd=paths.work,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -108,7 +109,7 @@ class Supervisor:
             if code == 0:
                 return
             if code is not None:
-                log = self._places.log(f"job-{run}").read_text(errors="replace")
+                log = self._paths.log(f"job-{run}").read_text(errors="replace")
                 raise JobFailedError(f"the job ended with {code}:\n{log[-4000:]}")
 
     def _news(self) -> list[Event]:
@@ -124,7 +125,7 @@ class Supervisor:
         self._own.write("executor killed", pid=executors[0], left=len(executors) - 1)
 
     def _kill_all(self, job: "subprocess.Popen[bytes]") -> None:
-        killed = kill_session(job.pid, self._places.work)
+        killed = kill_session(job.pid, self._paths.work)
         job.wait()
         self._own.write("everything killed", processes=killed)
 

@@ -15,10 +15,7 @@ from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from statekeep.checkpoint.checkpoints import SystemStreamPartition
-from statekeep.config.load import load_dict
-from statekeep.container.container import Container
-from statekeep.container.task import Task
+import statekeep as sk
 
 STORE: Final = "counts"
 _BATCH: Final = 500
@@ -27,7 +24,7 @@ _WAIT_S: Final = 0.2
 
 async def count(arguments: argparse.Namespace) -> None:
     """Run one task on partition 0 of the topic."""
-    config = load_dict(
+    config = sk.load_dict(
         {
             "job.name": f"count-{arguments.topic}",
             "job.logged.store.base.dir": arguments.local_dir,
@@ -37,8 +34,8 @@ async def count(arguments: argparse.Namespace) -> None:
         },
         "arguments",
     )
-    source = SystemStreamPartition("kafka", arguments.topic, 0)
-    async with Container(config) as container:
+    source = sk.SystemStreamPartition("kafka", arguments.topic, 0)
+    async with sk.Container(config) as container:
         task = await container.start_task("Partition 0", [STORE])
         consumer = _start(arguments, task.input_offsets.get(source))
         try:
@@ -66,7 +63,7 @@ def _start(arguments: argparse.Namespace, last_offset: str | None) -> Consumer:
 
 
 async def _follow(
-    consumer: Consumer, task: Task, source: SystemStreamPartition, *, until_end: bool
+    consumer: Consumer, task: sk.Task, source: sk.SystemStreamPartition, *, until_end: bool
 ) -> None:
     offsets = dict(task.input_offsets)
     is_at_end = False
@@ -83,7 +80,7 @@ async def _follow(
     await (await task.commit(offsets, force=True)).wait()
 
 
-def _add(task: Task, records: list[Message]) -> None:
+def _add(task: sk.Task, records: list[Message]) -> None:
     store = task.store(STORE)
     seen = Counter(record.value() or b"" for record in records)
     words = list(seen)

@@ -4,20 +4,23 @@ Source: Samza 1.8 SEP-28 (``StateBackendFactory``, ``TaskBackupManager``, ``Task
 ``StateBackendAdmin``). Different from Samza on purpose: a commit's
 base comes with the commit instead of being remembered by the manager (so that a failed upload
 cannot poison the next one), and clean-up is given what is retained (so that it is safe at any
-time, whoever wakes): `docs/decisions`.
+time, also for a process that was paused): `docs/decisions`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar
+
+from typing_extensions import TypeVar as DefaultTypeVar
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, TaskName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
+from statekeep.events import Report
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.version import SealedVersion
 
@@ -31,7 +34,7 @@ class BlockingExecutor(Protocol):
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one blocking call on a pool thread and return its result.
 
-        Waiting for a free place happens here, in the coroutine, and holds no thread. ``call`` must
+        Waiting for a free thread happens here, in the coroutine, and holds no thread. ``call`` must
         end by itself: it never waits for another call of the executor. A cancelled caller leaves
         the call running; its result is dropped.
         """
@@ -84,7 +87,7 @@ class JobTasks:
 
 
 def _uncounted(_size: int) -> None:
-    """Count nothing: nobody asks."""
+    """Count nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class CommitContext:
     base_version: VersionId | None
     """The version that ``base`` holds."""
     count_bytes: Callable[[int], None] = _uncounted
-    """Told by `TaskBackupManager.upload` of what it has sent; for people, on the event loop."""
+    """`TaskBackupManager.upload` calls it with the bytes it has sent; for progress, on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +150,57 @@ class RestoreContext:
     executor: BlockingExecutor
     clock: Clock
     version: VersionId | None = None
-    """What the commit says that the checkpoint is of; None where nobody said."""
+    """What the commit says that the checkpoint is of; None where it does not say."""
 
 
-class TaskBackupManager(ABC):
+@dataclass(frozen=True, slots=True)
+class StoreSnapshot:
+    """What one store sends in a commit, as far as the task's own disk shows."""
+
+    changes: Sequence[Path] | None
+    """The deltas that lead from the base to the version, in order; None: there is no base, or not
+    all of them are at hand, so that the upload is full."""
+    files: int
+    """To be read: deltas, or files of the store's image."""
+    bytes: int
+    """Of these files; what is sent is as large, but for encoding."""
+
+
+StoreSnapshotT = DefaultTypeVar("StoreSnapshotT", bound=StoreSnapshot, default=StoreSnapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Generic[StoreSnapshotT]):
+    """What one commit of a task sends to one backend; made by `TaskBackupManager.snapshot`."""
+
+    stores: Mapping[StoreName, StoreSnapshotT]
+
+    @property
+    def bytes(self) -> int:
+        """Return what is to be sent, before it is encoded."""
+        return sum(store.bytes for store in self.stores.values())
+
+
+def take_snapshot(
+    commit: CommitContext, backend: BackendName, stores: Sequence[StoreName]
+) -> Snapshot:
+    """Return what stores send: the deltas since the base where they are at hand, else all files.
+
+    Reads no file, only the version's seal manifest.
+    """
+    version = commit.version
+    sizes = {version.directory / entry.path: entry.size for entry in version.manifest.files}
+    taken: dict[StoreName, StoreSnapshot] = {}
+    for store in stores:
+        is_new = commit.base is None or store not in commit.base.markers_of(backend)
+        base = None if is_new else commit.base_version
+        changes = None if base is None else version.changes_since(store, base)
+        found = version.store_sizes(store) if changes is None else [sizes[p] for p in changes]
+        taken[store] = StoreSnapshot(changes, len(found), sum(found))
+    return Snapshot(taken)
+
+
+class TaskBackupManager(ABC, Generic[StoreSnapshotT]):
     """Backs up the stores of one task. Order of calls: init, then per commit snapshot, upload.
 
     Coroutines run on the container's event loop and never block it: blocking calls go through
@@ -158,25 +208,26 @@ class TaskBackupManager(ABC):
     """
 
     @abstractmethod
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
-        """Get ready, once, with the checkpoint that the task starts from.
+    async def init(self) -> None:
+        """Get ready, once.
 
         Raises:
-            ConfigError: The place is unreachable or refuses us.
+            ConfigError: The storage is unreachable or refuses us.
             RetriableError: The service may answer later.
         """
 
     @abstractmethod
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
-        """Take note of the version to back up; blocking, within milliseconds, no network.
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot[StoreSnapshotT]:
+        """Decide what goes up: files and bytes, against the base; blocking, no network.
 
-        Called once per commit on an executor thread, while nobody writes to the version's files
-        (a sealed version is never written). Returns preliminary markers, often none.
+        Called on an executor thread before each `upload`, so that metrics and progress bars know the
+        total before it begins; mostly `take_snapshot`. What only the service knows, such as a missing
+        base, may change it: then the upload is full.
         """
 
     @abstractmethod
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot[StoreSnapshotT]
     ) -> Mapping[StoreName, Marker]:
         """Make a snapshot durable while the task goes on processing.
 
@@ -186,7 +237,7 @@ class TaskBackupManager(ABC):
 
         Args:
             checkpoint_id: The commit.
-            markers: What `snapshot` returned for it.
+            snapshot: What `snapshot` returned for it.
 
         Returns:
             A marker for every store of the context, after every byte is durable.
@@ -210,7 +261,7 @@ class TaskBackupManager(ABC):
             retained: The markers of each retained checkpoint of the task that may reach what attempts
                 up to the newest of ``closed_attempts`` made. What a later checkpoint reaches of them
                 it took over from its base, `CommitContext.base`, so that one of these reaches it too.
-            closed_attempts: (epoch, attempt) of released commits and void attempts: the job log
+            closed_attempts: (epoch, attempt) of released commits and aborted attempts: the job log
                 says that they are never restored and never complete. Attempts are begun one after
                 the other, so those before the newest of these are closed or retained too; a trimmed
                 log no longer names them all.
@@ -266,13 +317,13 @@ class StateBackendAdmin(ABC):
         """Create what is missing (bucket prefix, topic, directory). Idempotent.
 
         Raises:
-            ConfigError: The place refuses us.
+            ConfigError: The storage refuses us.
             RetriableError: It does not answer: a start goes on without one that is optional.
         """
 
     @abstractmethod
     async def validate_resources(self) -> None:
-        """Check that the place can do what the backend needs.
+        """Check that the storage can do what the backend needs.
 
         Raises:
             ConfigError: It cannot; the message says what it lacks.
@@ -309,7 +360,7 @@ class GarbageCollector(ABC):
 
         Raises:
             BlobNotFoundError: What a retained marker names is gone (or CheckpointCorruptError: it
-                is damaged): nobody can say what may go.
+                is damaged): what may be deleted cannot be determined.
             RetriableError: The service may answer later.
         """
 
@@ -317,8 +368,8 @@ class GarbageCollector(ABC):
     async def delete(self, names: Sequence[str]) -> None:
         """Delete what `find` returned, at any time after it. Idempotent.
 
-        What puts that never ended have left in the scope of the last `find` goes too: nobody can
-        see it, so `find` tells nothing of it.
+        Unfinished puts in the scope of the last `find` are deleted too. They are not visible, so
+        `find` does not list them.
 
         Raises:
             RetriableError: The service may answer later; some of it may be deleted.
@@ -354,8 +405,16 @@ class StateBackendFactory(ABC):
         self.name = name
         self.settings = settings
 
+    def report_requests(self, report: Report) -> None:
+        """Report each try of a request as a `RequestDone` from now on; this one reports none.
+
+        Args:
+            report: Called by any thread; never waits.
+        """
+        del report
+
     @abstractmethod
-    def backup_manager(self, context: BackupContext) -> TaskBackupManager:
+    def backup_manager(self, context: BackupContext) -> TaskBackupManager[Any]:
         """Build the backup manager of one task."""
 
     @abstractmethod

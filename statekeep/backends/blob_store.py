@@ -55,7 +55,7 @@ class BlobStoreManager(ABC):
         """Connect. Idempotent.
 
         Raises:
-            ConfigError: Unreachable, no such place, or access denied.
+            ConfigError: Unreachable, no such location, or access denied.
         """
 
     @abstractmethod
@@ -79,7 +79,7 @@ class BlobStoreManager(ABC):
     async def get(self, blob_id: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         """Return a small blob's bytes.
 
-        An id may come from bytes that somebody else wrote: one that no blob can have is one that is
+        An id may come from bytes that others wrote: one that no blob can have is one that is
         not there, in every method that takes an id.
 
         Args:
@@ -119,7 +119,7 @@ class BlobStoreManager(ABC):
         Args:
             blob_id: Of the blob.
             target: Does not exist yet.
-            on_bytes: Told of the bytes that were written since the last call.
+            on_bytes: Called with the bytes that were written since the last call.
             max_bytes: No more than this is written.
 
         Raises:
@@ -146,7 +146,7 @@ class BlobStoreManager(ABC):
         """Return the folders directly below ``prefix``, sorted.
 
         Those are the parts of blobs' names between it and the next slash. Reads no more than that
-        where the store can tell it: a folder may hold any number of blobs. A folder that is not there,
+        where the store allows it: a folder may hold any number of blobs. A folder that is not there,
         or not any more, may be among them. This one lists the blobs: to be overridden.
 
         Args:
@@ -161,13 +161,13 @@ class BlobStoreManager(ABC):
     async def remove_unfinished(  # noqa: B027 - most stores keep nothing of such a put
         self, prefix: str, is_closed: Callable[[str], bool]
     ) -> None:
-        """Remove what puts that never ended have left behind; `list` does not tell of it.
+        """Remove what unfinished puts have left behind; `list` does not show it.
 
         This one does nothing: to be overridden where something may be left. Idempotent.
 
         Args:
             prefix: Of the names of their blobs, up to a slash; empty for all.
-            is_closed: Told such a name, returns whether nobody is at work on that blob any more. The
+            is_closed: Given such a name, returns whether no process writes that blob any more. The
                 name may lack its end where its last part is long.
         """
 

@@ -18,18 +18,19 @@ from statekeep.backends.base import (
     BlockingExecutor,
     JobTasks,
     RestoreContext,
+    Snapshot,
     StateBackendAdmin,
     StateBackendFactory,
+    StoreSnapshot,
     TaskBackupManager,
     TaskIdentity,
     TaskRestoreManager,
 )
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
-from statekeep.backends.blob.image import image_directories
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.job_log import BlobJobLog
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
@@ -42,6 +43,7 @@ from statekeep.errors import (
     ConfigError,
     VersionDamagedError,
 )
+from statekeep.stores.local_files import image_directories
 from statekeep.stores.version import SealedVersion
 
 _PLACE: Final = "place"
@@ -157,29 +159,33 @@ class MemoryBackupManager(TaskBackupManager):
         self._is_closed = False
 
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+    async def init(self) -> None:
         pass
 
     @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
-        self._context.commit(checkpoint_id)
-        return {}
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot:
+        version = self._context.commit(checkpoint_id).version
+        taken: dict[StoreName, StoreSnapshot] = {}
+        for store in self._context.stores:
+            sizes = version.store_sizes(store)
+            taken[store] = StoreSnapshot(None, len(sizes), sum(sizes))
+        return Snapshot(taken)
 
     @override
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot
     ) -> Mapping[StoreName, Marker]:
         _check_open(self._is_closed)
         commit = self._context.commit(checkpoint_id)
         attempt = (commit.epoch, commit.attempt)
         run = self._context.executor.run
-        stores = self._context.stores
+        stores = tuple(snapshot.stores)
         images = await run_all(
             run(_copy_image, commit.version, store, self._owner, attempt) for store in stores
         )
         made = {Marker(f"memory:{self._new_uid()}"): image for image in images}
         self._place.images.update(made)
-        commit.count_bytes(sum(len(data) for image in images for data in image.files.values()))
+        commit.count_bytes(snapshot.bytes)
         return dict(zip(stores, made, strict=True))
 
     @override

@@ -6,7 +6,7 @@ from datetime import date
 from typing import Protocol, runtime_checkable
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
-from statekeep.backends.blob.encryption_keys import KeyProvider
+from statekeep.backends.encryption_keys import KeyProvider
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.clock import Clock
 
@@ -67,8 +67,25 @@ class DescribesSnapshots(Protocol):
 
 
 @runtime_checkable
+class FindsLosses(Protocol):
+    """A `StateBackendFactory` that can tell what of a backup is gone, without reading it."""
+
+    async def lost(
+        self, task: TaskIdentity, marker: Marker, executor: BlockingExecutor, clock: Clock
+    ) -> Collection[str]:
+        """Return the names of what a restore from a marker needs, and which is not there.
+
+        Raises:
+            BlobNotFoundError: A part that describes the others is gone.
+            CheckpointCorruptError: The marker, or what it names, cannot be read.
+            RetriableError: The service may answer later.
+        """
+        ...
+
+
+@runtime_checkable
 class WritesInPlace(Protocol):
-    """A `StateBackendFactory` whose backups go to a place that settings may give to two jobs."""
+    """A `StateBackendFactory` whose backups go to storage that settings may give to two jobs."""
 
     def writes_over(self, task: TaskIdentity, store: StoreName, marker: Marker) -> bool:
         """Return whether a task's backup of a store would change what a marker of another's names.
@@ -91,7 +108,7 @@ class FindsState(Protocol):
         For people: a name. Asked once, before the first record of the task's log is written.
 
         Raises:
-            ConfigError: The place refuses us.
+            ConfigError: The storage refuses us.
             RetriableError: The service may answer later.
         """
         ...
@@ -104,10 +121,10 @@ class ListsTaskLogs(Protocol):
     async def task_logs(
         self, job_name: str, operator: str, executor: BlockingExecutor, clock: Clock
     ) -> Sequence[str]:
-        """Return the tasks for which there is a place of a log, sorted; nothing may stand in it.
+        """Return the tasks for which there is a log, sorted; it may be empty.
 
         Raises:
-            ConfigError: The place refuses us.
+            ConfigError: The storage refuses us.
             RetriableError: The service may answer later.
         """
         ...

@@ -1,4 +1,4 @@
-"""What slows transfers down on purpose: a rate, a bound on memory, a service that asks for rest.
+"""What slows transfers down on purpose: a cap, a rate, a bound on memory, a service that asks for rest.
 
 Each object is shared by everything that it bounds, and used by one event loop.
 """
@@ -6,17 +6,37 @@ Each object is shared by everything that it bounds, and used by one event loop.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 from statekeep.clock import Clock
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 _NANOS: Final = 1_000_000_000
 _FIRST_REST_NS: Final = _NANOS // 4
 _LONGEST_REST_NS: Final = 30 * _NANOS
+
+
+class InFlightLimit:
+    """How many calls to a service may be under way at once; one per container and backend.
+
+    Waiting for its turn holds no thread. Used by one event loop.
+    """
+
+    def __init__(self, max_in_flight: int) -> None:
+        if max_in_flight < 1:
+            msg = f"no call could ever be made: max_in_flight={max_in_flight}"
+            raise ValueError(msg)
+        self._free = asyncio.Semaphore(max_in_flight)
+
+    async def run(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call as soon as it is its turn."""
+        async with self._free:
+            return await call()
 
 
 class TokenBucket:
@@ -43,7 +63,7 @@ class TokenBucket:
 
 
 class ByteBudget:
-    """Bytes that may be in memory at once. Nobody is overtaken, so a large claim gets its turn."""
+    """Bytes that may be in memory at once. Claims are served in order, so a large one is not starved."""
 
     def __init__(self, total_bytes: int) -> None:
         if total_bytes < 1:
@@ -117,10 +137,10 @@ class Throttle:
         self._rest_ns = min(max(2 * self._rest_ns, _FIRST_REST_NS), _LONGEST_REST_NS)
         self._until_ns = now_ns + self._rest_ns
         logger.warning(
-            "service is throttling, all its transfers rest: rest_ms=%d", self._rest_ns // 1_000_000
+            "service is throttling, its transfers pause: pause_ms=%d", self._rest_ns // 1_000_000
         )
 
     def succeeded(self) -> None:
-        """Note that a call was served."""
+        """Record that a call was served."""
         if self._rest_ns and self._clock.monotonic_ns() >= self._until_ns:
             self._rest_ns = self._rest_ns // 2 if self._rest_ns > _FIRST_REST_NS else 0

@@ -40,7 +40,7 @@ def warn_of_plain_brokers(servers: str, protocol: str, remedy: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine by its name or address; no name is looked up."""
+    """Return whether a host is this machine by its name or address; no name is looked up."""
     if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
         return True
     try:

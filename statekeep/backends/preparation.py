@@ -10,10 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 async def prepare(admin: StateBackendAdmin, *, is_checked: bool = False) -> None:
-    """Create what is missing, check the place unless that was done, and close the admin.
+    """Create what is missing, check the storage unless that was done, and close the admin.
 
     Raises:
-        ConfigError: The place refuses us, or cannot do what is needed.
+        ConfigError: The storage refuses us, or cannot do what is needed.
         RetriableError: It does not answer.
     """
     try:
@@ -28,10 +28,10 @@ async def prepare_unless_away(backend: BackendName, admin: StateBackendAdmin) ->
     """Prepare a backend that a start can go on without; return whether it answers.
 
     One that does not is an error in the log. It is prepared again by the first commit that finds it
-    there: see `TaskCommitPipeline.ask_optional_first`.
+    there: see `TaskStorageCommitManager.ask_optional_first`.
 
     Raises:
-        ConfigError: The place refuses us, or cannot do what is needed: a person has to mend it.
+        ConfigError: The storage refuses us, or cannot do what is needed: a person has to mend it.
     """
     try:
         await prepare(admin)

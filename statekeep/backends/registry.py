@@ -29,8 +29,8 @@ _OWN_FACTORIES: Final[Mapping[str, str]] = MappingProxyType(
 class BackendConfig(Protocol):
     """What the registry asks of the configuration (`statekeep.config`)."""
 
-    def backend_names(self) -> Iterable[str]:
-        """Return the names of all backends that the job uses."""
+    def backend_names(self, first: str = "") -> Iterable[str]:
+        """Return the names of all backends that the job uses, those of the store ``first`` early."""
         ...
 
     def backend_factory(self, name: str) -> str:
@@ -77,9 +77,9 @@ class BackendRegistry:
             self._factories[name] = factory_class(BackendName(name), settings)
         return self._factories[name]
 
-    def factories(self) -> Mapping[BackendName, StateBackendFactory]:
-        """Return the factories of all backends of the job; errors as of `factory`."""
-        return {BackendName(name): self.factory(name) for name in self._config.backend_names()}
+    def factories(self, first: str = "") -> Mapping[BackendName, StateBackendFactory]:
+        """Return the factories of all backends, in the order of `Config.backend_names`; errors as of `factory`."""
+        return {BackendName(name): self.factory(name) for name in self._config.backend_names(first)}
 
     def factory_class(self, name: str) -> type[StateBackendFactory]:
         """Return the class behind a backend's name; errors as of `factory`."""

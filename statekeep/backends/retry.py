@@ -9,14 +9,7 @@ from typing import Final, TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from statekeep.clock import Clock
-from statekeep.config.backend_keys import (
-    BLOB_BACKOFF_FACTOR,
-    BLOB_BACKOFF_MAX_MS,
-    BLOB_BACKOFF_MS,
-    BLOB_JITTER_FACTOR,
-    BLOB_MAX_RETRIES,
-    BLOB_MAX_RETRY_MS,
-)
+from statekeep.config.blob_settings import RetrySettings
 from statekeep.errors import RetriableError
 
 T = TypeVar("T")
@@ -37,31 +30,18 @@ _LEAST_LEFT_MS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(RetrySettings):
     """Exponential back-off with jitter, bounded in time.
 
-    The defaults are those of the settings ``blob.store.retry.policy.*``.
+    No repetition begins later than ``max_duration_ms`` after the first try has failed; the last one
+    begins then. How long that try took does not count: most of it may have gone into a queue of our
+    own.
     """
 
-    max_retries: int = BLOB_MAX_RETRIES.default
-    """Repetitions after the first try; -1: as many as the time allows."""
-    max_duration_ms: int = BLOB_MAX_RETRY_MS.default
-    """No repetition begins later than this after the first try has failed; the last one begins then.
-
-    How long that try took does not count: most of it may have gone into a queue of our own.
-    """
     settings_prefix: str = "blob.store."
     """What the names of these settings begin with, for people: ``backends.<name>.``."""
     duration_setting: str = "retry.policy.max.retry.duration.millis"
     """The setting that ``max_duration_ms`` comes from, for people."""
-    backoff_delay_ms: int = BLOB_BACKOFF_MS.default
-    """Before the first repetition."""
-    backoff_max_delay_ms: int = BLOB_BACKOFF_MAX_MS.default
-    """The delay grows no further than this."""
-    backoff_delay_factor: float = BLOB_BACKOFF_FACTOR.default
-    """By which the delay grows from one repetition to the next."""
-    jitter_factor: float = BLOB_JITTER_FACTOR.default
-    """A delay is longer or shorter by up to this part, so that many clients do not march in step."""
 
     def __post_init__(self) -> None:
         if self.max_retries < -1:
@@ -102,7 +82,7 @@ class Retrier:
 
     The first failure of each call is a warning, and after that one failure every ten seconds: a
     start that waits for a store out of reach may wait for long, and says so. After the last try that
-    error itself is raised, with notes that tell how often, how long, and by which setting.
+    error itself is raised, with notes that say how often, how long, and by which setting.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ async def run_to_end(
 ) -> T:
     """Run one blocking call; when cancelled, wait for its end before the cancel is raised.
 
-    So nobody closes or removes what a pool thread is still at work on.
+    So the caller does not close or remove what a pool thread still uses.
     """
     return await run_to_early_end(executor, _go_on, call, *args, **kwargs)
 

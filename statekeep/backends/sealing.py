@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
-from statekeep.backends.blob.encryption_keys import is_before_end_of
+from statekeep.backends.encryption_keys import is_before_end_of
 from statekeep.backends.optional_powers import Encryption, Encrypts
 from statekeep.backends.seals import SealedCheckpointStore, SealedJobLog, Sealer
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
@@ -53,7 +53,7 @@ async def outdated_markers(
     markers: Mapping[BackendName, Mapping[StoreName, Collection[Marker]]],
     executor: BlockingExecutor,
 ) -> frozenset[Marker]:
-    """Return the markers that `Encrypts.outdated` tells of, of all backends."""
+    """Return the markers that `Encrypts.outdated` returns, of all backends."""
     found: set[Marker] = set()
     for backend, of_backend in markers.items():
         if backend not in factories:

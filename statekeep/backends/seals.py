@@ -5,8 +5,8 @@ soon as a backend of a job encrypts, every record of the log and every entry of 
 is sealed, wherever it lies: HMAC-SHA256 by a secret that HKDF derives from the provider's key, over
 what it is, whose it is, where it stands, and what stands before it.
 
-Nobody can so forge a record, change one, move it to another position, job or task, or cut one out.
-What whoever can write to the place still can do is to give back an *older whole* log, or none at all:
+An attacker so cannot forge a record, change one, move it to another position, job or task, or cut one out.
+One who can write to the storage can still put back an *older whole* log, or remove the log:
 `docs/how-to/encrypt.md` says what notices that.
 """
 
@@ -19,8 +19,13 @@ import msgspec
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.encoded_stream import cryptography_told, key_check_of
-from statekeep.backends.blob.encryption_keys import OLDER_HINT, EncryptionKey, KeyProvider
+from statekeep.backends.encryption_keys import (
+    OLDER_HINT,
+    EncryptionKey,
+    KeyProvider,
+    explained_missing_cryptography,
+    key_check_of,
+)
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.framing import refused, sealed, sealed_payload
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
@@ -37,7 +42,7 @@ class Sealed:
     link: str
     """What the next record has as ``previous``."""
     key_check: str
-    """Tells by which key."""
+    """Identifies the key."""
 
 
 class Sealer:
@@ -58,8 +63,8 @@ class Sealer:
             keys: The first one's current key seals; all of them open.
             scope: Of the log, so of a job, or of one task.
             is_on: Whether what is new is sealed. False: what was sealed is still looked at.
-            accepts_plain: Whether a log that begins with plain records is believed.
-            executor: For whoever calls from an event loop.
+            accepts_plain: Whether a log that begins with plain records is accepted.
+            executor: For callers on an event loop.
         """
         self._keys = keys
         self._scope = scope
@@ -71,7 +76,7 @@ class Sealer:
         """Return a sealed frame around ``data``.
 
         Args:
-            what: What it is and where it stands: whoever opens it has to name the same.
+            what: What it is and where it stands; opening it takes the same value.
             data: A frame.
             previous: Link of the record before; "" for the first, and for what stands alone.
 
@@ -103,7 +108,7 @@ class Sealer:
         except CheckpointCorruptError:
             if self.is_on:
                 raise
-            payload = None  # whoever decodes it says so, or can do without
+            payload = None  # the decoder reports it, or does not need it
         if payload is None:
             return None
         head, _, inner = payload.partition(b"\n")
@@ -155,7 +160,7 @@ class _Mark:
 class SealedJobLog(JobLog):
     """A `JobLog` whose records are sealed, each with the one before it.
 
-    A record that is not believed comes out as one that cannot be read (`refused`): whoever reads it
+    A record that is not authentic comes out as one that cannot be read (`refused`): the reader
     decides what follows, as with damage.
 
     The inner log is this one's own: `close` closes it.
@@ -185,14 +190,14 @@ class SealedJobLog(JobLog):
         run = self._sealer.executor.run
         made = await run(self._sealer.seal, _record(position), data, previous)
         await self._log.append(position, made.data)
-        self._note(_Mark(position, made.link, made.key_check))
+        self._remember(_Mark(position, made.link, made.key_check))
 
     @override
     async def read(self, start: int, *, limit: int | None = None) -> Sequence[tuple[int, bytes]]:
         records = await self._log.read(start, limit=limit)
         opened = await self._sealer.executor.run(self._open_all, records, self._last)
         for mark, _ in opened:
-            self._note(mark)
+            self._remember(mark)
         return [(mark.position, inner) for mark, inner in opened]
 
     @override
@@ -231,7 +236,7 @@ class SealedJobLog(JobLog):
     async def close(self) -> None:
         await self._log.close()
 
-    def _note(self, mark: _Mark) -> None:
+    def _remember(self, mark: _Mark) -> None:
         if self._last is None or mark.position >= self._last.position:
             self._last = mark
         newest = self._newest_of.get(mark.key_check, mark.position)
@@ -248,10 +253,10 @@ class SealedJobLog(JobLog):
             try:
                 before, inner = self._open(position, data, links)
             except UnknownFormatError:
-                before, inner = _Mark(position), data  # whoever decodes it says so
+                before, inner = _Mark(position), data  # the decoder reports it
             except CheckpointCorruptError as exc:
-                told = "; ".join([str(exc), *getattr(exc, "__notes__", ())])
-                before, inner = _Mark(position), refused(told)
+                reason = "; ".join([str(exc), *getattr(exc, "__notes__", ())])
+                before, inner = _Mark(position), refused(reason)
             found.append((before, inner))
         return found
 
@@ -289,8 +294,8 @@ class SealedJobLog(JobLog):
 class SealedCheckpointStore(CheckpointStore):
     """A `CheckpointStore` whose entries are sealed, each for its attempt and task.
 
-    An entry that is not believed comes out as one that cannot be read. Plain ones are never believed:
-    an attempt that was open when encryption was switched on is void, and its batches run again.
+    An entry that is not authentic comes out as one that cannot be read. Plain ones never are:
+    an attempt that was open when encryption was switched on is aborted, and its batches run again.
 
     The inner store is this one's own: `close` closes it.
     """
@@ -355,7 +360,7 @@ class SealedCheckpointStore(CheckpointStore):
         except (CheckpointCorruptError, KeyUnavailableError) as exc:
             return refused(str(exc))
         except UnknownFormatError:
-            return data  # whoever decodes it says so
+            return data  # the decoder reports it
         if opened is not None:
             return opened.data
         return refused(f"an entry is not authenticated: {where}") if self._sealer.is_on else data
@@ -383,8 +388,8 @@ def _entry(attempt: str, task_name: TaskName) -> Sequence[str]:
 
 
 def _secret(key: EncryptionKey) -> bytes:
-    with cryptography_told():
-        from statekeep.backends.blob.frame_cipher import (  # noqa: PLC0415  # it needs the package
+    with explained_missing_cryptography():
+        from statekeep.backends.frame_cipher import (  # noqa: PLC0415  # it needs the package
             sealing_secret,
         )
 

@@ -39,6 +39,11 @@ class CheckpointId:
         """Return the id of a commit that begins at ``time_ns``, wall-clock nanoseconds."""
         return cls(*divmod(time_ns, _NANOS_PER_MILLI))
 
+    @property
+    def time_ns(self) -> int:
+        """When the commit began, in wall-clock nanoseconds."""
+        return self.millis * _NANOS_PER_MILLI + self.nanos
+
     def serialize(self) -> str:
         """Return the text form, such as ``1700000000123-456789``."""
         return f"{self.millis}-{self.nanos}"

@@ -1,4 +1,4 @@
-"""Reading documents and names that somebody else may have written."""
+"""Reading documents and names that others may have written."""
 
 from typing import Final, TypeVar
 
@@ -25,7 +25,7 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: bytes, damage: str) -> T
     """
     try:
         return decoder.decode(data)
-    # The library tells invalid text and deep nesting by errors that are not its own.
+    # The library raises errors that are not its own for invalid text and deep nesting.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise CheckpointCorruptError(damage) from exc
 

@@ -35,7 +35,7 @@ def unescape_name(part: str) -> str:
     """Return the name of which `escape_name` made ``part``.
 
     Raises:
-        ValueError: It made it of none: somebody else's.
+        ValueError: It is not a name that this function makes.
     """
     return unquote(_SPACE_BEFORE_DIGIT.sub(" ", part), errors="strict")
 

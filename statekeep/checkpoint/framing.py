@@ -10,7 +10,7 @@ number and a space before these. A later format has to keep the header and what 
 length say: so an older release tells it from damage, that of a version number included.
 
 A frame of the kind ``sealed`` holds another one, and by which key that was authenticated
-(`statekeep.backends.seals`). Whoever has no keys cannot tell whether it may be believed.
+(`statekeep.backends.seals`). Without the keys its authenticity cannot be checked.
 """
 
 import re
@@ -23,7 +23,7 @@ from statekeep.errors import CheckpointCorruptError, KeyUnavailableError, Unknow
 _SEALED: Final = "sealed"
 """Kind of a frame around another one."""
 _REFUSED: Final = b"refused: "
-"""Begins what stands for bytes that are not believed; it is never stored."""
+"""Begins what stands for bytes that are not authentic; it is never stored."""
 
 _FORMAT_VERSION: Final = 1
 _HEADER: Final = re.compile(rb"statekeep ([0-9]{1,9}) ([a-z-]{1,32}) ([0-9a-f]{8}) ([0-9]{1,12})")
@@ -69,7 +69,7 @@ def unframe(data: bytes, *, where: str) -> Frame:
     Raises:
         CheckpointCorruptError: Truncated, damaged or foreign.
         UnknownFormatError: Of a newer format, and whole as far as this one can tell.
-        KeyUnavailableError: It is authenticated, and nobody has looked at that.
+        KeyUnavailableError: It is authenticated, and that has not been checked.
     """
     if data.startswith(_REFUSED):
         raise CheckpointCorruptError(data.removeprefix(_REFUSED).decode(errors="replace"))
@@ -99,7 +99,7 @@ def sealed_payload(data: bytes, *, where: str) -> bytes | None:
 
 
 def refused(reason: str) -> bytes:
-    """Return what `unframe` refuses with a reason, in place of what must not be believed."""
+    """Return what `unframe` refuses with a reason, in place of what must not be trusted."""
     return _REFUSED + reason.encode()
 
 

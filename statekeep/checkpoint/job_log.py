@@ -32,7 +32,7 @@ class JobLog(ABC):
 
     @abstractmethod
     async def probe(self) -> None:
-        """Prove at start that the place is reachable, writable, and creates atomically.
+        """Prove at start that the storage is reachable, writable, and creates atomically.
 
         Raises:
             ConfigError: It does not; the message says what it lacks.
@@ -79,7 +79,7 @@ class JobLog(ABC):
     async def read_left(self) -> Sequence[tuple[int, bytes]]:
         """Return all records that are not trimmed, in order; those that are lost leave gaps.
 
-        For whoever drops them all. This one knows of no gaps.
+        For a caller that drops them all. This default assumes no gaps.
 
         Raises:
             RetriableError: The service may answer later.
@@ -87,7 +87,7 @@ class JobLog(ABC):
         return await self.read(0)
 
     async def is_there(self) -> bool:
-        """Return whether there is any record, for whoever did not `probe` the place; change nothing.
+        """Return whether there is any record, without a `probe` before; change nothing.
 
         Raises:
             CheckpointCorruptError: A position in the middle is missing.

@@ -9,6 +9,7 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
     CommitRecord,
     EpochRecord,
+    KeptRecord,
     Record,
     decode_record,
     is_damaged_batch,
@@ -26,7 +27,7 @@ _AT_ONCE: Final = 1_000
 
 
 def _ignore(_position: int, _record: Record) -> None:
-    """Take a record for which nobody asked."""
+    """Ignore a record."""
 
 
 class LogReader:
@@ -57,7 +58,7 @@ class LogReader:
     async def catch_up(self, take: Callable[[int, Record], None] = _ignore) -> int:
         """Fold what was written since the last call; return how many records that were.
 
-        A damaged batch record is logged and noted in the view; the batch can be made again. Holds a
+        A damaged batch record is logged and recorded in the view; the batch can be made again. Holds a
         thousand records at a time: a log that a pin keeps may have millions.
 
         Args:
@@ -98,7 +99,7 @@ class LogReader:
             count += len(found)
             if len(found) < _AT_ONCE:
                 break
-        if began_at > 0 and not self.view.commits and not _begins_anew(first):
+        if began_at > 0 and self.view.last_commit is None and not _begins_anew(first):
             msg = f"the job log was cut off behind its newest commit: position={began_at}"
             raise CheckpointCorruptError(msg)
         return count
@@ -112,12 +113,13 @@ class LogReader:
         """
         wanted = sorted(set(positions))
         found = {p: self.view.commit_records[p] for p in wanted if p in self.view.commit_records}
-        for position, data in await self._log.read_at([p for p in wanted if p not in found]):
-            record = _decode(position, data)
-            if isinstance(record, CommitRecord) and link_of(data) == self._commit_links.get(
-                position
-            ):
-                found[position] = record
+        wanted_at = {self.view.kept_at.get(p, p): p for p in wanted if p not in found}
+        for at, data in await self._log.read_at(list(wanted_at)):
+            record, position = _decode(at, data), wanted_at[at]
+            commit = record.commit if isinstance(record, KeptRecord) else record
+            is_it = link_of(data) == self._commit_links.get(position)
+            if is_it and isinstance(commit, CommitRecord):
+                found[position] = commit
         missing = [position for position in wanted if position not in found]
         if missing:
             error = CheckpointCorruptError(
@@ -146,6 +148,8 @@ class LogReader:
         """Take in a record that is known to stand at ``position``, the next one, as these bytes."""
         self.view.fold(position, record)
         self._link = link_of(data)
+        if isinstance(record, KeptRecord) and self.view.kept_at.get(record.position) == position:
+            self._commit_links[record.position] = self._link
         if isinstance(record, CommitRecord):
             self._commit_links[position] = self._link
             if len(self._commit_links) > 2 * len(self.view.commits) + _SPARE_LINKS:

@@ -12,6 +12,7 @@ from statekeep.checkpoint.records import (
     CommitRecord,
     EpochRecord,
     JobIdentity,
+    KeptRecord,
     MovedRecord,
     PinRecord,
     Record,
@@ -61,14 +62,20 @@ class LogRemains:
                 self._job_uid = None
             case AttemptRecord():
                 if record.identity is not None:
-                    self._note_job(record.identity)
+                    self._record_job(record.identity)
                 if self._job_uid is not None:
                     self.tasks[self._job_uid].update(record.versions, record.uploads)
             case CommitRecord():
                 self.commits += 1
-                self._note_job(record.identity)
+                self._record_job(record.identity)
                 self.tasks[record.identity.job_uid].update(record.versions)
-                self._note_backends(record)
+                self._record_backends(record)
+            case KeptRecord():
+                self.commits += 1
+                self._record_job(record.commit.identity)
+                self.tasks[record.commit.identity.job_uid].update(record.commit.versions)
+                self._record_backends(record.commit)
+                self.pins.update(record.pins)
             case PinRecord():
                 self.pins.add(record.name)
             case UnpinRecord():
@@ -83,7 +90,7 @@ class LogRemains:
         self.damaged += count
         self.newest_epoch += count
 
-    def _note_job(self, identity: JobIdentity) -> None:
+    def _record_job(self, identity: JobIdentity) -> None:
         """Take in what a job is now, with the stores that it no longer has."""
         uid = self._job_uid = identity.job_uid
         before = self.identities.get(uid, identity).stores
@@ -94,7 +101,7 @@ class LogRemains:
         self.identities[uid] = msgspec.structs.replace(identity, stores=stores)
         self.tasks.setdefault(uid, set())
 
-    def _note_backends(self, commit: CommitRecord) -> None:
+    def _record_backends(self, commit: CommitRecord) -> None:
         for task, raw in commit.checkpoints.items():
             try:
                 checkpoint = decode_checkpoint_v2(bytes(raw), where=f"task={task}")
@@ -129,11 +136,11 @@ async def reset_log(
     delete: Callable[[int, LogRemains], Awaitable[None]] = _delete_nothing,
     new_nonce: Callable[[], str] = random_nonce,
 ) -> tuple[int, LogRemains]:
-    """Fence whoever writes to a log, then drop all that it says, whether it can be read or not.
+    """Fence all writers of a log, then drop all its records, also those that cannot be read.
 
-    What is left is one epoch record, which says so: whoever was fenced finds a newer epoch at its
-    next append, or that the log was trimmed past it, and whoever has read the log and is about to
-    take it over forgets what it has read. The next start finds no commit, and begins a new job with a
+    What is left is one epoch record, which says so: a fenced writer finds a newer epoch at its
+    next append, or that the log was trimmed past it, and a driver that has read the log and is
+    about to take it over forgets what it has read. The next start finds no commit, and begins a new job with a
     uid of its own. Safe to repeat after any error, and after a crash: what stands before the record
     counts for nothing, and goes last.
 
@@ -142,8 +149,8 @@ async def reset_log(
         owner: Host and process, for people.
         check: Raises if what the log says must not be dropped. Asked again whenever the log went on
             meanwhile: nothing is dropped that it has not seen.
-        delete: Deletes the backups, which nobody can find once the log has forgotten them. Awaited
-            with what is returned, once everybody is fenced; raises what is raised here.
+        delete: Deletes the backups, which cannot be found any more once the log has no record of
+            them. Awaited with what is returned, once all writers are fenced; its errors are raised here.
         new_nonce: Draws the nonce of the record.
 
     Returns:
@@ -177,7 +184,7 @@ def _fold(records: Sequence[tuple[int, bytes]], floor: int) -> LogRemains:
         raise ConfigError(
             "there is no log to reset",
             key="job.name",
-            hint="check job.name, the place of the backend and, in plain Python, --task",
+            hint="check job.name, the location of the backend and, in plain Python, --task",
         )
     newest, data = records[-1]
     remains = LogRemains(next_position=newest + 1, link=link_of(data))

@@ -7,6 +7,9 @@ from statekeep.checkpoint.escaping import escape_name
 MAIN_OPERATOR: Final = "main"
 """The one stateful operator of a job; in plain Python it stands for the program."""
 
+MAIN_STORE: Final = "state"
+"""The store on Spark of every state variable that no setting puts into another one."""
+
 
 def job_scope(job_name: str) -> str:
     """Return the scope of a job's one log, as on Spark."""

@@ -12,30 +12,31 @@ import msgspec
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader
-from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.note import Note, no_note
+from statekeep.checkpoint.log_view import LogView, bad_markers_of
 from statekeep.checkpoint.records import (
+    AbortRecord,
     AttemptRecord,
     BaseRecord,
     CommitRecord,
     EpochRecord,
     JobIdentity,
+    KeptRecord,
     PinRecord,
     Record,
     ReleaseRecord,
     UnpinRecord,
-    VoidRecord,
     encode_record,
 )
 from statekeep.errors import CommitFailedError, ConfigError, RetriableError, TaskFencedError
+from statekeep.events import CommitAborted, Report, report_nothing
 
 logger = logging.getLogger(__name__)
 
-_LONG: Final = 10_000
-"""Records that a start reads before it says that they are many: seconds on a disk, minutes on an
-object store."""
+_REPEATABLE: Final = (PinRecord, UnpinRecord, ReleaseRecord, KeptRecord)
+"""Records that may rightly be written again with equal content: once the view shows one, an equal one
+that is asked for is another."""
 _OWNER_GONE: Final = "its owner is gone"
-"""Why an attempt is void that a new owner found open."""
+"""Why an attempt is aborted that a new owner found open."""
 
 
 def random_nonce() -> str:
@@ -66,46 +67,47 @@ class LogSession:
 
     An *owner* has taken the log over and writes under an epoch of its own. It is *fenced* once it
     sees an epoch newer than that, or a floor at or above a position that it wrote: from then on
-    every call raises `TaskFencedError`. A *guest* has not taken over. It may pin and unpin commits,
-    under the epoch of whoever reigns, and fences nobody. That is safe for these records alone: they
+    every call raises `TaskFencedError`. A *pin writer* has not taken over. It may pin and unpin commits,
+    under the current owner's epoch, without fencing it. That is safe for these records alone: they
     say nothing of batches or attempts, and where a pin meets the release of the same commit, the
     position decides for everyone.
 
     An append may fail, or be cancelled, with its outcome unknown: the record may have landed, or
-    may still. The next append settles it, as no two records share a position: afterwards `view`
+    may still. The next append resolves it, as no two records share a position: afterwards `view`
     holds the first record, or it never will. Appending an equal record again continues the first
-    append instead of making a second.
+    append instead of making a second; but not one of pins and releases that has landed, whose effect
+    is in the view.
     """
 
     def __init__(
         self,
         log: JobLog,
         *,
-        note: Note = no_note,
+        report: Report = report_nothing,
         new_nonce: Callable[[], str] = random_nonce,
     ) -> None:
         """Take what is needed; nothing is read yet.
 
         Args:
             log: Closed by `close`, or by its owner.
-            note: Told of every attempt that becomes void here, by whichever record.
+            report: Gets every attempt that is aborted here, by whichever record.
             new_nonce: Draws what a record is known again by.
         """
         self._log = log
         self._reader = LogReader(log)
-        self._note = note
+        self._report = report
         self._new_nonce = new_nonce
         self._own_epoch = 0
         self._fenced_by = 0
         self._attempts = 0
         self._unresolved: AttemptRecord | None = None
         """The attempt whose end is not on record."""
-        self._unsettled: list[_Append] = []
+        self._in_doubt: list[_Append] = []
         self._turn = asyncio.Lock()
 
     @classmethod
     async def of_tool(cls, log: JobLog, owner: str) -> Self:
-        """Take a log over and make void what older owners left open, without a base record.
+        """Take a log over and abort what older owners left open, without a base record.
 
         A base record says where a driver goes on in its query, which a tool does not know; batches
         on record stay as they are. The job's next start takes over in turn.
@@ -115,7 +117,7 @@ class LogSession:
             owner: Host and process, for people.
 
         Raises:
-            ConfigError: The place cannot hold a log.
+            ConfigError: The backend cannot hold a log.
             CheckpointCorruptError: A record cannot be read.
             TaskFencedError: Yet another owner came in between.
         """
@@ -124,7 +126,7 @@ class LogSession:
         await session.take_over(owner)
         for epoch, attempt in sorted(session.view.open_attempts):
             await session.append(
-                VoidRecord(attempt_epoch=epoch, attempt=attempt, reason=f"taken over by {owner}")
+                AbortRecord(attempt_epoch=epoch, attempt=attempt, reason=f"taken over by {owner}")
             )
         return session
 
@@ -135,21 +137,20 @@ class LogSession:
 
     @property
     def epoch(self) -> int:
-        """The epoch that this session writes under; 0 of a guest, and before `take_over`."""
+        """The epoch that this session writes under; 0 for a pin writer, and before `take_over`."""
         return self._own_epoch
 
     async def open(self) -> LogView:
-        """Probe the place and read the whole log.
+        """Probe the storage and read the whole log.
 
         Raises:
-            ConfigError: The place cannot hold a log, or the log has moved elsewhere.
+            ConfigError: The backend cannot hold a log, or the log has moved elsewhere.
             CheckpointCorruptError: A record other than a batch record cannot be read.
         """
         async with self._turn:
             await self._log.probe()
             await self._catch_up()
             self._reader.require_here()
-            _warn_if_long(self.view)
             return self.view
 
     async def take_over(self, owner: str) -> int:
@@ -174,26 +175,34 @@ class LogSession:
                 epoch = self.view.epoch + 1
                 record = EpochRecord(epoch=epoch, nonce=self._new_nonce(), owner=owner)
                 append = _Append(asked=record, stamped=record)
-                position = await self._try_place(append)
+                position = await self._try_to_append(append)
                 if position is not None:
                     break
             self._own_epoch = epoch
             await self._check_floor(position)
             return epoch
 
-    async def go_on_from(self, query_id: str, head: int) -> None:
-        """Append the base record: where the reign begins. Attempts of older owners are void by it.
+    async def go_on_from(
+        self, query_id: str, head: int, stores: Mapping[str, list[str]] | None = None
+    ) -> None:
+        """Append the base record: where the owner's session begins. Attempts of older owners are aborted by it.
 
         Args:
             query_id: The Spark query; "" for one that has not begun, and in plain Python.
             head: The newest batch that counts.
+            stores: ``{operator: stores}`` that the session backs up; None: those of the last commit.
         """
         left_open = list(self.view.open_attempts.values())
         await self.append(
-            BaseRecord(query_id=query_id, commit_position=self.view.last_commit_position, head=head)
+            BaseRecord(
+                query_id=query_id,
+                commit_position=self.view.last_commit_position,
+                head=head,
+                stores=stores or {},
+            )
         )
         for attempt in left_open:
-            self._note_void(attempt, _OWNER_GONE)
+            self._report_abort(attempt, _OWNER_GONE)
 
     async def begin_attempt(
         self,
@@ -229,9 +238,9 @@ class LogSession:
         return self._attempts
 
     async def close_attempt(self, reason: str) -> bool:
-        """Make the attempt that was begun last void for good, unless its commit record landed.
+        """Abort the attempt that was begun last, unless its commit record landed.
 
-        The void record is the proof: what stands before it in the log is all that ever will.
+        The abort record is the proof: whatever landed stands before it in the log.
 
         Returns:
             Whether the commit record had landed after all. False too if no attempt is open.
@@ -245,11 +254,11 @@ class LogSession:
             return False
         number = attempt.attempt
         if not self.view.is_committed(self.epoch, number):
-            await self.append(VoidRecord(attempt_epoch=self.epoch, attempt=number, reason=reason))
+            await self.append(AbortRecord(attempt_epoch=self.epoch, attempt=number, reason=reason))
         self._unresolved = None
         has_commit = self.view.is_committed(self.epoch, number)
         if not has_commit:
-            self._note_void(attempt, reason)
+            self._report_abort(attempt, reason)
         return has_commit
 
     async def append(self, record: Record) -> int:
@@ -259,17 +268,20 @@ class LogSession:
             TaskFencedError: A newer epoch is in the log, or the log was trimmed past the record.
             ConfigError: The log has moved elsewhere; or a pin, but its name is another commit's, or
                 the commit is not there any more.
-            CommitFailedError: A commit record, but its attempt is void.
+            CommitFailedError: A commit record, but its attempt is aborted.
             ValueError: A release of the current commit.
             RetriableError: Unknown whether the record landed, see the class; or a release of a
-                commit that somebody has pinned: release what is left.
-            RuntimeError: A guest writes more than pins.
+                commit that was pinned meanwhile: release the others.
+            RuntimeError: A pin writer writes something other than pins.
         """
         async with self._turn:
             append = self._begin(record)
-            position = await self._place(append)
-            await self._check_floor(position)
-            self._unsettled = [other for other in self._unsettled if other is not append]
+            position = await self._append_record(append)
+            if not isinstance(
+                record, AttemptRecord
+            ):  # nothing counts before its commit, which looks
+                await self._check_floor(position)
+            self._in_doubt = [other for other in self._in_doubt if other is not append]
         if isinstance(record, CommitRecord) and record.attempt_epoch == self.epoch:
             self._unresolved = None  # of one attempt at a time
         return position
@@ -290,7 +302,7 @@ class LogSession:
                 has moved elsewhere.
             RetriableError: Unknown whether the pin landed; the call may be repeated.
         """
-        view = await self._look_for_pins()
+        view = await self._find_pins()
         is_pinned = view.pins.get(name) == position
         if not is_pinned or view.pin_expiries.get(name, 0) != expires_ms:
             await self.append(PinRecord(name=name, position=position, expires_ms=expires_ms))
@@ -302,7 +314,10 @@ class LogSession:
             ConfigError: No commit has this name, or the log has moved elsewhere.
             RetriableError: Unknown whether it took effect; the call may be repeated.
         """
-        pins = (await self._look_for_pins()).pins
+        pins = (await self._find_pins()).pins
+        landed = [append.asked for append in self._in_doubt if append.position is not None]
+        if name not in pins and UnpinRecord(name=name) in landed:
+            return  # the call that had no answer
         if name not in pins:
             raise ConfigError(
                 f"no commit is pinned under this name: name={name} names={','.join(sorted(pins))}",
@@ -321,8 +336,8 @@ class LogSession:
             await self._catch_up()
             self._raise_if_fenced()
 
-    async def look(self) -> LogView:
-        """Read the end of the log, whoever wrote it, and return what all of it tells by then.
+    async def poll(self) -> LogView:
+        """Read new records, whichever process wrote them, and return the view of the whole log.
 
         Raises:
             CheckpointCorruptError: A record other than a batch record cannot be read.
@@ -363,51 +378,51 @@ class LogSession:
         """Close the log. Idempotent."""
         await self._log.close()
 
-    async def _look_for_pins(self) -> LogView:
-        view = await self.look()
+    async def _find_pins(self) -> LogView:
+        view = await self.poll()
         self._reader.require_here()
         if not view.commits:
             raise ConfigError("the job has no commit yet")
         return view
 
-    def _note_void(self, attempt: AttemptRecord, reason: str) -> None:
-        self._note(
-            "void",
-            attempt_epoch=attempt.epoch,
-            attempt=attempt.attempt,
-            batch=attempt.batch,
-            reason=reason,
-        )
+    def _report_abort(self, attempt: AttemptRecord, reason: str) -> None:
+        self._report(CommitAborted(attempt.epoch, attempt.attempt, attempt.batch, reason))
 
     def _begin(self, record: Record) -> _Append:
-        """Return the append of ``record``: the unsettled one of an equal record, or a new one."""
+        """Return the append of ``record``: the one in doubt of an equal record, or a new one."""
         if not self._own_epoch and not isinstance(record, PinRecord | UnpinRecord):
             msg = "append before take_over"
             raise RuntimeError(msg)
-        self._unsettled = [a for a in self._unsettled if not self._has_failed(a)]
-        for append in self._unsettled:
+        self._in_doubt = [a for a in self._in_doubt if not self._is_resolved(a)]
+        for append in self._in_doubt:
             if append.asked == record:
                 return append
         stamped = msgspec.structs.replace(record, epoch=self._own_epoch, nonce=self._new_nonce())
         append = _Append(asked=record, stamped=stamped)
-        self._unsettled.append(append)
+        self._in_doubt.append(append)
         return append
 
-    def _has_failed(self, append: _Append) -> bool:
-        """Whether a record can never land: another one stands at the last position tried."""
-        return append.position is None and append.tried < self.view.next_position
+    def _is_resolved(self, append: _Append) -> bool:
+        """Whether a record can never land, or has landed and will not be appended again.
 
-    async def _place(self, append: _Append) -> int:
+        It never lands once another one stands at the last position tried. It is not appended again
+        where the view shows a caller without an answer what it did.
+        """
+        if append.position is None:
+            return append.tried < self.view.next_position
+        return isinstance(append.asked, _REPEATABLE)
+
+    async def _append_record(self, append: _Append) -> int:
         while append.position is None:
             self._raise_if_fenced()
             self._reader.require_here()
             _raise_if_contradicted(append.stamped, self.view)
             if not self._own_epoch:
                 append.stamped = msgspec.structs.replace(append.stamped, epoch=self.view.epoch)
-            await self._try_place(append)
+            await self._try_to_append(append)
         return append.position
 
-    async def _try_place(self, append: _Append) -> int | None:
+    async def _try_to_append(self, append: _Append) -> int | None:
         """Try the next position; None when another record stood there, which is folded then."""
         position = append.tried = self.view.next_position
         linked = msgspec.structs.replace(append.stamped, previous=self._reader.link)
@@ -430,7 +445,7 @@ class LogSession:
         """Fold what was written since, and find out where own records landed, by their nonces."""
 
         def find_own(position: int, record: Record) -> None:
-            for append in (*appends, *self._unsettled):
+            for append in (*appends, *self._in_doubt):
                 if append.stamped.nonce == record.nonce:
                     append.position = position
 
@@ -445,7 +460,7 @@ class LogSession:
     async def _check_floor(self, position: int) -> None:
         """Make sure that the record at ``position`` is not one that the log has gone past.
 
-        Where a position was trimmed, a fenced writer can create it anew; nobody reads it.
+        Where a position was trimmed, a fenced writer can create it anew; it is never read.
         """
         floor = await self._log.read_floor()
         if not self._own_epoch:
@@ -459,23 +474,11 @@ class LogSession:
             raise TaskFencedError(msg, own_epoch=self._own_epoch, newer_epoch=self._fenced_by)
 
 
-def _warn_if_long(view: LogView) -> None:
-    """Say which pins make the start slow, and what to do about them."""
-    kept = view.next_position - view.lowest_needed
-    if kept > _LONG and view.pins_of_oldest:
-        logger.warning(
-            "a pin keeps the job log from being trimmed, and every start reads all of it: records=%d "
-            "pins=%s (make a job of it by `statekeep savepoint restore NAME --as JOB`, then drop it)",
-            kept,
-            ",".join(view.pins_of_oldest),
-        )
-
-
 def _raise_if_contradicted(record: Record, view: LogView) -> None:
     """Refuse a record that would have no effect on ``view``, which its writer should know of."""
     match record:
         case CommitRecord():
-            if (record.attempt_epoch, record.attempt) in view.void_attempts:
+            if (record.attempt_epoch, record.attempt) in view.aborted_attempts:
                 msg = "the attempt was aborted"
                 raise CommitFailedError(msg, checkpoint_id=record.checkpoint_id, step="record")
         case ReleaseRecord():
@@ -485,6 +488,14 @@ def _raise_if_contradicted(record: Record, view: LogView) -> None:
             pinned = set(view.pins.values()).intersection(record.positions)
             if pinned:
                 msg = f"a commit was pinned meanwhile, look again: positions={sorted(pinned)}"
+                raise RetriableError(msg)
+        case KeptRecord():
+            bad_markers = bad_markers_of(record.commit, view.bad_markers)
+            if (record.pins, record.bad_markers) != (view.pins_of(record.position), bad_markers):
+                msg = (
+                    "a commit was pinned or unpinned meanwhile, or a marker of it was found bad: "
+                    f"position={record.position}"
+                )
                 raise RetriableError(msg)
         case PinRecord():
             named = view.pins.get(record.name, record.position)

@@ -1,29 +1,33 @@
 """What the records of a job log amount to, folded in order of position."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
-from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.checkpoint.records import (
+    AbortRecord,
     AttemptRecord,
     BadMarkerRecord,
     BaseRecord,
     BatchRecord,
     CommitRecord,
     EpochRecord,
+    KeptRecord,
     MovedRecord,
     PinRecord,
     Record,
     ReleaseRecord,
     UnpinRecord,
-    VoidRecord,
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError
+
+T = TypeVar("T")
 
 _COMMITS_TO_REPLAY_FROM: Final = 16
 """The newest commits, whose records and batches stay in memory; many more than have to be passed over
@@ -43,6 +47,8 @@ class CommitEntry:
     checkpoint_id: str
     query_id: str | None
     """None in plain Python, and of a commit with which a new query is to begin."""
+    is_change: bool = False
+    """Whether it holds other state than its batch left."""
 
     @classmethod
     def of(cls, record: CommitRecord) -> "CommitEntry":
@@ -53,16 +59,17 @@ class CommitEntry:
             record.batch,
             record.checkpoint_id,
             None if query is None else query.query_id,
+            record.change is not None,
         )
 
 
 @dataclass
 class LogView:
-    """The state of a job as its log tells it.
+    """The state of a job according to its log.
 
-    Owned by one `LogReader`, which folds every record that is read or appended; everyone else
-    reads it on the same event loop. Whoever folds the same records gets the same view, so a record
-    that contradicts one before it has no effect instead of an effect that depends on who looks.
+    Owned by one `LogReader`, which folds every record that is read or appended; all others
+    read it on the same event loop. The same records always give the same view, so a record that
+    contradicts one before it has no effect, rather than one that depends on the reader.
     """
 
     next_position: int = 0
@@ -78,19 +85,19 @@ class LogView:
     newest_released: int = -1
     """Position of the newest commit that was ever released; -1 before the first."""
     tasks: set[str] = field(default_factory=set[str])
-    """Every task that a commit has named."""
+    """Every task that a commit or an attempt has named: those that are no more may have left backups."""
     open_attempts: dict[tuple[int, int], AttemptRecord] = field(
         default_factory=dict[tuple[int, int], AttemptRecord]
     )
-    """Attempts neither committed nor void, by (epoch, attempt)."""
+    """Attempts neither committed nor aborted, by (epoch, attempt)."""
     attempt_positions: dict[tuple[int, int], int] = field(
         default_factory=dict[tuple[int, int], int]
     )
     """Position of the record of each attempt in `open_attempts`."""
-    void_positions: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    """Position of the record that made an attempt void, for each in `void_attempts`."""
+    abort_positions: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """Position of the record that aborted an attempt, for each in `aborted_attempts`."""
     orphans: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    """Those of `void_attempts` whose uploads may not be deleted yet."""
+    """Those of `aborted_attempts` whose uploads may not be deleted yet."""
     batches: dict[int, BatchRecord] = field(default_factory=dict[int, BatchRecord])
     """Batches of the current query that count and that a replay from a commit of
     `comparable_commits` may need. The log holds more: see `lowest_needed`."""
@@ -106,31 +113,46 @@ class LogView:
     """
     done_batch: int = -1
     """The newest batch that a driver of the query has found done in its location; -1 before any."""
+    has_begun: bool = False
+    """Whether a base record was read: a driver has gone on from a commit of the log."""
     query_id: str | None = None
     """The query whose batch numbers `batches` holds; None before the first."""
+    stores: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """``{operator: stores}`` of all state since the last commit: of the newest base record or commit."""
     pins: dict[str, int] = field(default_factory=dict[str, int])
     """Positions of pinned commits, by name."""
     pin_expiries: dict[str, int] = field(default_factory=dict[str, int])
     """When those of `pins` that do not hold for good may be unpinned, in wall-clock milliseconds."""
     bad_markers: set[BadMarker] = field(default_factory=set[BadMarker])
     """Those that must not be used again."""
+    kept_at: dict[int, int] = field(default_factory=dict[int, int])
+    """Positions of the newest `KeptRecord` of commits, by that of the commit."""
     moved_to: str | None = None
     """The backend in which the log goes on; None: it goes on here."""
+    began_at: int = field(init=False)
+    """Position of the first record that was read: a record before it is known by a `KeptRecord` only."""
+
+    def __post_init__(self) -> None:
+        self.began_at = self.next_position
 
     @property
     def last_commit(self) -> CommitRecord | None:
         """The current commit; None in a log that has none yet."""
-        return self.commit_records[self.last_commit_position] if self.commits else None
+        return self.commit_records.get(self.last_commit_position)
 
     @property
     def last_commit_position(self) -> int:
-        """Position of the current commit; -1 if there is none."""
-        return next(reversed(self.commits), -1)
+        """Position of the current commit; -1 if there is none.
+
+        One that is known by a `KeptRecord` only is never current: a newer one stood before that.
+        """
+        newest = next(reversed(self.commits), -1)
+        return newest if newest >= self.began_at else -1
 
     @property
-    def void_attempts(self) -> AbstractSet[tuple[int, int]]:
+    def aborted_attempts(self) -> AbstractSet[tuple[int, int]]:
         """Attempts that will never complete, by (epoch, attempt)."""
-        return self.void_positions.keys()
+        return self.abort_positions.keys()
 
     @property
     def comparable_commits(self) -> list[CommitRecord]:
@@ -151,7 +173,7 @@ class LogView:
         """Those of `batches` whose versions may be used.
 
         A damaged record may be of any batch: it may supersede every record that stands before it.
-        The boundaries in those are good all the same, as a batch keeps them for ever.
+        The boundaries in those are good all the same, as a batch never changes them.
         """
         damaged = max(self.unreadable_batches, default=-1)
         # Copies: the start of a query reads them while a clean-up may already drop some.
@@ -184,10 +206,10 @@ class LogView:
 
         A log of a job's own begins with the empty commit, before any attempt.
         """
-        return not self.commits and bool(self.open_attempts or self.void_attempts)
+        return not self.commits and bool(self.open_attempts or self.aborted_attempts)
 
     def known_offsets(self, batch: int) -> str | None:
-        """Return the boundaries that a batch keeps for ever, as Spark wrote them; None if unknown."""
+        """Return the boundaries of a batch, as Spark wrote them; None if unknown."""
         if batch in self.batches:
             return self.batches[batch].offsets
         if batch in self.overtaken_batches:
@@ -205,15 +227,22 @@ class LogView:
         """
         if not self.commits:
             return 0
-        needed = [next(iter(self.commits)), *self.attempt_positions.values()]
-        oldest = self._oldest_to_replay()
-        return min(needed + [self.batch_positions[b] for b in self.batches if b > oldest])
+        return min(self._needed_by(self.commits))
 
-    @property
-    def pins_of_oldest(self) -> list[str]:
-        """Names of the pins that keep the log where it begins; none if a commit is not pinned there."""
-        oldest = next(iter(self.commits), -1)
-        return sorted(name for name, position in self.pins.items() if position == oldest)
+    def pinned_behind(self, distance: int) -> list[int]:
+        """Return the commits that only a pin keeps, and but for which the log were so much shorter."""
+        pinned = [p for p in set(self.pins.values()) if p <= self.newest_released]
+        others = self.commits.keys() - pinned
+        floor = min(self._needed_by(others)) if others else 0
+        return sorted(p for p in pinned if floor - self.kept_at.get(p, p) > distance)
+
+    def pins_of(self, position: int) -> dict[str, int]:
+        """Return when each pin of a commit expires, by its name; 0: never."""
+        return {
+            name: self.pin_expiries.get(name, 0)
+            for name, pinned in self.pins.items()
+            if pinned == position
+        }
 
     def fold(self, position: int, record: Record) -> None:
         """Take in the record at ``position``, which must be the next one.
@@ -241,7 +270,7 @@ class LogView:
                 self._fold_base(position, record)
             case BatchRecord():
                 self._fold_batch(position, record)
-            case AttemptRecord() | CommitRecord() | VoidRecord():
+            case AttemptRecord() | CommitRecord() | AbortRecord():
                 self._fold_attempt(position, record)
             case ReleaseRecord():
                 self._fold_release(record)
@@ -250,6 +279,8 @@ class LogView:
             case UnpinRecord():
                 self.pins.pop(record.name, None)
                 self.pin_expiries.pop(record.name, None)
+            case KeptRecord():
+                self._fold_kept(position, record)
             case BadMarkerRecord():
                 self.bad_markers.add((record.backend, record.task, record.store, record.marker))
             case MovedRecord():
@@ -264,8 +295,8 @@ class LogView:
         """Drop what only matters until the log is trimmed to ``floor``."""
         for position in [position for position in self.released if position < floor]:
             del self.released[position]
-        for attempt in [attempt for attempt, p in self.void_positions.items() if p < floor]:
-            del self.void_positions[attempt]
+        for attempt in [attempt for attempt, p in self.abort_positions.items() if p < floor]:
+            del self.abort_positions[attempt]
             self.orphans.discard(attempt)
         self.unreadable_batches = {p for p in self.unreadable_batches if p >= floor}
 
@@ -304,32 +335,37 @@ class LogView:
         self.next_position = position + 1
 
     def _fold_attempt(
-        self, position: int, record: AttemptRecord | CommitRecord | VoidRecord
+        self, position: int, record: AttemptRecord | CommitRecord | AbortRecord
     ) -> None:
         if isinstance(record, AttemptRecord):
             self.open_attempts[record.epoch, record.attempt] = record
             self.attempt_positions[record.epoch, record.attempt] = position
+            self.tasks.update(record.versions)
             return
         key = (record.attempt_epoch, record.attempt)
-        if isinstance(record, VoidRecord):
+        if isinstance(record, AbortRecord):
             # An append of unknown outcome can turn out to have landed after all: what is committed
-            # stays committed, what is void stays void, by whichever record comes first.
+            # stays committed, what is aborted stays aborted, by whichever record comes first.
             if not self.is_committed(*key):
                 self._close(key, position)
-        elif key not in self.void_attempts:
+        elif key not in self.aborted_attempts:
             self._drop_open(key)
             self.commits[position] = CommitEntry.of(record)
             self.commit_records[position] = record
-            for old in list(self.commit_records)[:-_COMMITS_TO_REPLAY_FROM]:
-                del self.commit_records[old]
+            self._forget_records()
             self.tasks.update(record.versions)
+            self.stores = record.identity.stores
             if record.query is not None:
                 self._switch_query(record.query.query_id)
+            if record.change is not None:  # the versions in these records are of other state
+                self._drop_batches([b for b in self.batches if b <= record.batch])
             self._forget_batches()
 
     def _fold_base(self, position: int, record: BaseRecord) -> None:
         for key in [key for key in self.open_attempts if key[0] < record.epoch]:
             self._close(key, position)
+        self.has_begun = True
+        self.stores = record.stores or self.stores
         self._switch_query(record.query_id)
         overtaken = {b: found.offsets for b, found in self.batches.items() if b > record.head}
         self._drop_batches(list(overtaken))
@@ -347,10 +383,28 @@ class LogView:
     def _fold_pin(self, record: PinRecord) -> None:
         if record.position not in self.commits:
             return
-        self.pins[record.name] = record.position
-        self.pin_expiries.pop(record.name, None)
-        if record.expires_ms:
-            self.pin_expiries[record.name] = record.expires_ms
+        self._pin(record.name, record.position, record.expires_ms)
+
+    def _pin(self, name: str, position: int, expires_ms: int) -> None:
+        self.pins[name] = position
+        self.pin_expiries.pop(name, None)
+        if expires_ms:
+            self.pin_expiries[name] = expires_ms
+
+    def _fold_kept(self, position: int, record: KeptRecord) -> None:
+        kept = record.position
+        if kept in self.commits:
+            self.kept_at[kept] = position
+        elif kept < self.began_at:
+            _insert(self.commits, kept, CommitEntry.of(record.commit))
+            _insert(self.commit_records, kept, record.commit)
+            self._forget_records()
+            self.kept_at[kept] = position
+            self.tasks.update(record.commit.versions)
+            self.newest_released = max(self.newest_released, kept)
+            self.bad_markers.update(record.bad_markers)
+            for name, expires_ms in record.pins.items():
+                self._pin(name, kept, expires_ms)
 
     def _fold_release(self, record: ReleaseRecord) -> None:
         kept = {self.last_commit_position, *self.pins.values()}
@@ -358,8 +412,22 @@ class LogView:
             if position in self.commits and position not in kept:
                 self.released[position] = self.commits.pop(position)
                 self.commit_records.pop(position, None)
+                self.kept_at.pop(position, None)
                 self.newest_released = max(self.newest_released, position)
         self._forget_batches()
+
+    def _needed_by(self, commits: Iterable[int]) -> list[int]:
+        """Return the positions that recoveries from some commits read, and open attempts."""
+        oldest = self._oldest_to_replay()
+        return [
+            *(self.kept_at.get(position, position) for position in commits),
+            *self.attempt_positions.values(),
+            *(self.batch_positions[batch] for batch in self.batches if batch > oldest),
+        ]
+
+    def _forget_records(self) -> None:
+        for old in list(self.commit_records)[:-_COMMITS_TO_REPLAY_FROM]:
+            del self.commit_records[old]
 
     def _forget_batches(self) -> None:
         """Drop the batches that no replay begins before."""
@@ -371,10 +439,17 @@ class LogView:
     def _replayable(self) -> list[int]:
         """Return the positions of the commits that a task may go back to by itself, oldest first.
 
-        What is older than a released commit is there for its pin.
+        What is older than a released commit is there for its pin. What is older than a change of the
+        state lacks that change, and a replay would not make it again.
         """
-        newest = list(islice(reversed(self.commits), _COMMITS_TO_REPLAY_FROM))
-        return [position for position in reversed(newest) if position > self.newest_released]
+        found: list[int] = []
+        for position in islice(reversed(self.commits), _COMMITS_TO_REPLAY_FROM):
+            if position <= self.newest_released:
+                break
+            found.append(position)
+            if self.commits[position].is_change:
+                break
+        return found[::-1]
 
     def _oldest_to_replay(self) -> int:
         """Return the batch of the oldest commit that a replay may begin after; -1 for every batch."""
@@ -396,13 +471,25 @@ class LogView:
 
     def _close(self, key: tuple[int, int], position: int) -> None:
         self._drop_open(key)
-        if key not in self.void_positions:
-            self.void_positions[key] = position
+        if key not in self.abort_positions:
+            self.abort_positions[key] = position
             self.orphans.add(key)
 
     def _drop_open(self, key: tuple[int, int]) -> None:
         self.open_attempts.pop(key, None)
         self.attempt_positions.pop(key, None)
+
+
+def _insert(found: dict[int, T], position: int, value: T) -> None:
+    """Put what stands at a position between what stands before and after it."""
+    entries = sorted([*found.items(), (position, value)], key=lambda entry: entry[0])
+    found.clear()
+    found.update(entries)
+
+
+def begin_ns_of(commit: CommitRecord | None) -> int:
+    """Return when a commit began, by the wall clock of its driver; 0 for none."""
+    return 0 if commit is None else CheckpointId.parse(commit.checkpoint_id).time_ns
 
 
 def checkpoint_of(commit: CommitRecord, task: str) -> CheckpointV2 | None:
@@ -419,6 +506,20 @@ def version_of(commit: CommitRecord, task: str) -> VersionId | None:
     """Return a task's version in a commit; None for empty state."""
     text = commit.versions.get(task)
     return VersionId.parse(text) if text else None
+
+
+def bad_markers_of(commit: CommitRecord, bad_markers: AbstractSet[BadMarker]) -> list[BadMarker]:
+    """Return those of the markers that a commit holds.
+
+    Raises:
+        CheckpointCorruptError: A checkpoint in the record cannot be read.
+    """
+    return [
+        (backend, task, store, marker)
+        for backend, task, store, marker in sorted(bad_markers)
+        if (checkpoint := checkpoint_of(commit, task)) is not None
+        and checkpoint.markers_of(BackendName(backend)).get(StoreName(store)) == marker
+    ]
 
 
 def usable_checkpoint(

@@ -34,7 +34,7 @@ class _Record(
 
 
 class EpochRecord(_Record, frozen=True, kw_only=True, tag="epoch"):
-    """A driver's reign begins; every older epoch is fenced from this position on."""
+    """A driver session begins; every older epoch is fenced from this position on."""
 
     owner: str
     """Host and process, for people."""
@@ -43,14 +43,16 @@ class EpochRecord(_Record, frozen=True, kw_only=True, tag="epoch"):
 
 
 class BaseRecord(_Record, frozen=True, kw_only=True, tag="base"):
-    """What a reign starts from: voids open attempts of older epochs and batches above ``head``."""
+    """What a driver session starts from: aborts open attempts of older epochs and batches above ``head``."""
 
     query_id: str
     """The Spark query whose batch numbers these are; "" for a new one that has not begun."""
     commit_position: int
-    """Position of the commit record that the reign starts from."""
+    """Position of the commit record that the session starts from."""
     head: int
     """H: the newest batch that counts, max(L, C); -1 before the first."""
+    stores: Mapping[str, list[str]] = {}
+    """``{operator: stores that the session backs up}``; empty: those of the last commit."""
 
 
 class TaskBatch(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
@@ -92,8 +94,7 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     partitions: int
     """N, the number of tasks that the log is of: 1 in plain Python."""
     task_count: int = 0
-    """In plain Python, the number of tasks of the job, if a tool has made it with so many; 0: nobody
-    has said."""
+    """In plain Python, the number of tasks of the job, if a tool has fixed it; else 0."""
     router: str = ""
     """Id of the function from key to task."""
     key_schema: str = ""
@@ -104,7 +105,7 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
 
 
 class AttemptRecord(_Record, frozen=True, kw_only=True, tag="attempt"):
-    """A commit begins: the versions that are handed over for upload."""
+    """A commit begins: the versions that are submitted for upload."""
 
     attempt: int
     """Number within the epoch, from 1."""
@@ -137,6 +138,30 @@ class QueryState(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit
     """``commits/<C>``; None when the record is written inside the batch call."""
     started_from: str | None = None
     """Id of the checkpoint that the query went on from; None: it began with empty state."""
+    imported_time_mode: str = ""
+    """Of a commit whose state was imported from Spark's own operator: the time mode of that. The offsets
+    are then as the first start writes them."""
+
+
+class StateChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+    """Who changed the state of a stopped job or its number of tasks, and why.
+
+    Names no keys: they may be about persons.
+    """
+
+    kind: str
+    """``put``, ``delete``, ``erase``, ``undo`` or ``reshape``."""
+    by: str
+    """User and host, for people."""
+    reason: str
+    operator: str = ""
+    """Whose tasks were changed; "" for an undo, which changes them all back."""
+    variable: str = ""
+    """The state variable; "" where all of them were changed."""
+    keys: int = 0
+    """How many grouping keys were given."""
+    made_from: str = ""
+    """Checkpoint id of the commit that was changed; "" in logs of before it was recorded."""
 
 
 class CommitRecord(_Record, frozen=True, kw_only=True, tag="commit"):
@@ -158,9 +183,13 @@ class CommitRecord(_Record, frozen=True, kw_only=True, tag="commit"):
     """``{task: VersionId}``, as in the attempt's record."""
     query: QueryState | None = None
     """None in plain Python."""
+    change: StateChange | None = None
+    """Of a commit that holds other state than its batch left, or has it in another number of tasks. What
+    was recorded before it is of other state or other tasks: no task goes back past it. Its frame is of a
+    kind of its own, which a release refuses that does not know this."""
 
 
-class VoidRecord(_Record, frozen=True, kw_only=True, tag="void"):
+class AbortRecord(_Record, frozen=True, kw_only=True, tag="void"):  # the stored name
     """An attempt that will never complete, whatever its uploads still do."""
 
     attempt_epoch: int
@@ -191,6 +220,22 @@ class UnpinRecord(_Record, frozen=True, kw_only=True, tag="unpin"):
     name: str
 
 
+class KeptRecord(_Record, frozen=True, kw_only=True, tag="kept"):
+    """A pinned commit, written once more, so that the log can be trimmed between the two.
+
+    Has an effect only while the commit is retained. A reader of a trimmed log finds the commit
+    here, under the position that it always had.
+    """
+
+    position: int
+    """Of the commit record."""
+    commit: CommitRecord
+    pins: Mapping[str, int]
+    """``{name: expires_ms}`` of its pins."""
+    bad_markers: list[tuple[str, str, str, str]] = []
+    """(backend, task, store, marker) of those in the commit that are not to be used."""
+
+
 class BadMarkerRecord(_Record, frozen=True, kw_only=True, tag="bad-marker"):
     """A marker that failed its checks: never again a source of restore or base of an increment."""
 
@@ -202,7 +247,7 @@ class BadMarkerRecord(_Record, frozen=True, kw_only=True, tag="bad-marker"):
 
 
 class MovedRecord(_Record, frozen=True, kw_only=True, tag="moved"):
-    """The log goes on elsewhere: nobody writes to this one any more."""
+    """The log goes on elsewhere; this one is never written again."""
 
     backend: str
     """Name of the backend that holds it now, as it was called then."""
@@ -214,16 +259,23 @@ Record = (
     | BatchRecord
     | AttemptRecord
     | CommitRecord
-    | VoidRecord
+    | AbortRecord
     | ReleaseRecord
     | PinRecord
     | UnpinRecord
+    | KeptRecord
     | BadMarkerRecord
     | MovedRecord
 )
 """Every record of the job log."""
 
 _LINK_DIGITS: Final = 32
+_CHANGED_COMMIT: Final = "changed-commit"
+"""Kind of the frame of a commit with a change."""
+_RESHAPED_COMMIT: Final = "reshaped-commit"
+"""Kind of the frame of a commit that has the state in another number of tasks."""
+RESHAPE: Final = "reshape"
+"""The kind of a change that gives the state of a job to another number of tasks."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
@@ -231,7 +283,10 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 def encode_record(record: Record) -> bytes:
     """Return the bytes of one record: header line and JSON payload."""
-    return frame(_kind_of(type(record)), _encoder.encode(record))
+    kind = _kind_of(type(record))
+    if isinstance(record, CommitRecord) and record.change is not None:
+        kind = _RESHAPED_COMMIT if record.change.kind == RESHAPE else _CHANGED_COMMIT
+    return frame(kind, _encoder.encode(record))
 
 
 def link_of(data: bytes) -> str:
@@ -269,4 +324,4 @@ def _kind_of(record_type: type[Record]) -> str:
     return str(record_type.__struct_config__.tag)
 
 
-_KINDS: Final = frozenset(map(_kind_of, get_args(Record)))
+_KINDS: Final = frozenset([*map(_kind_of, get_args(Record)), _CHANGED_COMMIT, _RESHAPED_COMMIT])

@@ -3,11 +3,15 @@
 Source: Samza 1.8 ``CheckpointV2Serde``; ``docs/reference/formats.md`` has the tables.
 Unlike Samza's own reader, a stream name may hold dots: the system of an input offset's key ends at
 the first dot, the partition begins after the last one.
+
+Events that a container of Spark has seen go to the driver in these entries and in its answers. They are
+for people only: what cannot be read is left out, and nothing else suffers.
 """
 
+import logging
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -25,8 +29,61 @@ from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
+from statekeep.events import BackendUploaded, Event, RequestDone, SnapshotTaken, StoreFetched
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+NO_EVENTS: Final = b"null"
+"""Stands where events may be and none are."""
+
+_Request = tuple[str, str, str, int, int, str, str, int]
+"""The fields of a `RequestDone`, in their order: there are several in each entry."""
+
+
+class _Events(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    snapshots: list[SnapshotTaken] = []
+    uploads: list[BackendUploaded] = []
+    fetches: list[StoreFetched] = []
+    requests: list[_Request] = []
+
+
+_event_encoder: Final = msgspec.json.Encoder()
+_event_decoder: Final = msgspec.json.Decoder(_Events | None)
+
+
+def encode_events(events: Iterable[Event]) -> bytes:
+    """Return events in JSON; those that a container does not see are left out."""
+    found = _Events()
+    for event in events:
+        match event:
+            case SnapshotTaken():
+                found.snapshots.append(event)
+            case BackendUploaded():
+                found.uploads.append(event)
+            case StoreFetched():
+                found.fetches.append(event)
+            case RequestDone():
+                found.requests.append(astuple(event))
+            case _:
+                pass
+    return _event_encoder.encode(found)
+
+
+def decode_events(carried: bytes) -> Iterator[Event]:
+    """Yield what `encode_events` was given, by class; nothing where it cannot be read."""
+    try:
+        found = _event_decoder.decode(carried)
+    except msgspec.DecodeError as exc:
+        logger.debug("events of a container cannot be read: error=%s", exc)
+        return
+    if found is not None:
+        yield from found.snapshots
+        for request in found.requests:
+            yield RequestDone(*request)
+        yield from found.fetches
+        yield from found.uploads
+
 
 _V2: Final = 2
 _OFFSET_KEY: Final = re.compile(r"([^.]*)\.(.*)\.(0|[1-9][0-9]{0,9})", re.DOTALL)
@@ -46,17 +103,30 @@ class _Versioned(msgspec.Struct, frozen=True, kw_only=True):
     version: int = _V2
 
 
-class _FinishedJson(msgspec.Struct, frozen=True, kw_only=True):
+class BackendUpload(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task sent to one backend in one attempt; for people."""
+
+    bytes: int
+    """As far as the backend counts."""
+    elapsed_ms: int
+
+
+class _FinishedJson(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint: msgspec.Raw
     version: str
     bytes_uploaded: int = 0
     elapsed_ms: int = 0
     base: str = ""
+    uploads: Mapping[BackendName, BackendUpload] = {}
+    changed_bytes: int | None = None
+    state_bytes: int = 0
+    events: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _FailedJson(msgspec.Struct, frozen=True, kw_only=True):
     step: str
     error: str
+    events: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 _v2_decoder = msgspec.json.Decoder(_CheckpointV2Json)
@@ -130,6 +200,16 @@ class FinishedTask:
     """From the start of the backup until all of it was durable; for people."""
     base_id: CheckpointId | None = None
     """The commit that increments were built on; None where there was none, and all is full."""
+    uploads: Mapping[BackendName, BackendUpload] = field(
+        default_factory=dict[BackendName, BackendUpload]
+    )
+    """By backend, without those left out; for people."""
+    changed_bytes: int | None = None
+    """What was written to the stores since that commit; None where that is not known."""
+    state_bytes: int = 0
+    """Size of the version's stores on the local disk; for people."""
+    events: bytes = NO_EVENTS
+    """What the container has seen, for listeners (`encode_events`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +220,8 @@ class FailedTask:
     """As `CommitFailedError.step`."""
     error: str
     """For people."""
+    events: bytes = NO_EVENTS
+    """As `FinishedTask.events`."""
 
 
 AttemptEntry = FinishedTask | FailedTask
@@ -149,7 +231,7 @@ AttemptEntry = FinishedTask | FailedTask
 def encode_attempt_entry(entry: AttemptEntry) -> bytes:
     """Return the framed bytes of an entry (`statekeep.checkpoint.framing`)."""
     if isinstance(entry, FailedTask):
-        failed = _FailedJson(step=entry.step, error=entry.error)
+        failed = _FailedJson(step=entry.step, error=entry.error, events=_given(entry.events))
         return frame(_FAILED, msgspec.json.encode(failed))
     finished = _FinishedJson(
         checkpoint=msgspec.Raw(encode_checkpoint_v2(entry.checkpoint)),
@@ -157,6 +239,10 @@ def encode_attempt_entry(entry: AttemptEntry) -> bytes:
         bytes_uploaded=entry.bytes_uploaded,
         elapsed_ms=entry.elapsed_ms,
         base="" if entry.base_id is None else entry.base_id.serialize(),
+        uploads=entry.uploads,
+        changed_bytes=entry.changed_bytes,
+        state_bytes=entry.state_bytes,
+        events=_given(entry.events),
     )
     return frame(_FINISHED, msgspec.json.encode(finished))
 
@@ -175,17 +261,33 @@ def decode_attempt_entry(data: bytes, where: str) -> AttemptEntry:
     framed = unframe(data, where=where)
     if framed.kind == _FAILED:
         failed = _decode(_failed_decoder, framed.payload, where)
-        return FailedTask(failed.step, failed.error)
+        return FailedTask(failed.step, failed.error, _carried(failed.events))
     if framed.kind == _FINISHED:
         finished = _decode(_finished_decoder, framed.payload, where)
         version = VersionId.parse(finished.version) if finished.version else None
         checkpoint = decode_checkpoint_v2(bytes(finished.checkpoint), where)
         base_id = CheckpointId.parse(finished.base) if finished.base else None
         return FinishedTask(
-            checkpoint, version, finished.bytes_uploaded, finished.elapsed_ms, base_id
+            checkpoint,
+            version,
+            finished.bytes_uploaded,
+            finished.elapsed_ms,
+            base_id,
+            finished.uploads,
+            finished.changed_bytes,
+            finished.state_bytes,
+            _carried(finished.events),
         )
     msg = f"not a task's entry: {where} kind={framed.kind}"
     raise CheckpointCorruptError(msg)
+
+
+def _given(events: bytes) -> msgspec.Raw | msgspec.UnsetType:
+    return msgspec.UNSET if events == NO_EVENTS else msgspec.Raw(events)
+
+
+def _carried(events: msgspec.Raw | msgspec.UnsetType) -> bytes:
+    return NO_EVENTS if events is msgspec.UNSET else bytes(events)
 
 
 def encode_entries(entries: Mapping[TaskName, bytes]) -> bytes:

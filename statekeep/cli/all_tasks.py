@@ -13,7 +13,7 @@ from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import name_of_job, open_log_place
+from statekeep.inspection.job import name_of_job, open_log_storage
 
 _NUMBERED: Final = re.compile(r"Partition ([0-9]+)")
 
@@ -40,12 +40,12 @@ async def require_all_tasks(config: Config, names: Sequence[str], *, is_sure: bo
     clock = SystemClock()
     async with (
         waiting("looking for the tasks of the job", clock),
-        open_log_place(config, clock, task=names[0]) as place,
+        open_log_storage(config, clock, task=names[0]) as storage,
     ):
-        factory = place.factories[place.log_backend]
+        factory = storage.factories[storage.log_backend]
         if isinstance(factory, ListsTaskLogs):
             job = name_of_job(config, names[0])
-            there = await factory.task_logs(job, MAIN_OPERATOR, place.executor, place.clock)
+            there = await factory.task_logs(job, MAIN_OPERATOR, storage.executor, storage.clock)
             others = [task for task in there if task not in set(names)]
         else:
             others = _gaps(names)
@@ -73,8 +73,8 @@ def _gaps(names: Sequence[str]) -> list[str]:
 
 async def _has_log(config: Config, task: str) -> bool:
     """Return whether anything of a job stands in a task's log: a reset leaves a record of none."""
-    async with open_log_place(config, SystemClock(), task=task) as place:
-        if not await place.log.is_there():
+    async with open_log_storage(config, SystemClock(), task=task) as storage:
+        if not await storage.log.is_there():
             return False
-        remains = await read_remains(place.log)
+        remains = await read_remains(storage.log)
     return bool(remains.identities or remains.damaged or remains.moved_to)

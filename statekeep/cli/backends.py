@@ -13,18 +13,15 @@ from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.cli.exit_status import ExitStatus
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
-    Location,
-    Settings,
-    SettingsFiles,
-    read_config,
+    JobOptions,
+    shared_options,
 )
 from statekeep.cli.output import JsonValue, print_json, print_table, state_of
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, RetriableError
-from statekeep.inspection.job import open_log_place
+from statekeep.inspection.job import open_log_storage
 
 app = typer.Typer(
     name="backends", help="The state backends that the settings name.", no_args_is_help=True
@@ -32,16 +29,14 @@ app = typer.Typer(
 
 
 @app.command("list")
+@shared_options
 def list_backends(
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     as_json: AsJson = False,
 ) -> None:
-    """List the backends with their factories and what they need and can."""
-    settings = read_config(config, setting, set_file, location)
+    """List the backends, with factory and properties."""
+    settings = options.settings()
     rows: list[dict[str, JsonValue]] = [
         {
             "backend": name,
@@ -74,19 +69,17 @@ def list_backends(
 
 
 @app.command()
+@shared_options
 def check(
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether the place of each backend can be used.
+    """Check that each backend can be used.
 
-    Is it there, does it let us in, can it do what is needed, and hold the job log? Creates what is missing, as the start of the job would.
+    Does it exist, is access allowed, can it do what is needed and hold the job log? Creates what is missing, as a start of the job does.
     """
-    findings = asyncio.run(_check_all(read_config(config, setting, set_file, location)))
+    findings = asyncio.run(_check_all(options.settings()))
     if as_json:
         print_json([{"backend": name, "error": error} for name, error in findings.items()])
     else:
@@ -113,13 +106,13 @@ def _factories(config: Config) -> dict[BackendName, StateBackendFactory]:
 async def _check_all(config: Config) -> dict[str, str | None]:
     """Return what is wrong with each backend that the start of the job prepares."""
     factories, clock = _factories(config), SystemClock()
-    async with open_log_place(config, clock) as place, waiting("asking the backends", clock):
-        factories |= place.factories
+    async with open_log_storage(config, clock) as storage, waiting("asking the backends", clock):
+        factories |= storage.factories
         found: dict[str, str | None] = {}
         for name, factory in factories.items():
-            found[name] = await _problem_of(prepare(factory.admin(place.executor, clock)))
-            if found[name] is None and name == place.log_backend:
-                found[name] = await _problem_of(place.log.probe())
+            found[name] = await _problem_of(prepare(factory.admin(storage.executor, clock)))
+            if found[name] is None and name == storage.log_backend:
+                found[name] = await _problem_of(storage.log.probe())
         return found
 
 

@@ -12,16 +12,13 @@ from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsFull,
     IsSure,
-    Location,
+    JobOptions,
     LogOfTask,
-    Settings,
-    SettingsFiles,
     Which,
     owner_name,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import JsonValue, joined, print_json, print_line, print_table, utc
 from statekeep.cli.waiting import waiting
@@ -37,12 +34,10 @@ app = typer.Typer(
 
 
 @app.command("list")
+@shared_options
 def list_commits(
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -50,9 +45,7 @@ def list_commits(
     """List the commits that a restore may use, oldest first."""
 
     async def run() -> list[dict[str, JsonValue]]:
-        async with read_job(
-            read_config(config, setting, set_file, location), SystemClock(), task=task
-        ) as job:
+        async with read_job(options.settings(), SystemClock(), task=task) as job:
             return [_commit_row(job, position) for position in job.view.commits]
 
     rows = asyncio.run(run())
@@ -80,26 +73,22 @@ def list_commits(
 
 
 @app.command()
+@shared_options
 def show(
     which: Which = None,
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what one commit holds of each task.
+    """Show what one commit holds for each task.
 
-    Its version, input offsets and markers.
+    Version, input offsets and markers.
     """
 
     async def run() -> tuple[dict[str, JsonValue], dict[str, dict[str, JsonValue]]]:
-        async with read_job(
-            read_config(config, setting, set_file, location), SystemClock(), task=task
-        ) as job:
+        async with read_job(options.settings(), SystemClock(), task=task) as job:
             position, commit = job.find_commit(which)
             return _commit_row(job, position), _task_rows(job, commit)
 
@@ -115,6 +104,7 @@ def show(
 
 
 @app.command()
+@shared_options
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="The commit to compare with.")],
     new: Annotated[
@@ -122,10 +112,7 @@ def diff(
         typer.Argument(metavar="NEW", help="The other; left out: the current one."),
     ] = None,
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -133,9 +120,7 @@ def diff(
     """Show what differs between two commits, value by value."""
 
     async def run() -> list[tuple[str, str, str, str | None, str | None]]:
-        async with read_job(
-            read_config(config, setting, set_file, location), SystemClock(), task=task
-        ) as job:
+        async with read_job(options.settings(), SystemClock(), task=task) as job:
             before = _values(_task_rows(job, job.find_commit(old)[1]))
             after = _values(_task_rows(job, job.find_commit(new)[1]))
         return [
@@ -159,29 +144,25 @@ def diff(
 
 
 @app.command()
+@shared_options
 def pin(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the commit is kept under.")],
     which: Which = None,
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep a commit under a name.
 
-    It is not released before the name is given up; the job may go on meanwhile.
+    It is not released until it is unpinned. The job may keep running.
     """
     check_pin_name(name)
 
     async def run() -> int:
-        async with read_job(
-            read_config(config, setting, set_file, location), SystemClock(), task=task
-        ) as job:
+        async with read_job(options.settings(), SystemClock(), task=task) as job:
             position, _ = job.find_commit(which)
-            await job.guest.pin(name, position)
+            await job.pin_writer.pin(name, position)
             return position
 
     position = asyncio.run(run())
@@ -192,26 +173,22 @@ def pin(
 
 
 @app.command()
+@shared_options
 def unpin(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the pin.")],
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a pinned commit back to retention.
+    """Drop a pin.
 
-    The job's next clean-up may release it.
+    Retention applies to the commit again: the job's next clean-up may release it.
     """
 
     async def run() -> int | None:
-        async with read_job(
-            read_config(config, setting, set_file, location), SystemClock(), task=task
-        ) as job:
-            await job.guest.unpin(name)
+        async with read_job(options.settings(), SystemClock(), task=task) as job:
+            await job.pin_writer.unpin(name)
             return job.view.pins.get(name)
 
     position = asyncio.run(run())
@@ -222,24 +199,22 @@ def unpin(
 
 
 @app.command()
+@shared_options
 def remove(
     which: Annotated[
         list[str], typer.Argument(metavar="COMMIT", help="Positions or checkpoint ids.")
     ],
     *,
     is_sure: IsSure = False,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     as_json: AsJson = False,
 ) -> None:
     """Release commits, and delete what only they reach.
 
-    Stop the job before: if it runs, it is fenced. The current commit and pinned ones stay.
+    Stop the job first; a running job is fenced. The current commit and pinned ones stay.
     """
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and remove the commits?", abort=True)
 
@@ -259,6 +234,7 @@ def remove(
 
 
 @app.command("overwrite-offsets")
+@shared_options
 def overwrite_offsets(
     task: Annotated[str, typer.Argument(metavar="TASK", help="The task, such as 'Partition 0'.")],
     offsets: Annotated[
@@ -266,17 +242,13 @@ def overwrite_offsets(
     ],
     *,
     is_sure: IsSure = False,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Let a task go on from other input offsets.
+    """Set the input offsets that a task continues from.
 
-    In plain Python; its state stays as it is. Makes a new commit with the markers of the current
-    one. Stop the job before: if it runs, it is
-    fenced.
+    In plain Python. The state stays as it is: a new commit gets the markers of the current one. Stop the job first; a
+    running job is fenced.
     """
     wanted = dict(map(_parse_offset, offsets))
     if not is_sure:
@@ -285,7 +257,7 @@ def overwrite_offsets(
     async def run() -> CheckpointV2:
         clock = SystemClock()
         async with (
-            read_job(read_config(config, setting, set_file, location), clock, task=task) as job,
+            read_job(options.settings(), clock, task=task) as job,
             waiting("taking the job over", clock),
         ):
             return await overwrite_input_offsets(

@@ -8,14 +8,11 @@ import typer
 
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsSure,
-    Location,
+    JobOptions,
     LogsOfTasks,
-    Settings,
-    SettingsFiles,
     owner_name,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table
 from statekeep.cli.waiting import waiting
@@ -24,7 +21,7 @@ from statekeep.config.model import Config
 from statekeep.config.values import milliseconds
 from statekeep.errors import ConfigError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
-from statekeep.inspection.job import open_job, open_log_place
+from statekeep.inspection.job import open_job, open_log_storage
 from statekeep.inspection.removal import (
     find_what_a_reset_deletes,
     require_resettable,
@@ -39,20 +36,18 @@ Grace = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="Leave alone what was begun less than this ago, such as 24h: a margin, not the proof.",
+        help="Leave alone what was begun less than this ago, such as 24h, as a margin.",
     ),
 ]
 _DURATION: Final = milliseconds(0)
 
 
+@shared_options
 def collect_garbage(
     *,
     is_dry_run: IsDryRun = False,
     grace: Grace = "0",
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +55,7 @@ def collect_garbage(
 
     The job may go on meanwhile. It does so itself, now and then: this is for one that was stopped, or was in trouble.
     """
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     grace_ms = _milliseconds(grace)
 
     async def run() -> list[Leftovers]:
@@ -76,12 +71,13 @@ def collect_garbage(
                 sweep = await Sweep.of(job.view, commit.identity, job.read_commits)
                 sweep = sweep.begun_before(job.records, time_ms)
                 look = find_leftovers if is_dry_run else delete_leftovers
-                found += await look(job.place, settings, sweep)
+                found += await look(job.storage, settings, sweep)
         return found
 
     _show(asyncio.run(run()), is_dry_run=is_dry_run, is_json=as_json)
 
 
+@shared_options
 def reset(
     *,
     is_dry_run: IsDryRun = False,
@@ -89,21 +85,18 @@ def reset(
         bool, typer.Option("--with-savepoints", help="Also if commits are kept under names.")
     ] = False,
     is_sure: IsSure = False,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a stopped job start anew, without its state.
 
-    Its commits, savepoints and backups are deleted. Whoever runs the job is fenced. On Spark the next start needs a new checkpoint location as
+    Its commits, savepoints and backups are deleted. A driver that still runs the job is fenced. On Spark the next start needs a new checkpoint location as
     well. Changelogs in Kafka stay; the next commit overwrites them.
     """
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     logs = task or (None,)
-    found, commits, pins = asyncio.run(_look(settings, logs))
+    found, commits, pins = asyncio.run(_find(settings, logs))
     if not as_json:
         kept = f" ({', '.join(dict.fromkeys(pins))})" if pins else ""
         print_line(f"job {settings.job.name}: {commits} commits, {len(pins)} savepoints{kept}")
@@ -115,7 +108,7 @@ def reset(
     _show(found, is_dry_run=is_dry_run, is_json=as_json)
 
 
-async def _look(
+async def _find(
     settings: Config, logs: Sequence[str | None]
 ) -> tuple[list[Leftovers], int, list[str]]:
     """Return what a reset deletes, how many commits it drops, and their names."""
@@ -124,9 +117,9 @@ async def _look(
     for log in logs:
         async with (
             waiting("looking at the backups", clock),
-            open_log_place(settings, clock, task=log) as place,
+            open_log_storage(settings, clock, task=log) as storage,
         ):
-            remains, leftovers = await find_what_a_reset_deletes(place, settings)
+            remains, leftovers = await find_what_a_reset_deletes(storage, settings)
         found += leftovers
         commits += remains.commits
         pins += sorted(remains.pins)
@@ -141,16 +134,16 @@ async def _reset(
     for log in logs:
         async with (
             waiting("reading the job log", clock),
-            open_log_place(settings, clock, task=log) as place,
+            open_log_storage(settings, clock, task=log) as storage,
         ):
-            await require_resettable(place, is_dropping_savepoints=is_dropping_savepoints)
+            await require_resettable(storage, is_dropping_savepoints=is_dropping_savepoints)
     for log in logs:
         async with (
             waiting("deleting", clock),
-            open_log_place(settings, clock, task=log) as place,
+            open_log_storage(settings, clock, task=log) as storage,
         ):
             await reset_job(
-                place,
+                storage,
                 settings,
                 owner=owner_name(),
                 is_dropping_savepoints=is_dropping_savepoints,

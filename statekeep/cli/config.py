@@ -1,28 +1,23 @@
-"""``statekeep config``: what holds in the end, and who said so."""
+"""``statekeep config``: the effective settings and their sources."""
 
 import typer
 
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsFull,
-    Location,
-    Settings,
-    SettingsFiles,
-    read_config,
+    JobOptions,
+    shared_options,
 )
-from statekeep.cli.output import print_json, print_table
+from statekeep.cli.output import print_json, print_line, print_table
 
 app = typer.Typer(name="config", help="The settings of a job.", no_args_is_help=True)
 
 
 @app.command()
+@shared_options
 def explain(
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
@@ -30,7 +25,7 @@ def explain(
 
     Secrets stay hidden.
     """
-    rows = read_config(config, setting, set_file, location).explain()
+    rows = options.settings().explain()
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
@@ -38,18 +33,15 @@ def explain(
 
 
 @app.command()
+@shared_options
 def check(
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Check the settings as the start of the job would.
-
-    Each alone, and all against each other. Says nothing of settings that are right, but by --json.
-    """
-    read_config(config, setting, set_file, location).check()
+    """Check the settings, each and all together, as a start does."""
+    options.settings().check()
     if as_json:
         print_json({"ok": True})
+    else:
+        print_line("the settings are valid")

@@ -9,7 +9,7 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.job_reading import read_job
-from statekeep.cli.local_disk import told_of_temporary_files
+from statekeep.cli.local_disk import explained_temporary_files
 from statekeep.cli.options import owner_name
 from statekeep.cli.output import JsonValue, print_json, print_table, print_total, size_of
 from statekeep.cli.waiting import waiting_for_progress
@@ -42,7 +42,7 @@ def copy_newest_commits(
     factories = {BackendName(name): registry.factory(name) for name in backends}
     clock = SystemClock()
     with (
-        told_of_temporary_files(),
+        explained_temporary_files(),
         temporary_directory("statekeep-copy-") as directory,
         CountingBar("uploaded", clock.monotonic_ns) as uploaded,
     ):
@@ -76,7 +76,7 @@ async def _copy_all(
                 owner=owner_name(),
                 pin=pin,
                 on_progress=on_progress,
-                on_uploaded=uploaded.add,
+                uploads=uploaded,
             )
         rows.append(_row(task, job, made, factories))
     return rows

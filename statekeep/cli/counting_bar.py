@@ -36,7 +36,12 @@ class CountingBar:
         self._began_ns = monotonic_ns()
         self._drawn_ns = 0
         self._count = 0
+        self._expected = 0
         self._progress: Progress | None = None
+
+    def expect(self, amount: int) -> None:
+        """Add to the total that the count is shown with; an estimate, as data is encoded later."""
+        self._expected += amount
 
     def add(self, amount: int) -> None:
         """Count, and redraw at most five times a second."""
@@ -72,7 +77,12 @@ class CountingBar:
             )
             self._progress.add_task(self._what, total=None)
             self._progress.start()
-        amount = filesize.decimal(self._count) if self._is_bytes else f"{self._count:,}"
+        amount = self._text(self._count)
+        if self._expected:
+            amount += f" of about {self._text(self._expected)}"
         self._progress.update(
             self._progress.task_ids[0], description=f"{self._what}: {amount}", refresh=True
         )
+
+    def _text(self, amount: int) -> str:
+        return filesize.decimal(amount) if self._is_bytes else f"{amount:,}"

@@ -11,35 +11,36 @@ import typer
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.records import (
+    AbortRecord,
     AttemptRecord,
     BadMarkerRecord,
     BaseRecord,
     BatchRecord,
     CommitRecord,
     EpochRecord,
+    KeptRecord,
     MovedRecord,
     PinRecord,
     Record,
     ReleaseRecord,
+    StateChange,
     UnpinRecord,
-    VoidRecord,
 )
 from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsFull,
-    Location,
+    JobOptions,
     LogOfTask,
-    Settings,
-    SettingsFiles,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import JsonValue, print_json, print_table, utc
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
+from statekeep.config.redact import redact_text
 
 
+@shared_options
 def events(
     *,
     last: Annotated[
@@ -49,23 +50,18 @@ def events(
         bool,
         typer.Option("--progress", help="What the job did, with bytes and times, not its log."),
     ] = False,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what happened to the job.
 
-    As its log has it: reigns, batches, commits, voids, releases, pins.
+    From its log: driver sessions, batches, commits, aborted attempts, releases, pins.
     """
 
     async def run() -> list[dict[str, JsonValue]]:
-        async with read_job(
-            read_config(config, setting, set_file, location), SystemClock(), task=task
-        ) as job:
+        async with read_job(options.settings(), SystemClock(), task=task) as job:
             if is_progress:
                 async with waiting("reading the events", job.clock):
                     return [_progress(event) for event in await job.progress()]
@@ -100,15 +96,15 @@ def _progress(event: Event) -> dict[str, JsonValue]:
         "epoch": event.epoch,
         "sequence": event.sequence,
         "event": event.kind,
-        "details": event.details,
+        "details": _without_secrets(event.details),
     }
 
 
 def _details(details: JsonValue) -> str:
     """Return the details of an event in one line, without those that say nothing."""
     named = cast("Mapping[str, JsonValue]", details)
-    told = {name: value for name, value in named.items() if value not in (None, [], {})}
-    return " ".join(f"{name}={_plain(value)}" for name, value in told.items())
+    shown = {name: value for name, value in named.items() if value not in (None, [], {})}
+    return " ".join(f"{name}={_plain(value)}" for name, value in shown.items())
 
 
 def _plain(value: JsonValue) -> str:
@@ -128,10 +124,30 @@ def _row(position: int, record: Record) -> dict[str, JsonValue]:
 def _facts(record: Record) -> dict[str, JsonValue]:
     """Return the fields of a record, for programs; not the checkpoints, which only restores read."""
     fields = cast("dict[str, JsonValue]", json.loads(msgspec.json.encode(record)))
-    return {name: value for name, value in fields.items() if name not in _TOLD_OTHERWISE}
+    shown = {name: value for name, value in fields.items() if name not in _SHOWN_OTHERWISE}
+    return _without_secrets(shown)
 
 
-_TOLD_OTHERWISE: Final = frozenset({"type", "epoch", "nonce", "checkpoints"})
+def _without_secrets(fields: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Hide the secrets in what errors said, which older releases stored as it was."""
+    shown = dict(fields)
+    for name in _OF_ERRORS & fields.keys():
+        value = fields[name]
+        if isinstance(value, str):
+            shown[name] = redact_text(value)
+        elif isinstance(value, list):
+            shown[name] = [redact_text(each) if isinstance(each, str) else each for each in value]
+    return shown
+
+
+_OF_ERRORS: Final = frozenset({"error", "failures", "reason"})
+
+_SHOWN_OTHERWISE: Final = frozenset({"type", "epoch", "nonce", "checkpoints", "commit"})
+
+
+def _change(change: StateChange) -> str:
+    what = f" {change.keys} keys {change.variable}".rstrip() if change.keys else ""
+    return f"{change.kind}{what} by {change.by}, {redact_text(change.reason)}"
 
 
 def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind of record
@@ -150,9 +166,11 @@ def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind o
         case CommitRecord():
             moment = utc(CheckpointId.parse(record.checkpoint_id).millis)
             attempt = f"{record.attempt_epoch}-{record.attempt}"
-            return f"batch {record.batch} is committed by attempt {attempt}, begun {moment}"
-        case VoidRecord():
-            return f"attempt {record.attempt_epoch}-{record.attempt} was aborted: {record.reason}"
+            shown = f"batch {record.batch} is committed by attempt {attempt}, begun {moment}"
+            return shown if record.change is None else f"{shown}: {_change(record.change)}"
+        case AbortRecord():
+            attempt = f"{record.attempt_epoch}-{record.attempt}"
+            return f"attempt {attempt} was aborted: {redact_text(record.reason)}"
         case ReleaseRecord():
             return f"commits {', '.join(map(str, record.positions))} are released"
         case PinRecord():
@@ -160,10 +178,12 @@ def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind o
             return f"commit {record.position} is pinned as {record.name}{until}"
         case UnpinRecord():
             return f"{record.name} is no pin any more"
+        case KeptRecord():
+            return f"commit {record.position} is written again for {', '.join(sorted(record.pins))}"
         case MovedRecord():
             return f"the log goes on in {record.backend}"
         case BadMarkerRecord():
             return (
                 f"marker of {record.task}, {record.store} in {record.backend} is bad: "
-                f"{record.reason}"
+                f"{redact_text(record.reason)}"
             )

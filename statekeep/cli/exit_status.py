@@ -19,14 +19,14 @@ class ExitStatus(IntEnum):
 
     FINE = 0
     BUG = 1
-    """A question was not answered with yes, or an error that nobody foresaw, then with a traceback."""
+    """A question was not answered with yes, or an unexpected error, then with a traceback."""
     USAGE = 2
     """A setting, an option or an argument is wrong, there is no such job or commit, or a newer
     version of Statekeep wrote what is there."""
     DAMAGED = 3
     """Something that a commit needs is missing or damaged, in every copy that was asked for."""
     UNAVAILABLE = 4
-    """A service may answer later, or lets nobody in: nothing is known to be lost."""
+    """A service may answer later, or refuses access: nothing is known to be lost."""
     FENCED = 5
     """The job has a newer owner."""
     REFUSED = 6

@@ -1,4 +1,4 @@
-"""What the local disk refuses, told of the directory that it is about."""
+"""Errors of the local disk, with the directory they are about."""
 
 import os
 import tempfile
@@ -63,7 +63,7 @@ def require_no_others(directory: Path, job_name: str) -> None:
 
 
 @contextmanager
-def told_of(directory: Path, remedy: str) -> Generator[None]:
+def explained_disk(directory: Path, remedy: str) -> Generator[None]:
     """Name a directory of this command where a restore would name the job's local one.
 
     Raises:
@@ -80,7 +80,9 @@ def told_of(directory: Path, remedy: str) -> Generator[None]:
 
 
 @contextmanager
-def told_of_temporary_files() -> Generator[None]:
-    """Name the place of temporary files, as `told_of` does."""
-    with told_of(Path(tempfile.gettempdir()), "make room there, or let TMPDIR name another place"):
+def explained_temporary_files() -> Generator[None]:
+    """Name the directory of temporary files, as `explained_disk` does."""
+    with explained_disk(
+        Path(tempfile.gettempdir()), "make room there, or let TMPDIR name another directory"
+    ):
         yield

@@ -15,34 +15,29 @@ from statekeep.cli.all_tasks import require_all_tasks
 from statekeep.cli.copying import copy_newest_commits, print_copies
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsSure,
-    Location,
+    JobOptions,
     LogsOfTasks,
-    Settings,
-    SettingsFiles,
     owner_name,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import print_json, print_line
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, StateBackupError
-from statekeep.inspection.job import open_log_place
+from statekeep.inspection.job import open_log_storage
 from statekeep.inspection.log_move import check_move, move_log
 
 
+@shared_options
 def migrate_log(
     *,
     target: Annotated[
         str, typer.Option("--to", metavar="BACKEND", help="The backend that is to hold the log.")
     ],
     is_sure: IsSure = False,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +46,7 @@ def migrate_log(
     Then job.log.backend names that one. If the job runs, it is fenced. A start with the old settings is refused from then on. May be
     repeated: a log that has moved there already counts as done.
     """
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     if not is_sure:
         typer.confirm(f"Take over job {settings.job.name} and move its log?", abort=True)
 
@@ -69,7 +64,7 @@ async def _move_all(
     # No log is moved before all were found to let themselves be.
     async with waiting("reading the job log", clock):
         for name in logs:
-            async with _both_places(settings, target, name) as (source, log):
+            async with _both_logs(settings, target, name) as (source, log):
                 await check_move(source, log, target)
     if named := [name for name in logs if name is not None]:
         await require_all_tasks(settings, named, is_sure=is_sure)
@@ -77,7 +72,7 @@ async def _move_all(
     for done, name in enumerate(logs):
         async with waiting("copying the job log", clock):
             try:
-                async with _both_places(settings, target, name) as (source, log):
+                async with _both_logs(settings, target, name) as (source, log):
                     count += await move_log(source, log, target, owner=owner_name())
             except StateBackupError as exc:
                 left = ", ".join(str(other) for other in logs[done:] if other is not None)
@@ -90,33 +85,31 @@ async def _move_all(
 
 
 @asynccontextmanager
-async def _both_places(
+async def _both_logs(
     settings: Config, target: str, task: str | None
 ) -> AsyncGenerator[tuple[JobLog, JobLog]]:
-    """Open the log where it is, and the place where it goes."""
+    """Open the log where it is, and the log where it goes."""
     clock = SystemClock()
-    async with open_log_place(settings, clock, task=task) as place:
-        if place.log_backend == target:
+    async with open_log_storage(settings, clock, task=task) as storage:
+        if storage.log_backend == target:
             raise ConfigError(f"the log is there already: backend={target}")
         name = BackendName(target)
-        factories = {**place.factories, name: BackendRegistry(settings).factory(target)}
-        log = open_job_log(factories, name, place.scope, place.executor, clock)
+        factories = {**storage.factories, name: BackendRegistry(settings).factory(target)}
+        log = open_job_log(factories, name, storage.scope, storage.executor, clock)
         try:
-            yield place.log, log
+            yield storage.log, log
         finally:
             await log.close()
 
 
+@shared_options
 def migrate(
     *,
     target: Annotated[
         str, typer.Option("--to", metavar="BACKEND", help="The backend that gets the state.")
     ],
     is_sure: IsSure = False,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -125,7 +118,7 @@ def migrate(
     Makes a new commit, equal to the newest one but for the markers that are added: the next start
     finds those of both. If the job runs, it is fenced. docs/how-to/move-state.md has the way for a job that must not stop.
     """
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     if not is_sure:
         typer.confirm(
             f"Take over job {settings.job.name} and copy its state to {target}?", abort=True

@@ -15,17 +15,14 @@ from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.cli.all_tasks import require_all_tasks
 from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.job_reading import read_job
-from statekeep.cli.local_disk import told_of_temporary_files
+from statekeep.cli.local_disk import explained_temporary_files
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsSure,
-    Location,
+    JobOptions,
     LogsOfTasks,
-    Settings,
-    SettingsFiles,
     owner_name,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import JsonValue, print_json, print_table
 from statekeep.cli.waiting import waiting, waiting_for_progress
@@ -36,7 +33,7 @@ from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.job_copy import Making, OldLog, OldTask, copy_logs, rescale
 from statekeep.inspection.locations import check_locations, copy_location
-from statekeep.inspection.recommit import require_commit_with_state
+from statekeep.inspection.recommit import require_all_committed, require_commit_with_state
 from statekeep.inspection.splitting import splitter_for
 from statekeep.restore.progress import RestoreProgressBar
 from statekeep.stores.temporary_directory import temporary_directory
@@ -75,6 +72,7 @@ class Locations:
         return cls(old, new)
 
 
+@shared_options
 def restore_savepoint(
     name: Annotated[
         str,
@@ -84,10 +82,7 @@ def restore_savepoint(
     new_name: NewName,
     from_location: FromLocation = None,
     to_location: ToLocation = None,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     is_sure: IsSure = False,
     as_json: AsJson = False,
@@ -96,7 +91,7 @@ def restore_savepoint(
 
     With its state and input offsets. It has backups of its own and refers to nothing of the old job, which may go on or be deleted.
     """
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> list[dict[str, JsonValue]]:
@@ -127,6 +122,7 @@ def restore_savepoint(
         print_table(["log", "commit", "batch"], [list(row.values()) for row in rows])
 
 
+@shared_options
 def rescale_job(
     *,
     partitions: Annotated[int, typer.Option(min=1, help="The number of tasks of the new job.")],
@@ -140,10 +136,7 @@ def rescale_job(
     ] = None,
     from_location: FromLocation = None,
     to_location: ToLocation = None,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     is_sure: IsSure = False,
     as_json: AsJson = False,
@@ -152,7 +145,7 @@ def rescale_job(
 
     From a stopped one, with each key in its task. The old job stays as it is, so that there is a way back. Needs local disk for the whole state.
     """
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     locations = Locations.of(from_location, to_location)
 
     async def run(making: Making) -> Sequence[int]:
@@ -193,7 +186,7 @@ def _making(settings: Config, new_name: str) -> Generator[Making]:
     if new_name == settings.job.name:
         raise ConfigError(f"the new job needs a name of its own: job={new_name}", key="job.name")
     with (
-        told_of_temporary_files(),
+        explained_temporary_files(),
         temporary_directory("statekeep-copy-") as directory,
         CountingBar("uploaded", clock.monotonic_ns) as uploaded,
         CountingBar("entries routed", clock.monotonic_ns, is_bytes=False) as routed,
@@ -204,7 +197,7 @@ def _making(settings: Config, new_name: str) -> Generator[Making]:
             directory=Path(directory),
             owner=owner_name(),
             on_progress=RestoreProgressBar(clock.monotonic_ns).update,
-            on_uploaded=uploaded.add,
+            uploads=uploaded,
             on_entries=routed.add,
         )
 
@@ -219,26 +212,16 @@ async def _old_tasks(
         for log in logs or (None,):
             job = await stack.enter_async_context(read_job(settings, SystemClock(), task=log))
             commit = require_commit_with_state(job)
-            _require_all_committed(job, commit)
+            require_all_committed(job, commit)
             await stack.enter_async_context(job.held(job.view.last_commit_position))
             tasks += [OldTask(job, commit, TaskName(name)) for name in sorted(commit.versions)]
         yield tasks
 
 
-def _require_all_committed(job: InspectedJob, commit: CommitRecord) -> None:
-    newest = max(job.view.batches, default=-1)
-    if newest > commit.batch:
-        raise ConfigError(
-            "the job has processed more than its newest commit holds: "
-            f"job={job.config.job.name} batch={newest} committed={commit.batch}",
-            hint="start the job and stop it: its last commit then holds everything",
-        )
-
-
 async def _check_locations(
     job: InspectedJob, commit: CommitRecord, locations: Locations | None
 ) -> None:
-    """Tell what is wrong with the locations before any state is moved."""
+    """Check the locations before any state is moved."""
     if locations is not None:
         async with waiting("looking at the checkpoint locations", job.clock):
             await job.executor.run(check_locations, locations.old, locations.new, commit)

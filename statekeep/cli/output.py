@@ -7,10 +7,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rich import filesize
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
+
+from statekeep.checkpoint.event_log import LATEST_MS
 
 JsonValue = str | int | float | bool | None | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 
@@ -50,6 +54,19 @@ def print_table(
     if not kept:
         print_line(if_empty)
         return
+    table = table_of(columns, kept, prose=prose, is_grouped=is_grouped, is_full=is_full)
+    console().print(table)
+
+
+def table_of(
+    columns: Sequence[str],
+    kept: Sequence[Sequence[object]],
+    *,
+    prose: Collection[str] = (),
+    is_grouped: bool = False,
+    is_full: bool = False,
+) -> Table:
+    """Return a table as `print_table` writes it; there is at least one row."""
     numbers = {
         i for i in range(len(columns)) if all(isinstance(row[i], int | float) for row in kept)
     }
@@ -75,7 +92,7 @@ def print_table(
                 for column, cell, width in zip(columns, row, widths, strict=True)
             )
         )
-    console().print(table)
+    return table
 
 
 def print_total(sizes: Iterable[object], what: str) -> None:
@@ -102,14 +119,38 @@ def print_line(text: str) -> None:
     console().print(escape(text), soft_wrap=True)
 
 
+class PlainConsole(Console):
+    """A console on which texts of records and services do not steer the terminal."""
+
+    @override
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
 def console() -> Console:
     """Return the console of stdout; a pipe is wide, so that programs find whole lines there."""
-    plain = Console(highlight=False)
-    return plain if plain.is_terminal else Console(highlight=False, width=1000)
+    plain = PlainConsole(highlight=False)
+    return plain if plain.is_terminal else PlainConsole(highlight=False, width=1000)
+
+
+_HARMLESS: Final = {
+    **dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"),
+    **dict.fromkeys(range(0xD800, 0xE000), "�"),
+}
+
+
+def harmless(text: str) -> str:
+    """Return a text without control characters, and with a sign for surrogates, which have no UTF-8."""
+    return text.translate(_HARMLESS)
 
 
 def utc(millis: int) -> str:
-    """Return milliseconds since the epoch as people and programs read them."""
+    """Return milliseconds since the epoch as people and programs read them; as they are if no year has them."""
+    if not 0 <= millis <= LATEST_MS:
+        return f"{millis} ms"
     moment = datetime.fromtimestamp(millis / 1000, UTC)
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
@@ -128,9 +169,10 @@ def shortened(text: str, width: int) -> str:
 
 
 def _text(cell: object) -> Text:
+    # Without what takes no room, so that the widths are right.
     if isinstance(cell, Text):
-        return cell
-    return Text(NOTHING if cell is None or cell == "" else str(cell))
+        return Text(harmless(cell.plain), style=cell.style)
+    return Text(NOTHING if cell is None or cell == "" else harmless(str(cell)))
 
 
 def _shortened(cell: Text, width: int) -> Text:

@@ -9,17 +9,19 @@ import typer
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job, tasks_of
-from statekeep.cli.local_disk import require_apart, require_directory, require_no_others, told_of
+from statekeep.cli.local_disk import (
+    explained_disk,
+    require_apart,
+    require_directory,
+    require_no_others,
+)
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsFull,
-    Location,
+    JobOptions,
     LogOfTask,
-    Settings,
-    SettingsFiles,
     Which,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import (
     JsonValue,
@@ -36,6 +38,7 @@ from statekeep.inspection.task_restore import Progress
 from statekeep.restore.progress import RestoreProgressBar
 
 
+@shared_options
 def restore(
     directory: Annotated[
         Path,
@@ -52,10 +55,7 @@ def restore(
             "others hold are left out."
         ),
     ] = None,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -64,7 +64,7 @@ def restore(
 
     At one commit, verified; the job may go on meanwhile.
     """
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     require_directory(directory.absolute())
     require_apart(directory.absolute(), settings.job.local_dir)
     require_no_others(directory.absolute(), settings.job.name)
@@ -122,7 +122,7 @@ async def _restore(
     backend: str | None,
     on_progress: Progress,
 ) -> dict[str, JsonValue]:
-    with told_of(directory, "make room there, or name another directory"):
+    with explained_disk(directory, "make room there, or name another directory"):
         outcome = await job.restore(
             commit,
             task,

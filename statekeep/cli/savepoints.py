@@ -12,13 +12,10 @@ from statekeep.cli.copying import copy_newest_commits, print_copies
 from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsSure,
-    Location,
+    JobOptions,
     LogsOfTasks,
-    Settings,
-    SettingsFiles,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import JsonValue, print_json, print_line, print_table
 from statekeep.cli.waiting import waiting
@@ -38,6 +35,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the savep
 
 
 @app.command()
+@shared_options
 def create(
     name: Name,
     *,
@@ -54,20 +52,17 @@ def create(
         typer.Option("--live", help="Of a job that runs: keep its newest commit, without a copy."),
     ] = False,
     is_sure: IsSure = False,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Back up a job's state whole, and keep it under a name.
+    """Back up a job's whole state, and keep it under a name.
 
-    The copy shares nothing with any other commit. If the job runs, it is fenced. With --live the job goes
-    on, and its newest commit is kept as it is: it shares what did not change with others.
+    The copy shares nothing with other commits. A running job is fenced. With --live the job keeps running,
+    and its newest commit is kept as it is: it shares what did not change with other commits.
     """
     check_pin_name(name)
-    settings = read_config(config, setting, set_file, location)
+    settings = options.settings()
     if is_live:
         if target:
             raise ConfigError("--live keeps the newest commit where it is: leave --to out")
@@ -80,12 +75,10 @@ def create(
 
 
 @app.command("list")
+@shared_options
 def list_savepoints(
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,9 +87,7 @@ def list_savepoints(
     async def run() -> list[dict[str, JsonValue]]:
         rows: list[dict[str, JsonValue]] = []
         for name in task or (None,):
-            async with read_job(
-                read_config(config, setting, set_file, location), SystemClock(), task=name
-            ) as job:
+            async with read_job(options.settings(), SystemClock(), task=name) as job:
                 rows.extend(_row(job, name, pin) for pin in sorted(job.view.pins))
         return rows
 
@@ -109,21 +100,19 @@ def list_savepoints(
 
 
 @app.command()
+@shared_options
 def drop(
     name: Name,
     *,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a savepoint back to retention.
+    """Drop a savepoint.
 
-    The job may go on meanwhile.
+    Retention applies to its commit again. The job may keep running.
     """
-    settings, logs = read_config(config, setting, set_file, location), task or (None,)
+    settings, logs = options.settings(), task or (None,)
 
     async def find(log: str | None) -> dict[str, JsonValue] | None:
         async with read_job(settings, SystemClock(), task=log) as job:
@@ -134,7 +123,7 @@ def drop(
         found = {log: row for log in logs if (row := await find(log))}
         for log in found or logs:
             async with read_job(settings, SystemClock(), task=log) as job:
-                await job.guest.unpin(name)
+                await job.pin_writer.unpin(name)
         return list(found.values())
 
     dropped = asyncio.run(run())
@@ -172,7 +161,7 @@ def _row(job: InspectedJob, log: str | None, pin: str) -> dict[str, JsonValue]:
         "log": log or job.config.job.name,
         "commit": position,
         "batch": job.view.commits[position].batch,
-        "records": job.view.next_position - position,
+        "records": job.view.next_position - job.view.kept_at.get(position, position),
     }
 
 

@@ -11,16 +11,14 @@ import typer
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.job_reading import read_job
-from statekeep.cli.local_disk import told_of_temporary_files
+from statekeep.cli.local_disk import explained_temporary_files
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     LogsOfTasks,
-    Settings,
-    SettingsFiles,
+    SettingOptions,
     Which,
     owner_name,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import JsonValue, print_json, print_table
 from statekeep.cli.waiting import waiting, waiting_for_progress
@@ -35,7 +33,7 @@ from statekeep.stores.temporary_directory import temporary_directory
 
 app = typer.Typer(
     name="spark-state",
-    help="In from Spark's own state store, and back to it.",
+    help="Exchange state with Spark's own state store.",
     no_args_is_help=True,
 )
 
@@ -45,6 +43,7 @@ Store = Annotated[str, typer.Option(metavar="NAME", help="The store of the job."
 
 
 @app.command("import")
+@shared_options
 def import_state(
     location: Annotated[
         str, typer.Argument(help="The checkpoint location of the query, which must not run.")
@@ -55,16 +54,14 @@ def import_state(
     spark_store: Annotated[
         str, typer.Option(metavar="NAME", help="Its store, where it has several: a join has.")
     ] = DEFAULT_STORE,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
+    options: SettingOptions,
     as_json: AsJson = False,
 ) -> None:
     """Begin a new job in plain Python with the state of a query.
 
     Keys and values are bytes as Spark has encoded them. The location is only read.
     """
-    settings, clock = read_config(config, setting, set_file), SystemClock()
+    settings, clock = options.settings(), SystemClock()
 
     open_state = partial(SparkState.open, location, operator=operator, store=spark_store)
 
@@ -73,7 +70,7 @@ def import_state(
             return await import_spark_state(making, open_state, StoreName(store))
 
     with (
-        told_of_temporary_files(),
+        explained_temporary_files(),
         temporary_directory("statekeep-import-") as directory,
         CountingBar("records read", clock.monotonic_ns, is_bytes=False) as read,
         CountingBar("uploaded", clock.monotonic_ns) as uploaded,
@@ -83,7 +80,7 @@ def import_state(
             clock=clock,
             directory=Path(directory),
             owner=owner_name(),
-            on_uploaded=uploaded.add,
+            uploads=uploaded,
             on_entries=read.add,
         )
         made = asyncio.run(run(making))
@@ -95,6 +92,7 @@ def import_state(
 
 
 @app.command("export")
+@shared_options
 def export_state(
     directory: Annotated[
         Path, typer.Argument(help="Gets <partition>/<version>.snapshot; made if missing.")
@@ -105,17 +103,15 @@ def export_state(
     version: Annotated[
         int, typer.Option(min=1, help="The number of batches that Spark takes the state for.")
     ],
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
+    options: SettingOptions,
     task: LogsOfTasks = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the state of tasks as the files that a query goes on from.
 
-    Such a directory is <checkpoint location>/state/<operator>. The job may go on meanwhile.
+    Such a directory is <checkpoint location>/state/<operator>. The job may keep running.
     """
-    settings, clock = read_config(config, setting, set_file), SystemClock()
+    settings, clock = options.settings(), SystemClock()
     if not task:
         raise ConfigError("no task is named", hint="name every task of the job with --task, once")
 
@@ -143,7 +139,7 @@ def export_state(
     async def run(scratch: Path) -> list[dict[str, JsonValue]]:
         return [await export(name, scratch) for name in task]
 
-    with told_of_temporary_files(), temporary_directory("statekeep-export-") as scratch:
+    with explained_temporary_files(), temporary_directory("statekeep-export-") as scratch:
         rows = asyncio.run(run(Path(scratch)))
     _print(rows, as_json=as_json)
 

@@ -11,15 +11,12 @@ from typing import Annotated, Any, BinaryIO, Final
 import typer
 
 from statekeep.cli.job_reading import read_job
-from statekeep.cli.local_disk import told_of_temporary_files
+from statekeep.cli.local_disk import explained_temporary_files
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsFull,
-    Location,
-    Settings,
-    SettingsFiles,
-    read_config,
+    JobOptions,
+    shared_options,
 )
 from statekeep.cli.output import print_line, print_table
 from statekeep.clock import SystemClock
@@ -53,7 +50,7 @@ Commit = Annotated[
     ),
 ]
 Batch = Annotated[
-    int | None, typer.Option(metavar="N", help="The commit of this batch, in place of --commit.")
+    int | None, typer.Option(metavar="N", help="The commit of this batch, instead of --commit.")
 ]
 AsOf = Annotated[
     str | None,
@@ -67,9 +64,17 @@ Backend = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Read from this backend alone, not from the first that can."),
 ]
+Operator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The stateful operator: main, operator-2, ...; needed if there are several.",
+    ),
+]
 
 
 @app.command()
+@shared_options
 def read(
     variable: Annotated[
         str | None,
@@ -100,31 +105,31 @@ def read(
     batch: Batch = None,
     as_of: AsOf = None,
     backend: Backend = None,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    operator: Operator = None,
+    options: JobOptions,
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
     """Read a state variable, or the timers.
 
-    Only reads: nothing is written where the job keeps its state, and the job may go on.
+    Nothing is written where the job keeps its state, and the job may keep running.
     """
     form = Format.JSON if as_json else form
     request = _request(
-        read_config(config, setting, set_file, location),
+        options.settings(),
         variable,
         is_timers=is_timers,
         commit=CommitChoice(commit, batch, None if as_of is None else parse_time(as_of)),
         since=None if since is None else CommitChoice(since),
         backend=backend,
+        operator=operator,
         columns=None if columns is None else tuple(columns.split(",")),
     )
     _show(request, form, output, key=None, is_full=is_full)
 
 
 @app.command()
+@shared_options
 def get(
     variable: Annotated[str, typer.Argument(help="The state variable.")],
     key: Annotated[
@@ -139,10 +144,8 @@ def get(
     batch: Batch = None,
     as_of: AsOf = None,
     backend: Backend = None,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    operator: Operator = None,
+    options: JobOptions,
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
@@ -151,12 +154,13 @@ def get(
     The task of the key is restored, and at most one other.
     """
     request = _request(
-        read_config(config, setting, set_file, location),
+        options.settings(),
         variable,
         is_timers=False,
         commit=CommitChoice(commit, batch, None if as_of is None else parse_time(as_of)),
         since=None,
         backend=backend,
+        operator=operator,
         columns=None,
     )
     _show(request, Format.JSON if as_json else Format.TABLE, None, key=key, is_full=is_full)
@@ -178,7 +182,7 @@ def _show(
 ) -> None:
     export = import_module("statekeep.spark.state.export")
     with (
-        told_of_temporary_files(),
+        explained_temporary_files(),
         RestoreProgressBar(SystemClock().monotonic_ns, is_lasting=True) as bar,
     ):
         reading = export.Reading(request, key, bar.update, read_job)

@@ -16,14 +16,11 @@ from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsFull,
-    Location,
+    JobOptions,
     LogOfTask,
-    Settings,
-    SettingsFiles,
     Which,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import (
     WIDTH,
@@ -48,6 +45,7 @@ _LEAST_FACTS: Final = 20
 
 
 @app.command()
+@shared_options
 def show(
     which: Which = None,
     *,
@@ -55,10 +53,7 @@ def show(
     of_task: Annotated[
         str | None, typer.Option("--only", metavar="NAME", help="Only this task of the commit.")
     ] = None,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -69,9 +64,7 @@ def show(
     """
 
     async def run() -> tuple[int, list[SnapshotNode]]:
-        async with read_job(
-            read_config(config, setting, set_file, location), SystemClock(), task=task
-        ) as job:
+        async with read_job(options.settings(), SystemClock(), task=task) as job:
             position, commit = job.find_commit(which)
             names = [name for name in tasks_of(commit) if of_task in (None, name)]
             async with job.held(position), waiting("reading the snapshots", job.clock):
@@ -122,7 +115,7 @@ async def _parts(
     store: StoreName,
     marker: Marker,
 ) -> Sequence[SnapshotNode]:
-    factory = job.place.factories.get(backend)
+    factory = job.storage.factories.get(backend)
     if factory is None or not isinstance(factory, DescribesSnapshots):
         return [SnapshotNode("marker", None, {"marker": marker})]
     return await factory.describe(task, store, marker, job.executor, job.clock)
@@ -136,9 +129,9 @@ def _grow(tree: Tree, nodes: Sequence[SnapshotNode], *, width: int | None) -> No
         facts = " ".join(f"{name}={_plain(value)}" for name, value in node.facts.items() if value)
         if width is not None:
             facts = shortened(facts, max(_LEAST_FACTS, width - len(name) - len(size) - 2))
-        told = f"  [dim]{escape(facts)}[/]" if facts else ""
+        shown = f"  [dim]{escape(facts)}[/]" if facts else ""
         below = None if width is None else width - _INDENT
-        _grow(tree.add(f"{escape(name)}{size}{told}"), node.parts, width=below)
+        _grow(tree.add(f"{escape(name)}{size}{shown}"), node.parts, width=below)
 
 
 def _plain(value: str | int | Sequence[str]) -> str:

@@ -2,51 +2,48 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.exit_status import ExitStatus, exit_status_of
 from statekeep.cli.job_reading import read_job, tasks_of
-from statekeep.cli.local_disk import told_of_temporary_files
+from statekeep.cli.local_disk import explained_temporary_files
 from statekeep.cli.options import (
     AsJson,
-    ConfigFiles,
     IsFull,
-    Location,
+    JobOptions,
     LogOfTask,
-    Settings,
-    SettingsFiles,
     Which,
-    read_config,
+    shared_options,
 )
 from statekeep.cli.output import JsonValue, print_json, print_table, print_total, size_of, state_of
 from statekeep.clock import SystemClock
-from statekeep.config.model import StoreSettings
-from statekeep.errors import ConfigError, RestoreFailedError
+from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.task_restore import Progress
+from statekeep.inspection.verification import (
+    VerifiedCopy,
+    holders_of,
+    missing_from,
+    unheld,
+    verify_copy,
+)
 from statekeep.restore.progress import RestoreProgressBar
 
-_Row = dict[str, JsonValue]
-_Found = tuple[_Row, ExitStatus]
-"""What is shown of one task in one backend, and what the command would end with if it were the only one."""
 
-
+@shared_options
 def verify(
     which: Which = None,
     *,
     backend: Annotated[
         str | None, typer.Option(help="Only this backend; left out: each one that has markers.")
     ] = None,
-    config: ConfigFiles = None,
-    setting: Settings = None,
-    set_file: SettingsFiles = None,
-    location: Location = None,
+    options: JobOptions,
     task: LogOfTask = None,
     is_full: IsFull = False,
     as_json: AsJson = False,
@@ -58,14 +55,12 @@ def verify(
     commit has no marker of it, is missing.
     """
 
-    async def run() -> list[_Found]:
+    async def run() -> list[VerifiedCopy]:
         clock = SystemClock()
-        async with read_job(
-            read_config(config, setting, set_file, location), clock, task=task
-        ) as job:
+        async with read_job(options.settings(), clock, task=task) as job:
             position, commit = job.find_commit(which)
             tasks = tasks_of(commit)
-            held = [(name, holder) for name in tasks for holder in _holders(job, commit, name)]
+            held = [(name, holder) for name in tasks for holder in holders_of(job, commit, name)]
             parts = [(name, holder) for name, holder in held if backend in (None, holder)]
             if backend is not None and not parts:
                 raise _not_there(job, position, backend, {holder for _, holder in held})
@@ -73,11 +68,11 @@ def verify(
                 with RestoreProgressBar(clock.monotonic_ns, is_lasting=True) as bar:
                     found = [await _verify(job, commit, *part, bar.update) for part in parts]
             if backend is not None:
-                found += _missing(job, commit, tasks, BackendName(backend))
-            return found + [_unheld(commit, name) for name in _versions_without(commit, held)]
+                found += missing_from(job, commit, tasks, BackendName(backend))
+            return found + [unheld(commit, name) for name in _versions_without(commit, held)]
 
     found = asyncio.run(run())
-    rows = [row for row, _ in found]
+    rows = [_row(copy) for copy in found]
     if as_json:
         print_json(rows)
     else:
@@ -98,7 +93,7 @@ def verify(
             is_full=is_full,
         )
         print_total((row["bytes"] for row in rows), "copies")
-    statuses = {status for _, status in found}
+    statuses = set(map(_status_of, found))
     for status in (ExitStatus.DAMAGED, ExitStatus.UNAVAILABLE, ExitStatus.USAGE):
         if status in statuses:
             raise typer.Exit(status)
@@ -107,7 +102,7 @@ def verify(
 def _not_there(
     job: InspectedJob, position: int, backend: str, holders: set[BackendName]
 ) -> ConfigError:
-    listed = sorted(job.place.factories)
+    listed = sorted(job.storage.factories)
     if backend not in listed:
         return ConfigError(
             f"the settings list no such backend: backend={backend} backends={','.join(listed)}"
@@ -120,11 +115,6 @@ def _not_there(
     )
 
 
-def _holders(job: InspectedJob, commit: CommitRecord, task: TaskName) -> list[BackendName]:
-    checkpoint = job.checkpoint(commit, task)
-    return [] if checkpoint is None else sorted(checkpoint.state_markers)
-
-
 def _versions_without(
     commit: CommitRecord, held: Sequence[tuple[TaskName, BackendName]]
 ) -> list[TaskName]:
@@ -133,69 +123,34 @@ def _versions_without(
     return sorted(tasks - {name for name, _ in held})
 
 
-def _unheld(commit: CommitRecord, task: TaskName) -> _Found:
-    error = f"no backend holds anything of the version: version={commit.versions[task]}"
-    return _row(task, None, error, is_damaged=True), ExitStatus.DAMAGED
-
-
-def _missing(
-    job: InspectedJob, commit: CommitRecord, tasks: Sequence[TaskName], backend: BackendName
-) -> list[_Found]:
-    """Say of which stores the one backend that was asked for should have a marker, and has none."""
-    found: list[_Found] = []
-    for task in tasks:
-        checkpoint = job.checkpoint(commit, task)
-        if checkpoint is None:  # then no backend has anything, which is told of another way
-            continue
-        wanted = _stores_for(job, commit, lambda settings: backend in settings.backup_factories)
-        missing = sorted(wanted - set(checkpoint.markers_of(backend)))
-        if missing:
-            error = f"the commit has no marker of the backend: stores={','.join(missing)}"
-            found.append((_row(task, backend, error, is_damaged=True), ExitStatus.DAMAGED))
-    return found
-
-
-def _has_lost_store(job: InspectedJob, commit: CommitRecord, task: TaskName) -> bool:
-    """Return whether the settings have a store backed up of which no backend has a marker."""
-    checkpoint = job.checkpoint(commit, task)
-    held: set[StoreName] = set()
-    if checkpoint is not None:
-        held.update(*checkpoint.state_markers.values())
-    return bool(_stores_for(job, commit, lambda settings: settings.is_durable) - held)
-
-
-def _stores_for(
-    job: InspectedJob, commit: CommitRecord, is_wanted: Callable[[StoreSettings], bool]
-) -> set[StoreName]:
-    named = {store for stores in job.stores(commit).values() for store in stores}
-    return {store for store in named if is_wanted(job.config.store(store))}
-
-
 async def _verify(
     job: InspectedJob,
     commit: CommitRecord,
     task: TaskName,
     backend: BackendName,
     on_progress: Progress,
-) -> _Found:
+) -> VerifiedCopy:
     with (
-        told_of_temporary_files(),
+        explained_temporary_files(),
         tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory,
     ):
-        try:
-            outcome = await job.restore(
-                commit, task, Path(directory), backend=backend, on_progress=on_progress
-            )
-        except RestoreFailedError as exc:
-            told = "; ".join([str(exc), *getattr(exc, "__notes__", ())])
-            # A backup that was never made: a job stops there, but asking again does not help.
-            is_lost = exc.is_for_good or _has_lost_store(job, commit, task)
-            status = ExitStatus.DAMAGED if is_lost else exit_status_of(exc)
-            return _row(task, backend, told, is_damaged=is_lost), status
-    return _row(task, backend, None) | {"bytes": outcome.bytes_fetched}, ExitStatus.FINE
+        return await verify_copy(
+            job, commit, task, backend, Path(directory), on_progress=on_progress
+        )
 
 
-def _row(
-    task: TaskName, backend: BackendName | None, error: str | None, *, is_damaged: bool = False
-) -> _Row:
-    return {"task": task, "backend": backend, "bytes": 0, "error": error, "is-damaged": is_damaged}
+def _row(copy: VerifiedCopy) -> dict[str, JsonValue]:
+    return {
+        "task": copy.task,
+        "backend": copy.backend,
+        "bytes": copy.bytes,
+        "error": copy.error,
+        "is-damaged": copy.is_damaged,
+    }
+
+
+def _status_of(copy: VerifiedCopy) -> ExitStatus:
+    """Return what the command would end with if this copy were the only one."""
+    if copy.is_damaged:
+        return ExitStatus.DAMAGED
+    return ExitStatus.FINE if copy.failure is None else exit_status_of(copy.failure)

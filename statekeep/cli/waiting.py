@@ -45,7 +45,7 @@ async def waiting_for_progress(
     Args:
         what: What goes on before the first report.
         clock: For the two seconds.
-        on_progress: Told of every report, by way of what this gives.
+        on_progress: Called with every report, through the wrapper that this returns.
     """
     async with waiting(what, clock) as end:
 

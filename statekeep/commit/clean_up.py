@@ -4,17 +4,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from statekeep.checkpoint.checkpoints import CheckpointV2, TaskName
+from statekeep.checkpoint.error_summary import reasons_of, summary_of
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_session import LogSession
-from statekeep.checkpoint.log_view import LogView, checkpoint_of, usable_checkpoint
-from statekeep.checkpoint.note import Note, no_note
-from statekeep.checkpoint.records import CommitRecord, ReleaseRecord, UnpinRecord
+from statekeep.checkpoint.log_view import (
+    LogView,
+    bad_markers_of,
+    checkpoint_of,
+    usable_checkpoint,
+)
+from statekeep.checkpoint.records import CommitRecord, KeptRecord, ReleaseRecord, UnpinRecord
 from statekeep.clock import Clock
-from statekeep.commit.clean_up_failures import CleanUpFailing, CleanUpFailures, is_damage
-from statekeep.commit.clean_up_pace import CleanUpPace
 from statekeep.commit.retention import (
     ReachingCommits,
     closed_attempts,
@@ -22,14 +25,23 @@ from statekeep.commit.retention import (
     commits_to_release,
     expired_pins,
 )
-from statekeep.config.model import CheckpointSettings
-from statekeep.errors import CheckpointCorruptError, TaskFencedError
+from statekeep.config.job_settings import CheckpointSettings
+from statekeep.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    StateBackupError,
+    TaskFencedError,
+)
+from statekeep.events import CleanUpDone, CleanUpFailing, Report, report_nothing
 from statekeep.fault_points import fault_point
 
 logger = logging.getLogger(__name__)
 
-_RUNS_A_LOOK: Final = 100
-"""A look at all entries passes over the events of all reigns, which a long reign has many of."""
+_FAR_BEHIND: Final = 1_000
+"""Records that are kept for a pinned commit alone before it is written again: a start reads them all."""
+
+_RUNS_A_CHECK: Final = 100
+"""Listing all entries lists the events of all sessions too, and a long session has many of them."""
 
 Attempts = Sequence[tuple[int, int]]
 """(epoch, attempt) of each, sorted."""
@@ -41,7 +53,7 @@ class TaskSweep:
 
     task: TaskName
     closed: Attempts
-    """Released or void: what only they reach is deleted."""
+    """Released or aborted: what only they reach is deleted."""
     retained: Sequence[CheckpointV2] = ()
     """Those in reach of what is closed."""
     newest: CheckpointV2 | None = None
@@ -77,12 +89,12 @@ class CleanUp:
 
     Local versions are dropped after each commit. What costs requests is done at most once in
     ``checkpoint.clean.up.ms``, for the tasks of which a released commit held something else than the
-    newest one does. It is done for all tasks where an attempt was void, in the first run, and now and
+    newest one does. It is done for all tasks where an attempt was aborted, in the first run, and now and
     then.
 
     A release record comes before any deletion: it fails for an owner that was fenced, who then
     deletes nothing. A run that fails or is cut off is made up for by the next one, also by the next
-    owner: what is released or void stays in the log until its blobs are gone. Damage, such as a lost
+    owner: what is released or aborted stays in the log until its blobs are gone. Damage, such as a lost
     index of a pinned commit, stops the deletions of its own task only. They are made up for once it
     is mended: each run also takes what attempts have left that the log no longer names.
     """
@@ -99,7 +111,7 @@ class CleanUp:
         drop_versions: Callable[[], Awaitable[None]] = drop_nothing,
         trim_after: int = 0,
         on_fenced: Callable[[TaskFencedError], None] = lambda _: None,
-        note: Note = no_note,
+        report: Report = report_nothing,
         subject: str = "",
     ) -> None:
         """Take what a run needs.
@@ -114,8 +126,8 @@ class CleanUp:
             drop_versions: Removes local versions that recovery does not need.
             trim_after: Records that may be dropped before a trim is worth its calls; 0: after each run
                 that had something to delete.
-            on_fenced: Told when another owner has taken over.
-            note: Told of every run that had something to delete.
+            on_fenced: Called when another owner has taken over.
+            report: Gets every run that had something to delete, and found no damage.
             subject: For logs: whose clean-up it is, as ``key=value``.
         """
         self._log = log
@@ -127,10 +139,12 @@ class CleanUp:
         self._drop_versions = drop_versions
         self._trim_after = trim_after
         self._on_fenced = on_fenced
-        self._note = note
+        self._report = report
         self._subject = subject
-        self._failures = CleanUpFailures(clock, note, subject=subject)
-        self._pace = CleanUpPace(clock, retention.clean_up_ms)
+        self._failures = CleanUpFailures(clock, report, subject=subject)
+        self._interval_ns = retention.clean_up_ms * 1_000_000
+        self._next_ns = clock.monotonic_ns()
+        """When the next run is due: each costs requests for every task that has changed."""
         self._to_sweep = set(tasks)
         """Those that may have something to delete."""
         self._is_forced = False
@@ -185,13 +199,13 @@ class CleanUp:
     async def _run_in_turn(self) -> None:
         async with self._running:
             self.is_waiting = False
-            is_due = self._is_forced or self._pace.is_due or self._log.is_trim_wanted
+            began_ns = self._clock.monotonic_ns()
+            is_due = self._is_forced or began_ns >= self._next_ns or self._log.is_trim_wanted
             self._is_forced = False
             try:
                 if is_due:
-                    self._pace.begin()
-                    await self._run()
-                    self._pace.end()
+                    await self._run()  # one that fails is repeated after the next commit
+                    self._next_ns = began_ns + self._interval_ns
                 else:
                     await self._drop_versions()
             except TaskFencedError as exc:
@@ -206,8 +220,11 @@ class CleanUp:
         view = self._log.view
         closed = closed_attempts(view)
         self._is_complete = True
-        if view.orphans or self._is_look_due:
+        if view.orphans or self._is_check_due:
             self._to_sweep.update(self._tasks)
+        if closed and not released:
+            # The release of an earlier run may have had no answer, and was not looked for since.
+            await self._log.check_fence()
         damage = await self._delete_all(view, closed) if closed else None
         await self._delete_entries(closed)
         # A backend deletes what was made up to the newest: that one stands for all it was not asked for.
@@ -219,8 +236,8 @@ class CleanUp:
         logger.info(
             "clean-up done: %s attempts=%d released=%d", self._subject, len(closed), released
         )
-        self._note("clean-up", attempts=len(closed), released=released)
         if damage is None:
+            self._report(CleanUpDone(len(closed), released))
             self._failures.ended_well()
         else:
             self._failures.failed(damage)
@@ -287,17 +304,19 @@ class CleanUp:
             self._is_complete = False
 
     async def _delete_entries(self, closed: Attempts) -> None:
-        """Delete the tasks' entries of attempts, and those of late writers that nobody names any more."""
+        """Delete the tasks' entries of attempts, and those of late writers, which no record names any more."""
         if self._checkpoints is None or not closed:
             return
-        late = await self._checkpoints.attempts() if self._is_look_due else ()
+        late = await self._checkpoints.attempts() if self._is_check_due else ()
         await self._checkpoints.delete_all({*closed, *(a for a in late if a <= closed[-1])})
 
     @property
-    def _is_look_due(self) -> bool:
-        return self._ended_well % _RUNS_A_LOOK == 0
+    def _is_check_due(self) -> bool:
+        return self._ended_well % _RUNS_A_CHECK == 0
 
     async def _trim(self, *, has_closed: bool) -> None:
+        if has_closed:
+            await self._keep_pinned()
         floor = self._log.view.lowest_needed
         count = floor - self._trimmed_to
         if (has_closed and count >= self._trim_after) or (count > 0 and self._log.is_trim_wanted):
@@ -305,9 +324,28 @@ class CleanUp:
             await self._log.trim(floor)
             self._trimmed_to = floor
 
+    async def _keep_pinned(self) -> None:
+        """Write pinned commits again where the log is needed anyway, if much stands between."""
+        view = self._log.view
+        for position in view.pinned_behind(_FAR_BEHIND):
+            try:
+                commit = (await self._log.read_commits([position]))[position]
+                bad_markers = bad_markers_of(commit, view.bad_markers)
+            except CheckpointCorruptError as exc:
+                logger.warning(
+                    "a pinned commit cannot be read, the log is not trimmed before it: %s error=%s",
+                    self._subject,
+                    exc,
+                )
+                continue
+            pins = view.pins_of(position)
+            await self._log.append(
+                KeptRecord(position=position, commit=commit, pins=pins, bad_markers=bad_markers)
+            )
+
 
 def _is_other(older: CommitRecord, newest: CommitRecord, task: TaskName) -> bool:
-    """Return whether two commits name different backups of a task, as far as can be told."""
+    """Return whether two commits name different backups of a task, as far as is known."""
     if older.versions.get(task) != newest.versions.get(task):
         return True
     try:
@@ -316,3 +354,111 @@ def _is_other(older: CommitRecord, newest: CommitRecord, task: TaskName) -> bool
         return True
     markers = [None if one is None else one.state_markers for one in found]
     return markers[0] != markers[1]
+
+
+_MINUTE_NS: Final = 60 * 1_000_000_000
+_LONG_NS: Final = 60 * _MINUTE_NS
+"""An outage of minutes is made up for by the next clean-up; one of hours fills a store."""
+_LONGEST_DISTANCE_NS: Final = 24 * 60 * _MINUTE_NS
+_MOST_REASONS: Final = 8
+"""Of one clean-up: hundreds of tasks may fail for one reason."""
+
+
+class CleanUpFailures:
+    """Reports a clean-up that fails, at growing distances for as long as it does.
+
+    It fails again after each commit. The first failure is a warning, as are those one minute later, two
+    minutes after that, and so on. From an hour on they are errors and events.
+    """
+
+    def __init__(self, clock: Clock, report: Report, *, subject: str = "") -> None:
+        """Start with none.
+
+        Args:
+            clock: For durations.
+            report: Gets a failure that lasts.
+            subject: For logs: whose clean-up it is, as ``key=value``.
+        """
+        self._clock = clock
+        self._report = report
+        self._subject = f"{subject} " if subject else ""
+        self._since_ns: int | None = None
+        self._error = ""
+        self._next_ns = 0
+        self._distance_ns = _MINUTE_NS
+        self._is_long = False
+
+    @property
+    def failing(self) -> CleanUpFailing | None:
+        """Since when clean-up fails, and why; None if the newest one ended well."""
+        if self._since_ns is None:
+            return None
+        elapsed_ns = self._clock.monotonic_ns() - self._since_ns
+        return CleanUpFailing(elapsed_ns // _MINUTE_NS, self._error)
+
+    def ended_well(self) -> None:
+        """Record that nothing is left to be deleted."""
+        self._since_ns = None
+
+    def failed(self, error: Exception) -> None:
+        """Record that something is left, and report it if it is time to."""
+        now_ns = self._clock.monotonic_ns()
+        if self._since_ns is None:
+            self._since_ns = self._next_ns = now_ns
+            self._distance_ns, self._is_long = _MINUTE_NS, False
+        self._error = summary_of(_first_of(error))
+        is_long = now_ns - self._since_ns >= _LONG_NS
+        if now_ns < self._next_ns and is_long == self._is_long:
+            return
+        self._is_long = is_long
+        self._next_ns = now_ns + self._distance_ns
+        self._distance_ns = min(2 * self._distance_ns, _LONGEST_DISTANCE_NS)
+        if is_long:
+            self._alarm()
+        else:
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        reasons = list(dict.fromkeys(reasons_of(error)))
+        is_ours = isinstance(error, StateBackupError | OSError | ExceptionGroup)
+        for reason in reasons[:_MOST_REASONS]:
+            logger.warning(
+                "clean-up failed and will be repeated: %serror=%s",
+                self._subject,
+                reason,
+                exc_info=None if is_ours else error,
+            )
+        if len(reasons) > _MOST_REASONS:
+            logger.warning(
+                "clean-up failed for more reasons: count=%d", len(reasons) - _MOST_REASONS
+            )
+
+    def _alarm(self) -> None:
+        failing = self.failing
+        assert failing is not None  # noqa: S101 - it has just failed
+        logger.error(
+            "old backups are not deleted and fill the backend: %sfailing_minutes=%d error=%s "
+            "(an outage: the job needs the backend, and permission to list and to delete there; a lost or "
+            "damaged index: `statekeep verify COMMIT` shows which commit has it, `statekeep checkpoints "
+            "unpin` releases it)",
+            self._subject,
+            failing.minutes,
+            failing.error,
+        )
+        self._report(CleanUpFailing(failing.minutes, failing.error))
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether an error, or each of a group, is of something that is lost or cannot be read.
+
+    The clean-up of what it belongs to fails until a person mends it; that of the rest need not.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_damage, cast("BaseExceptionGroup[BaseException]", error).exceptions))
+    return isinstance(error, BlobNotFoundError | CheckpointCorruptError)
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

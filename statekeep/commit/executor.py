@@ -1,24 +1,118 @@
-"""The one bounded pool of a container: the only place in the core that creates threads."""
+"""The one bounded pool of a container, on threads of which one that hangs can be left behind.
+
+The only module of the core that creates threads.
+"""
 
 import asyncio
+import atexit
 import contextvars
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.commit.thread_pool import ThreadPool
 from statekeep.errors import BackendClosedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+
+class _Work(NamedTuple):
+    future: "Future[Any]"
+    call: Callable[[], object]
+
+
+class ThreadPool:
+    """At most ``max_threads`` daemon threads, each started when all others have work.
+
+    Those of `concurrent.futures` cannot be left behind: the interpreter waits for them at its end,
+    and a call into a dead file system never returns. At its end it waits for these too, by
+    `join`, unless `leave` was called. `submit`, `join` and `leave` are for one thread at a time.
+    """
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        """Make an empty pool.
+
+        Args:
+            max_threads: Calls beyond so many wait for their turn.
+            name: Begins the name of every thread.
+        """
+        self._max_threads = max_threads
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
+        self._load = 0
+        """Calls that have not ended."""
+        self._counting = threading.Lock()
+        self._has_ended = False
+        atexit.register(self.join)
+
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Have a call run on a thread of the pool; a cancelled future's call never begins.
+
+        Raises:
+            RuntimeError: After `join` or `leave`.
+        """
+        if self._has_ended:
+            msg = f"the pool has ended: name={self._name}"
+            raise RuntimeError(msg)
+        future: Future[T] = Future()
+        with self._counting:
+            self._load += 1
+            is_one_lacking = len(self._threads) < min(self._load, self._max_threads)
+        if is_one_lacking:
+            name = f"{self._name}_{len(self._threads)}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._waiting.put(_Work(future, call))
+        return future
+
+    def join(self) -> None:
+        """Wait for the calls that were submitted, then for the end of every thread. Idempotent."""
+        self._end()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def leave(self) -> None:
+        """End idle threads and wait for none, now or at the end of the interpreter. Idempotent."""
+        self._end()
+        self._threads.clear()
+
+    def _end(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            atexit.unregister(self.join)
+            for _ in self._threads:
+                self._waiting.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            if work.future.set_running_or_notify_cancel():
+                _run(work)
+            with self._counting:
+                self._load -= 1
+            del work  # or its result would stay in memory until the next one comes
+
+
+def _run(work: _Work) -> None:
+    try:
+        result = work.call()
+    except BaseException as exc:  # noqa: BLE001 - raised where the call is awaited
+        work.future.set_exception(exc)
+    else:
+        work.future.set_result(result)
+
 
 _LONGEST_CALL_S: Final = 10.0
 """A blocking call that moves 16 MiB and lasts longer hangs, for one who has no time left."""
@@ -27,9 +121,9 @@ _LONGEST_CALL_S: Final = 10.0
 class BoundedExecutor(BlockingExecutor):
     """Runs blocking calls on at most ``max_workers`` threads, with as many in flight.
 
-    Belongs to one event loop. A call that finds no free place waits as a coroutine, first come
+    Belongs to one event loop. A call that finds no free thread waits as a coroutine, first come
     first served, and holds no thread; so any number of callers can wait for each other's results
-    without a deadlock, also with one worker. A place counts as taken until the call itself has
+    without a deadlock, also with one worker. A thread counts as taken until the call itself has
     ended, even if its caller was cancelled long before.
     """
 
@@ -47,8 +141,8 @@ class BoundedExecutor(BlockingExecutor):
         self.max_workers = max_workers
         self._ceiling = max_workers if ceiling is None else max(ceiling, max_workers)
         self._pool = ThreadPool(self._ceiling, name)
-        self._places = asyncio.Semaphore(max_workers)
-        self._places_kept = 0
+        self._free = asyncio.Semaphore(max_workers)
+        self._kept_free = 0
         self._in_flight: dict[Future[Any], tuple[Callable[..., Any], asyncio.Future[Any]]] = {}
         """Of each the call, and what its caller waits for."""
         self._is_closed = False
@@ -58,18 +152,18 @@ class BoundedExecutor(BlockingExecutor):
     @override
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self._check_open()
-        await self._places.acquire()
+        await self._free.acquire()
         try:
             self._check_open()
             run_in_context: Callable[[Callable[[], T]], T] = contextvars.copy_context().run
             future = self._pool.submit(partial(run_in_context, partial(call, *args, **kwargs)))
         except BaseException:
-            self._places.release()
+            self._free.release()
             raise
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
         self._in_flight[future] = (call, result)
-        future.add_done_callback(partial(self._tell, loop))
+        future.add_done_callback(partial(self._pass_on, loop))
         try:
             return await result
         except asyncio.CancelledError:
@@ -85,18 +179,18 @@ class BoundedExecutor(BlockingExecutor):
         """Let more calls in flight, up to the ceiling, as tasks join; a lower cap is ignored."""
         while self.max_workers < min(max_workers, self._ceiling):
             self.max_workers += 1
-            self._places.release()
+            self._free.release()
 
     async def close(self) -> None:
         """Refuse new calls, wait for those in flight, end every thread. Idempotent.
 
-        Calls that wait for a place raise `BackendClosedError`. May be cancelled and called again.
+        Calls that wait for a thread raise `BackendClosedError`. May be cancelled and called again.
         """
         self._is_closed = True
         async with self._closing:
-            while self._places_kept < self.max_workers:
-                await self._places.acquire()
-                self._places_kept += 1
+            while self._kept_free < self.max_workers:
+                await self._free.acquire()
+                self._kept_free += 1
             if self._has_abandoned:
                 self._pool.leave()
             else:  # every thread is idle now, so joining them does not hold up the loop
@@ -105,8 +199,8 @@ class BoundedExecutor(BlockingExecutor):
     def abandon(self) -> None:
         """Refuse new calls, and wait no longer for those in flight: they may hang. On the loop.
 
-        Whoever awaits one gets `BackendClosedError`, and each is an error in the log; it may take
-        effect all the same. `close` then returns without the threads of such calls, and the
+        Awaiting one raises `BackendClosedError`, and each is logged as an error; it may still take
+        effect. `close` then returns without the threads of such calls, and the
         interpreter ends without them.
         """
         self._is_closed = True
@@ -114,7 +208,7 @@ class BoundedExecutor(BlockingExecutor):
             name = _name_of(call)
             logger.error("a blocking call hangs and is waited for no longer: call=%s", name)
             del self._in_flight[future]
-            self._places.release()
+            self._free.release()
             if not result.done():
                 msg = f"a blocking call hangs and was given up: call={name}"
                 result.set_exception(BackendClosedError(msg))
@@ -136,23 +230,23 @@ class BoundedExecutor(BlockingExecutor):
             await sleep(_LONGEST_CALL_S)
         self.abandon()
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, future: Future[Any]) -> None:
+    def _pass_on(self, loop: asyncio.AbstractEventLoop, future: Future[Any]) -> None:
         """Pass the end of a call on to the loop; on the thread of the call."""
         with suppress(RuntimeError):  # the loop has ended without an abandoned call
             loop.call_soon_threadsafe(self._ended, future)
 
     def _ended(self, future: Future[Any]) -> None:
-        """Give the place of a call back, and its result to whoever waits."""
+        """Free the slot of a call, and pass its result to the waiter."""
         if future not in self._in_flight:
             return  # abandoned
         _, result = self._in_flight.pop(future)
-        self._places.release()
+        self._free.release()
         if result.done():
             return  # its caller was cancelled
         error = future.exception()
         if error is None:
             result.set_result(future.result())
-        elif isinstance(error, StopIteration):  # which asyncio passes on to nobody
+        elif isinstance(error, StopIteration):  # which a future of asyncio does not take
             raised = RuntimeError("a blocking call raised StopIteration")
             raised.__cause__ = error
             result.set_exception(raised)

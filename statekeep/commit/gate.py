@@ -1,28 +1,90 @@
-"""The commit gate: whether a commit may start now, is skipped, or must be waited for.
+"""When a commit is wanted, and the gate: whether it may start now, is skipped, or must be waited for.
 
-A pure state machine. It does no I/O and has no clock: every method takes ``now_ns``, monotonic
-nanoseconds. One task in plain Python, or one whole job on Spark, has one gate.
+Pure state machines. They do no I/O and have no clock: methods take ``now_ns``, monotonic
+nanoseconds. One task in plain Python, or one whole job on Spark, has one gate. A commit on request,
+such as the last one of a query, needs no policy.
 
 Source: Samza 1.8 ``TaskInstance.commit`` (SEP-28). Different on purpose: an attempt that timed out
-is void before the next one starts, so that two are never open; and a tolerated failure is counted
+is aborted before the next one starts, so that two are never open; and a tolerated failure is counted
 once, when it happens, not when the next commit finds it.
 """
 
 from enum import Enum
 from typing import Final
 
-from statekeep.commit.policy import CommitPolicy
-from statekeep.config.model import TaskSettings
+from statekeep.config.job_settings import TaskSettings
 from statekeep.errors import CommitFailedError
 
 _NS_PER_MS: Final = 1_000_000
+
+_MAX_LEAD_NS: Final = 1_000 * _NS_PER_MS
+"""How long before a commit there is something to prepare at most: what is written afterwards has to
+be flushed in its pause."""
+BATCH_MARGIN: Final = 2
+"""Batches between the replay limit and what Spark keeps: the one in flight and its predecessor."""
+
+
+class Urgency(Enum):
+    """How much a commit is wanted before the next batch."""
+
+    IF_DUE = "if due"
+    """Begin one if its time has come and none is open."""
+    WAITS_FOR_OPEN = "waits for open"
+    """Begin one, whether its time has come or not; wait for one that is open."""
+    HOLDS_UP = "holds up"
+    """Process nothing before everything is committed."""
+
+
+class CommitPolicy:
+    """Decides by time and by batches. Pure: time is an argument, in monotonic nanoseconds."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self._period_ns = settings.commit_ms * _NS_PER_MS
+        self._most_batches = settings.replay_max_batches
+        self._began_ns: int | None = None
+        self.is_each_batch = settings.is_commit_every_batch
+        """Whether each batch is committed before it ends."""
+
+    def start(self, now_ns: int) -> None:
+        """Let the period begin, unless it has begun."""
+        if self._began_ns is None:
+            self._began_ns = now_ns
+
+    def restart(self, now_ns: int) -> None:
+        """Let a period begin: a commit has begun."""
+        self._began_ns = now_ns
+
+    def is_time(self, now_ns: int) -> bool:
+        """Return whether ``task.commit.ms`` is over; 0 or less: never."""
+        began_ns = self._began_ns
+        return began_ns is not None and self._period_ns > 0 and now_ns - began_ns >= self._period_ns
+
+    def is_near(self, now_ns: int) -> bool:
+        """Return whether the last tenth of the period has begun."""
+        if self._began_ns is None or self._period_ns <= 0:
+            return False
+        lead_ns = min(self._period_ns // 10, _MAX_LEAD_NS)
+        return now_ns - self._began_ns >= self._period_ns - lead_ns
+
+    def before_batch(self, uncommitted: int) -> Urgency | None:
+        """Return how urgent a commit is before the next batch; None: not at all.
+
+        Args:
+            uncommitted: How many batches are without a commit.
+        """
+        if self.is_each_batch:
+            return None
+        if uncommitted >= self._most_batches:
+            return Urgency.HOLDS_UP
+        is_close = uncommitted >= self._most_batches - BATCH_MARGIN
+        return Urgency.WAITS_FOR_OPEN if is_close else Urgency.IF_DUE
 
 
 class Decision(Enum):
     """What `CommitGate.request` answers."""
 
     START = "start"
-    """Begin a commit and tell the gate by `CommitGate.started`."""
+    """Begin a commit and report it by `CommitGate.started`."""
     SKIP = "skip"
     """Go on processing; the commit is due again when the open one ends."""
     BLOCK = "block"
@@ -35,12 +97,12 @@ class CommitGate:
     - No commit open: `Decision.START`.
     - One open for less than ``task.commit.max.delay.ms``: `Decision.SKIP`.
     - Longer: `Decision.BLOCK`, for at most ``task.commit.timeout.ms`` from the first such answer.
-      If it is still open then, its owner makes it void for good and reports `timed_out`.
+      If it is still open then, its owner aborts it and reports `timed_out`.
 
     A commit that fails or times out counts against the tolerated number in a row; a success sets
     both numbers back to 0. Once the tolerance is used up, every `request` raises.
 
-    Used by one event loop. Reports about a commit come from whoever runs it, exactly one of
+    Used by one event loop. The owner of a commit reports how it ends, exactly one of
     `succeeded`, `failed`, `timed_out` and `abandoned` for each `started`.
     """
 
@@ -77,14 +139,14 @@ class CommitGate:
         return self._final_error
 
     def is_near(self, now_ns: int) -> bool:
-        """Tell whether the last tenth of the period has begun, and no commit is open.
+        """Return whether the last tenth of the period has begun, and no commit is open.
 
         Time to do ahead what shortens the pause of the next one.
         """
         return self._open_since_ns is None and self._policy.is_near(now_ns)
 
     def is_due(self, now_ns: int) -> bool:
-        """Tell whether `request` should be called before the next batch or message.
+        """Return whether `request` should be called before the next batch or message.
 
         True when ``task.commit.ms`` has passed since the last commit began (0 or less: never by
         itself), when a skipped one waits and none is open, and when the open one has lasted so
@@ -101,7 +163,7 @@ class CommitGate:
         return is_period_over and not self._is_owed
 
     def is_overdue(self, now_ns: int) -> bool:
-        """Tell whether the open commit has lasted for the max delay and the time-out together.
+        """Return whether the open commit has lasted for the max delay and the time-out together.
 
         For an owner who has nothing to process, and so does not ask by `request`.
         """
@@ -141,7 +203,7 @@ class CommitGate:
         return max(0, self._block_deadline_ns - now_ns)
 
     def started(self, now_ns: int, checkpoint_id: str) -> None:
-        """Take note that a commit has begun.
+        """Record that a commit has begun.
 
         Raises:
             RuntimeError: One is open already: the caller did not ask, or not for this one.
@@ -155,6 +217,11 @@ class CommitGate:
         self._is_owed = False
         self.starts += 1
 
+    def passed_over(self, now_ns: int) -> None:
+        """Let the next period begin: there is nothing to commit."""
+        self._policy.restart(now_ns)
+        self._is_owed = False
+
     def succeeded(self, now_ns: int) -> None:
         """Record that the open commit is durable, and reset the failure counters."""
         self._end(now_ns)
@@ -162,7 +229,7 @@ class CommitGate:
         self.consecutive_failures = self.consecutive_timeouts = 0
 
     def failed(self, now_ns: int, error: CommitFailedError) -> None:
-        """Take note that the open commit failed and that nothing will refer to it.
+        """Record that the open commit failed and that nothing will refer to it.
 
         When that is one too many, `request` raises ``error`` from now on.
         """
@@ -173,9 +240,9 @@ class CommitGate:
             self._final_error = error
 
     def timed_out(self, now_ns: int) -> None:
-        """Take note that the open commit was given up.
+        """Record that the open commit was given up.
 
-        The caller has made it void first: it runs no longer, and what it uploaded will never be
+        The caller has aborted it first: it runs no longer, and what it uploaded will never be
         referred to. Only then may the next commit start.
         """
         checkpoint_id = self._open_id
@@ -190,10 +257,10 @@ class CommitGate:
             )
 
     def abandoned(self, now_ns: int) -> None:
-        """Take note that the open commit was given up because what it uploads was lost.
+        """Record that the open commit was given up because what it uploads was lost.
 
         Losing a process is not the backend's failure: nothing is counted, and the commit is due
-        again at once. The caller has made it void first, as for `timed_out`.
+        again at once. The caller has aborted it first, as for `timed_out`.
         """
         self._end(now_ns)
         self._is_owed = True

@@ -8,6 +8,25 @@ nothing; failures of each step are counted too.
 from dataclasses import dataclass, field
 from typing import Final
 
+from typing_extensions import override
+
+from statekeep.events import (
+    BackendUploaded,
+    CommitBegan,
+    CommitBlocked,
+    CommitDone,
+    CommitFailed,
+    CommitSkipped,
+    CommitSubmitted,
+    Event,
+    EventSource,
+    Listener,
+    SnapshotTaken,
+    StoresSealed,
+    TaskCleanedUp,
+    TaskRestored,
+)
+
 COUNTERS: Final = (
     "commit-calls",
     "commits-skipped",
@@ -31,9 +50,15 @@ TIMERS: Final = (
 )
 """Timers; each gives count, total, last and max."""
 
-GAUGES: Final = ("last-commit-ns", "last-async-commit-timestamp", "restore-time-ms")
+GAUGES: Final = (
+    "last-commit-ns",
+    "last-async-commit-timestamp",
+    "restore-time-ms",
+    "upload-bytes",
+)
 """Gauges: wall-clock nanoseconds of the end of the last sync stage and of the last full success
-(0 before the first), and the duration of the restore (-1 until it is done)."""
+(0 before the first), the duration of the restore (-1 until it is done), and how many bytes the newest
+snapshot is to send to all backends, known before its upload begins."""
 
 
 @dataclass(slots=True)
@@ -63,8 +88,8 @@ class Timer:
 
 
 @dataclass(slots=True)
-class CommitMetrics:
-    """The figures of one task. Written on the event loop, read anywhere by `snapshot`."""
+class CommitMetrics(Listener):
+    """The figures of one task: a listener of its events. Read anywhere by `snapshot`."""
 
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     timers: dict[str, Timer] = field(default_factory=lambda: {name: Timer() for name in TIMERS})
@@ -73,19 +98,49 @@ class CommitMetrics:
     def __post_init__(self) -> None:
         self.gauges["restore-time-ms"] = -1
 
-    def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter; KeyError for a name that is not in `COUNTERS`."""
+    @override
+    def on_event(self, event: Event, source: EventSource, /) -> None:  # noqa: PLR0912 - one for each kind
+        count, timers, gauges = self._count, self.timers, self.gauges
+        match event:
+            case CommitBegan():
+                count("commit-calls")
+                count("flush-calls")
+            case StoresSealed(elapsed_ns=elapsed_ns):
+                timers["store-checkpoint-ns"].update(elapsed_ns)
+            case CommitSubmitted(elapsed_ns=elapsed_ns):
+                timers["commit-sync-ns"].update(elapsed_ns)
+                gauges["last-commit-ns"] = source.time_ns
+            case CommitSkipped():
+                count("commits-skipped")
+            case CommitBlocked(elapsed_ns=elapsed_ns):
+                timers["commit-block-ns"].update(elapsed_ns)
+            case SnapshotTaken():
+                timers["snapshot-ns"].update(event.elapsed_ns)
+                gauges["upload-bytes"] = sum(event.bytes_by_backend.values())
+            case BackendUploaded(outcome="done"):
+                timers["async-upload-ns"].update(event.elapsed_ns)
+            case BackendUploaded(outcome="left-out"):
+                count("optional-upload-failures")
+            case CommitDone():
+                timers["commit-ns"].update(event.elapsed_ns)
+                timers["commit-async-ns"].update(event.background_ns)
+                gauges["last-async-commit-timestamp"] = source.time_ns
+            case CommitFailed(step=step):
+                count("commits-timed-out" if step == "timeout" else "commit-exceptions")
+            case TaskRestored(elapsed_ns=elapsed_ns):
+                gauges["restore-time-ms"] = elapsed_ns // 1_000_000
+            case TaskCleanedUp():
+                timers["async-cleanup-ns"].update(event.elapsed_ns)
+                count("cleanup-failures", event.failures)
+            case _:
+                pass
+
+    @override
+    def close(self) -> None:
+        """The figures stay."""
+
+    def _count(self, name: str, amount: int = 1) -> None:
         self.counters[name] += amount
-
-    def time(self, name: str, elapsed_ns: int) -> None:
-        """Take in a duration; KeyError for a name that is not in `TIMERS`."""
-        self.timers[name].update(elapsed_ns)
-
-    def gauge(self, name: str, value: int) -> None:
-        """Set a gauge; KeyError for a name that is not in `GAUGES`."""
-        if name not in self.gauges:
-            raise KeyError(name)
-        self.gauges[name] = value
 
     def snapshot(self) -> dict[str, int | dict[str, int]]:
         """Return every figure by name, as plain data that JSON can hold."""

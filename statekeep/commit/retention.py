@@ -1,4 +1,4 @@
-"""Which commits a job may let go of, and which attempts are closed for good (R8)."""
+"""Which commits a job may release, and which attempts are closed (R8)."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -7,17 +7,17 @@ from itertools import takewhile
 from typing import Final
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
-from statekeep.checkpoint.log_view import BadMarker, LogView, checkpoint_of, usable_checkpoint
+from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.log_view import BadMarker, LogView, bad_markers_of, usable_checkpoint
 from statekeep.checkpoint.records import CommitRecord
-from statekeep.config.model import CheckpointSettings
+from statekeep.config.job_settings import CheckpointSettings
 from statekeep.errors import CheckpointCorruptError
 
 MIN_RETAINED: Final = 2
 """The current commit and the one before it, which a restore falls back to."""
 
 _MOST_OLDER: Final = 64
-"""Retained commits that are read to clean up after one void attempt; commits kept by age are thousands."""
+"""Retained commits that are read to clean up after one aborted attempt; commits kept by age are thousands."""
 
 ReadCommits = Callable[[Iterable[int]], Awaitable[Mapping[int, CommitRecord]]]
 """Returns the records of commits, by position: see `LogReader.read_commits`."""
@@ -51,7 +51,7 @@ def commits_to_release(view: LogView, settings: CheckpointSettings, now_ms: int)
 
 
 def expired_pins(view: LogView, now_ms: int) -> list[str]:
-    """Return the names of pins that nobody renews any more, sorted; they go by an unpin record.
+    """Return the names of expired pins, sorted; an unpin record removes them.
 
     Their readers were killed. A clock that is wrong by less than such a pin holds after its last
     renewal, two days, drops none that is in use.
@@ -64,20 +64,20 @@ def expired_pins(view: LogView, now_ms: int) -> list[str]:
 
 
 def closed_attempts(view: LogView) -> Sequence[tuple[int, int]]:
-    """Return (epoch, attempt) of everything that may be cleaned up: released or void, sorted.
+    """Return (epoch, attempt) of everything that may be cleaned up: released or aborted, sorted.
 
     An open attempt is never among them, nor is one that a retained commit completed, nor what
-    `LogView.forget_collected` was told of. A void attempt waits while too many retained commits are
-    older: to tell what may go, each of them would have to be read. So what it left behind stays at most
-    as long as they do.
+    was passed to `LogView.forget_collected`. An aborted attempt waits while too many retained commits are
+    older: to decide what may be deleted, each of them would have to be read. So what it left behind
+    stays at most as long as they do.
     """
     released = {commit.attempt for commit in view.released.values()}
     retained = [commit.attempt for commit in view.commits.values()]
-    void = view.orphans
+    aborted = view.orphans
     if len(retained) > _MOST_OLDER:
         bound = max([retained[_MOST_OLDER], *released])
-        void = {attempt for attempt in void if attempt < bound}
-    return sorted((released | void) - view.open_attempts.keys() - set(retained))
+        aborted = {attempt for attempt in aborted if attempt < bound}
+    return sorted((released | aborted) - view.open_attempts.keys() - set(retained))
 
 
 async def commits_in_reach(
@@ -142,10 +142,6 @@ class ReachingCommits:
 def _has_bad_marker(commit: CommitRecord, bad_markers: AbstractSet[BadMarker]) -> bool:
     """Return whether a commit holds a marker that is bad, or a checkpoint that cannot be read."""
     try:
-        return any(
-            marker == checkpoint.state_markers.get(BackendName(backend), {}).get(StoreName(store))
-            for backend, task, store, marker in bad_markers
-            if (checkpoint := checkpoint_of(commit, task)) is not None
-        )
+        return bool(bad_markers_of(commit, bad_markers))
     except CheckpointCorruptError:
         return True

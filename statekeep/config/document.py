@@ -1,15 +1,19 @@
-"""Writes ``docs/reference/settings.md`` from the definition of the settings.
+"""Writes ``docs/reference/settings.md`` from the fields that are the settings, and their docstrings.
 
 ``python -m statekeep.config.document`` writes the file; with ``--check`` it changes nothing and
 exits with 1 if the file is out of date.
 """
 
 import argparse
+import ast
+import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from statekeep.config.key import Key
+from statekeep.config.key import Key, keys_of
 from statekeep.config.keys import GROUPS, UNSUPPORTED
 
 _INTRODUCTION = """\
@@ -25,8 +29,8 @@ A key that is not listed here is an error that names the nearest one. The text i
 | where | how |
 | -- | -- |
 | a dict | `sk.grouped(df.groupBy("id"), {"task.commit.ms": "30s"})` |
-| a file | `load_file("job.properties")` or `load_file("job.toml")` of `statekeep.config.load` gives what `sk.grouped` takes |
-| TOML | tables and dotted keys are the same, and a list may be an array. A name that is both a setting and the beginning of another one is written in quotes |
+| a file | `sk.grouped(data, "job.properties")` or `"job.toml"`; `sk.read_state` takes a path, too |
+| TOML | tables and dotted keys are the same, and a list may be an array. Put a name in quotes if it is both a setting and the beginning of another one |
 | the environment | `STATEKEEP__TASK__COMMIT__MS=30s`: the prefix `STATEKEEP__`, and two underscores for a dot |
 | a Spark conf | `spark.statekeep.task.commit.ms` |
 
@@ -38,7 +42,7 @@ A key that is not listed here is an error that names the nearest one. The text i
 
 ## Which one wins
 
-The environment wins over files, dict and Spark conf. On Spark it is the driver's environment; in plain Python `load_job("job.properties")` reads both. On the
+The environment wins over files, dict and Spark conf. On Spark it is the driver's environment; in plain Python `sk.load_job("job.properties")` reads both. On the
 command line `--set-file` and `--set` win over the environment. The local directory has one more source: the variable `LOGGED_STORE_BASE_DIR`
 gives its default.
 
@@ -52,18 +56,20 @@ program gives to `grouped`. Do not put it into `--set` or a Spark conf: every us
 event log show a Spark conf too, unless `spark.redaction.regex` hides it, as in a session of `sk.session_builder()`. Without that, a
 secret in `spark.statekeep.*` is refused.
 
-Logs, errors and `config explain` hide the value of a key whose name speaks of a secret: a password, passphrase, pin, token, key, credential,
-authentication, JAAS, signature or connection string. They show a URI without its user and query. Of a setting that is not ours (`client.*`,
-`storage.options.*`, those of a plug-in) they show the value only if the last word of the name is known to be harmless, such as `uri`,
-`region` or `ms`.
+Logs, errors and `config explain` hide the value of a key whose name suggests a secret: a password, passphrase, pin, token, key, credential,
+authentication, JAAS, signature or connection string. They show a URI without its user and query. Settings that are not ours (`client.*`,
+`storage.options.*`, those of a plug-in) are hidden too, unless the last word of the name is known to be harmless, such as `uri`, `region` or
+`ms`.
 """
 
 
 def render() -> str:
     """Return the text of the page."""
     parts = [_INTRODUCTION]
-    for title, keys in GROUPS.items():
-        parts.append(f"## {title}\n\n{_key_table(keys)}")
+    for title, sections in GROUPS.items():
+        rows = [row for section in sections for row in _rows(section)]
+        head = ("Key", "Type", "Default", "What it does, and why that default")
+        parts.append(f"## {title}\n\n{_table(head, rows)}")
     refused = [(f"`{name}`", reason) for name, reason in sorted(UNSUPPORTED.items())]
     parts.append(
         "## Refused\n\nSettings of Apache Samza that have no meaning here:\n\n"
@@ -90,12 +96,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _key_table(keys: Iterable[Key[object]]) -> str:
-    rows = ((_name_cell(key), key.type.name, _default_cell(key), _text_cell(key)) for key in keys)
-    return _table(("Key", "Type", "Default", "What it does, and why that default"), rows)
+def texts_of(section: type) -> Mapping[str, str]:
+    """Return the docstrings of a dataclass's fields, each in one line."""
+    (tree,) = ast.parse(inspect.getsource(section)).body
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    return {
+        declared.target.id: " ".join(docstring.value.value.split())
+        for declared, docstring in pairwise(body)
+        if isinstance(declared, ast.AnnAssign)
+        and isinstance(declared.target, ast.Name)
+        and isinstance(docstring, ast.Expr)
+        and isinstance(docstring.value, ast.Constant)
+        and isinstance(docstring.value.value, str)
+    }
 
 
-def _name_cell(key: Key[object]) -> str:
+def _rows(section: type) -> Iterator[tuple[str, ...]]:
+    texts = texts_of(section)
+    for field, key in keys_of(section).items():
+        yield _name_cell(key), key.type.name, _default_cell(key), texts[field]
+
+
+def _name_cell(key: Key[Any]) -> str:
     cell = f"`{key.name}`"
     if key.job_name is not None:
         cell += f"; all stores: `{key.job_name}`"
@@ -105,12 +127,8 @@ def _name_cell(key: Key[object]) -> str:
     return cell
 
 
-def _default_cell(key: Key[object]) -> str:
+def _default_cell(key: Key[Any]) -> str:
     return key.default_text if key.default_text is not None else f"`{key.shown_default}`"
-
-
-def _text_cell(key: Key[object]) -> str:
-    return f"{key.meaning} *{key.reason.replace('*', '')}*"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

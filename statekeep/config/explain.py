@@ -1,12 +1,13 @@
 """What holds in the end, and where it was said."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from statekeep.config import resolve, store_keys
-from statekeep.config.key import BACKEND_HOLE, STORE_HOLE, Key
-from statekeep.config.keys import GROUPS, KEYS
+from statekeep.config import resolve
+from statekeep.config.key import Key, keys_of
+from statekeep.config.keys import KEYS
 from statekeep.config.settings import Setting
+from statekeep.config.store_settings import StoreSettings
 
 _DEFAULT = "default"
 
@@ -26,32 +27,32 @@ def explain(settings: Mapping[str, Setting]) -> list[ExplainedSetting]:
     """Return every effective setting and where it comes from, sorted by key, secrets hidden."""
     rows = {s.name: ExplainedSetting(s.name, s.shown, s.source) for s in settings.values()}
     for key in KEYS:
-        if STORE_HOLE not in key.name and BACKEND_HOLE not in key.name:
+        if not key.has_hole:
             rows.setdefault(key.name, _default(key))
     for store in resolve.store_names(settings):
-        for key in GROUPS["Stores"]:
+        for key in keys_of(StoreSettings).values():
             rows.setdefault(key.of(store), _inherited(settings, key, store))
     return sorted(rows.values())
 
 
-def _default(key: Key[object]) -> ExplainedSetting:
-    """Return the row of a setting that nobody has given."""
+def _default(key: Key[Any]) -> ExplainedSetting:
+    """Return the row of a setting that was not given."""
     found = key.default_of_variable
     if found is not None:
         return ExplainedSetting(key.name, found, f"environment {key.variable}")
     return ExplainedSetting(key.name, key.shown_default, _DEFAULT)
 
 
-def _inherited(settings: Mapping[str, Setting], key: Key[object], store: str) -> ExplainedSetting:
+def _inherited(settings: Mapping[str, Setting], key: Key[Any], store: str) -> ExplainedSetting:
     """Return the row of a setting that the store itself does not have."""
     backups = ",".join(resolve.backup_factories(settings, store))
     found = resolve.find(settings, key, store)
-    changelog = settings.get(store_keys.CHANGELOG.of(store))
-    is_backup = key is store_keys.BACKUP_FACTORIES
+    changelog = settings.get(resolve.CHANGELOG.of(store))
+    is_backup = key is resolve.BACKUP_FACTORIES
     if is_backup and changelog is not None and (found is None or found.is_default):
         return ExplainedSetting(key.of(store), backups, f"{changelog.name}, {changelog.source}")
     if found is not None:
         return ExplainedSetting(key.of(store), found.shown, f"{found.name}, {found.source}")
-    if is_backup or key is store_keys.RESTORE_FACTORIES:
+    if is_backup or key is resolve.RESTORE_FACTORIES:
         return ExplainedSetting(key.of(store), backups, _DEFAULT)
     return ExplainedSetting(key.of(store), key.shown_default, _DEFAULT)

@@ -1,117 +1,50 @@
-"""Every setting that there is: the one definition of names, types, defaults and their reasons.
+"""Every setting that there is, by the section of the documentation that it stands in."""
 
-The fields of `statekeep.config.model`, the checks of `statekeep.config.load` and the table in
-``docs/reference/settings.md`` all come from here.
-"""
-
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
-from statekeep.config import (
-    backend_keys,
-    hdfs_keys,
-    job_keys,
-    kafka_keys,
-    object_store_keys,
-    store_keys,
+from statekeep.config.blob_settings import (
+    AzureSettings,
+    BlobStoreSettings,
+    NamedBackend,
+    RetrySettings,
+    S3Settings,
+    SnapshotSettings,
+    TransferSettings,
 )
-from statekeep.config.key import Key
+from statekeep.config.hdfs_settings import HdfsStoreSettings
+from statekeep.config.job_settings import (
+    CheckpointSettings,
+    ContainerSettings,
+    JobSettings,
+    RestartSettings,
+    TaskSettings,
+)
+from statekeep.config.kafka_settings import KafkaClusterSettings
+from statekeep.config.key import Key, keys_of
+from statekeep.config.metrics_settings import MetricsSettings
+from statekeep.config.store_settings import StateVariableSettings, StoreSettings
 
-GROUPS: MappingProxyType[str, tuple[Key[object], ...]] = MappingProxyType(
+GROUPS: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
-        "Job": (
-            job_keys.JOB_NAME,
-            job_keys.JOB_ID,
-            job_keys.LOCAL_DIR,
-            job_keys.LOG_BACKEND,
-            job_keys.START_FROM_CHECKPOINT,
-            job_keys.EVENT_FLUSH_INTERVAL_MS,
-            job_keys.EVENT_BUFFER_BYTES,
-            job_keys.RESTART_STRATEGY,
-            job_keys.RESTART_ATTEMPTS,
-            job_keys.RESTART_BACKOFF_INITIAL_MS,
-            job_keys.RESTART_BACKOFF_MAX_MS,
-            job_keys.RESTART_BACKOFF_MULTIPLIER,
-            job_keys.RESTART_RESET_AFTER_MS,
-        ),
-        "Tasks and commits": (
-            job_keys.TASK_COUNT,
-            job_keys.COMMIT_MS,
-            job_keys.COMMIT_MAX_DELAY_MS,
-            job_keys.COMMIT_TIMEOUT_MS,
-            job_keys.OPTIONAL_TIMEOUT_MS,
-            job_keys.COMMIT_EVERY_BATCH,
-            job_keys.SKIP_FAILURES,
-            job_keys.EXCEPTION_MAX_LIMIT,
-            job_keys.TIMEOUT_MAX_LIMIT,
-            job_keys.SHUTDOWN_MS,
-            job_keys.GROUPING_MAX_BYTES,
-            job_keys.REPLAY_MAX_BATCHES,
-            job_keys.DIVERGENCE,
-        ),
-        "Containers": (
-            job_keys.COMMIT_POOL_SIZE,
-            job_keys.COMMIT_POOL_MAX_SIZE,
-            job_keys.RESTORE_POOL_SIZE,
-            job_keys.RESTORE_POOL_MAX_SIZE,
-            job_keys.GRACE_MS,
-            job_keys.IDLE_MS,
-        ),
-        "Retention": (
-            job_keys.RETAIN_COMMITS,
-            job_keys.RETAIN_MS,
-            job_keys.CLEAN_UP_MS,
-            job_keys.LOCAL_RETAIN_VERSIONS,
-        ),
-        "Stores": (
-            store_keys.STORE_FACTORY,
-            store_keys.BACKUP_FACTORIES,
-            store_keys.RESTORE_FACTORIES,
-            store_keys.OPTIONAL_FACTORIES,
-            store_keys.CLEAN_ON_START,
-            store_keys.CHANGELOG,
-            store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS,
-            store_keys.CHANGELOG_DELETE_RETENTION_MS,
-            store_keys.CHANGELOG_REPLICATION_FACTOR,
-            store_keys.WRITE_BUFFER_BYTES,
-            store_keys.BLOCK_CACHE_BYTES,
-            store_keys.COMPACTION_STYLE,
-            store_keys.BLOOM_BITS,
-            store_keys.COMPRESSION,
-            store_keys.BLOB_STORE_COMPRESSION,
-            store_keys.BLOB_STORE_ENCRYPTION,
-        ),
-        "Backends": (
-            backend_keys.BACKEND_FACTORY,
-            backend_keys.BACKEND_SETTING,
-            backend_keys.BLOB_URI,
-            backend_keys.BLOB_MANAGER_FACTORY,
-            backend_keys.BLOB_MAX_IN_FLIGHT,
-            backend_keys.BLOB_SNAPSHOT_DELTA_RATIO,
-            backend_keys.BLOB_SNAPSHOT_MAX_DELTAS,
-            backend_keys.BLOB_PACK_FILE_BYTES,
-            backend_keys.BLOB_COMPRESSION,
-            backend_keys.BLOB_ENCRYPTION,
-            backend_keys.BLOB_ENCRYPTION_KEYS,
-            backend_keys.BLOB_ENCRYPTION_PLAIN_UNTIL,
-            backend_keys.BLOB_START_TIMEOUT_MS,
-            backend_keys.BLOB_MAX_RETRIES,
-            backend_keys.BLOB_MAX_RETRY_MS,
-            backend_keys.BLOB_BACKOFF_MS,
-            backend_keys.BLOB_BACKOFF_MAX_MS,
-            backend_keys.BLOB_BACKOFF_FACTOR,
-            backend_keys.BLOB_JITTER_FACTOR,
-        ),
-        "Object stores": object_store_keys.KEYS,
-        "Kafka": kafka_keys.ALL,
-        "HDFS": hdfs_keys.ALL,
+        "Job": (JobSettings, RestartSettings),
+        "Tasks and commits": (TaskSettings,),
+        "Containers": (ContainerSettings,),
+        "Retention": (CheckpointSettings,),
+        "Metrics": (MetricsSettings,),
+        "Stores": (StoreSettings, StateVariableSettings),
+        "Backends": (NamedBackend, BlobStoreSettings, SnapshotSettings, RetrySettings),
+        "Object stores": (TransferSettings, S3Settings, AzureSettings),
+        "Kafka": (KafkaClusterSettings,),
+        "HDFS": (HdfsStoreSettings,),
     }
 )
-"""All keys by the section of the documentation that they stand in."""
+"""The dataclasses whose fields are the settings, in the order of the documentation."""
 
-KEYS: tuple[Key[object], ...] = tuple(key for group in GROUPS.values() for key in group)
-
-RESERVED_STORE_NAMES = frozenset({"default", "backup", "restore"})
-"""The second part of the keys that speak for all stores; no store may be called so."""
+KEYS: tuple[Key[Any], ...] = tuple(
+    key for group in GROUPS.values() for section in group for key in keys_of(section).values()
+)
 
 UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Builds a `Config` from what somebody wrote: a dict, a file, the environment, a Spark conf."""
+"""Builds a `Config` from what the user wrote: a dict, a file, the environment, a Spark conf."""
 
 import logging
 import os
@@ -9,9 +9,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, cast
 
+from statekeep.config.lookup import WrittenValue, check_setting
 from statekeep.config.model import Config
 from statekeep.config.properties import parse_properties
-from statekeep.config.settings import Setting, WrittenValue, check_setting, collect, overlay
+from statekeep.config.settings import Setting, collect, overlay
 from statekeep.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def load_dict(values: Mapping[str, WrittenValue], source: str = "dict") -> Confi
 
     Args:
         values: By key.
-        source: What error messages and `Config.explain` call the place.
+        source: What error messages and `Config.explain` call the source.
 
     Raises:
         ConfigError: A key is unknown or not supported, a value is not of its type, or a setting is
@@ -38,7 +39,7 @@ def load_dict(values: Mapping[str, WrittenValue], source: str = "dict") -> Confi
 
 
 def load_file(path: str | PathLike[str]) -> Config:
-    """Read a ``.toml`` or a ``.properties`` file, told apart by its name.
+    """Read a ``.toml`` or a ``.properties`` file, by its name.
 
     Warns of a file with a secret in it that every user of the machine can read.
 
@@ -52,7 +53,7 @@ def load_file(path: str | PathLike[str]) -> Config:
             config = load_properties(path)
         case _:
             raise ConfigError(
-                f"cannot tell the form of the settings by the name of their file: path={path}",
+                f"the name of the settings file does not say its format: path={path}",
                 hint="name it .properties or .toml",
             )
     secrets = [setting.name for setting in config.settings.values() if setting.holds_secret]
@@ -67,7 +68,7 @@ def load_file(path: str | PathLike[str]) -> Config:
 
 
 def load_private_file(path: str | PathLike[str]) -> Config:
-    """Read a file of settings that nobody else can read: ``.toml``, or else properties.
+    """Read a file of settings that other users cannot read: ``.toml``, or else properties.
 
     It must belong to this user, or to root; only root's may be readable by its group.
 
@@ -176,7 +177,7 @@ def load_spark_conf(pairs: Iterable[tuple[str, str]]) -> Config:
 def merge(*configs: Config) -> Config:
     """Return all settings together; a later one wins, and each keeps its source.
 
-    A default of the runtime never replaces a value that somebody gave.
+    A default of the runtime never replaces a value that was given.
     """
     merged: Mapping[str, Setting] = {}
     for config in configs:

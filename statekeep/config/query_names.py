@@ -3,14 +3,17 @@
 import hashlib
 from typing import Final
 
+from statekeep.config.blob_settings import BlobStoreSettings
+from statekeep.config.key import keys_of
+
 DEFAULT_BACKEND: Final = "blob"
 """The backend of a query whose settings list none."""
 
-DEFAULT_URI: Final = "blob.store.uri"
+DEFAULT_URI: Final = keys_of(BlobStoreSettings)["uri"].name
 """The setting that says where it is."""
 
 BESIDE: Final = "-statekeep"
-"""What its place has behind the name of the checkpoint location."""
+"""What its location has behind the name of the checkpoint location."""
 
 LIST_OF_THE_JOB: Final = "stores.backup.factories"
 """The setting that lists the backends of all stores."""

@@ -20,17 +20,19 @@ _HARMLESS_NAME: Final = re.compile(
 
 _USER_INFO: Final = re.compile(r"://.*@", re.DOTALL)
 _QUERY: Final = re.compile(r"\?.*", re.DOTALL)
-_BARE_USER_INFO: Final = re.compile(r"[^\s=]*:\S*@")
+_TEXT_QUERY: Final = re.compile(r"\?\S+")
+_BARE_USER_INFO: Final = re.compile(r"(?<![^\s=])(?!\S*://)[^\s=:]*:\S*@")
 _PAIR: Final = re.compile(
-    r"((?:passw|passphrase|pwd|secret|jaas|signature|(?:account|access|shared|api|private)[\w.-]*key"
-    r"|\b(?:pin|sig|sas)\b)[\w.-]*[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&]+)",
+    r"((?:passw|passphrase|pwd|secret|jaas|signature|(?:account|access|shared|api|private)[\w.-]{0,99}key"
+    r"|(?:access|auth|refresh|security|session)[\w.-]{0,99}token"
+    r"|\b(?:pin|sig|sas)\b)[\w.-]{0,99}[\"']?\s{0,9}[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&]+)",
     re.IGNORECASE,
 )
-"""``password=...`` and the like, as errors and connection strings have them."""
+"""``password=...`` and the like, as errors and connection strings have them. Bounded, as texts may be long."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a name says that its value is a secret.
+    """Return whether a name says that its value is a secret.
 
     Too wide on purpose: a hidden harmless value costs a look into the file, a shown secret
     costs the secret.
@@ -39,7 +41,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def may_be_secret(name: str) -> bool:
-    """Tell whether a setting of a kind that is not ours must be taken for a secret.
+    """Return whether a setting of a kind that is not ours must be taken for a secret.
 
     It must unless its last word is known to be harmless: a plug-in may call a secret anything.
     """
@@ -47,15 +49,26 @@ def may_be_secret(name: str) -> bool:
 
 
 def redact(value: str, *, is_secret: bool) -> str:
-    """Return a value or a text as it may be shown.
+    """Return the value of a setting, or a URI, as it may be shown; `redact_text` is for sentences.
 
-    A secret is hidden. Any other text is shown without the user and the query of a URI, without
+    A secret is hidden. Any other value is shown without the user and the query of a URI, without
     ``user:password@`` before a host, and without the values of pairs such as ``password=...``.
     """
-    if is_secret:
-        return REDACTED
-    if "://" in value:
-        shown = _QUERY.sub(f"?{REDACTED}", _USER_INFO.sub(f"://{REDACTED}@", value))
-    else:
-        shown = _BARE_USER_INFO.sub(f"{REDACTED}@", value)
+    return REDACTED if is_secret else _without_secrets(value, _QUERY)
+
+
+def redact_text(text: str) -> str:
+    """Return a text, such as an error's, as it may be shown; done twice, it changes nothing more.
+
+    It is as by `redact`, but what stands after the query of a URI stays. Cut a text after it: a URI
+    that was cut before its ``@`` would show the password.
+    """
+    return _without_secrets(text, _TEXT_QUERY)
+
+
+def _without_secrets(text: str, query: re.Pattern[str]) -> str:
+    shown = text
+    if "://" in text:
+        shown = query.sub(f"?{REDACTED}", _USER_INFO.sub(f"://{REDACTED}@", text))
+    shown = _BARE_USER_INFO.sub(f"{REDACTED}@", shown)
     return _PAIR.sub(rf"\1{REDACTED}", shown)

@@ -5,28 +5,30 @@ not reach stores that are explicitly not backed up, and a list that could never 
 backed up is refused.
 """
 
-from collections.abc import Mapping
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
-from statekeep.config import store_keys
-from statekeep.config.key import Key
+from statekeep.config.blob_settings import BLOB_PREFIX
+from statekeep.config.kafka_settings import KAFKA_PREFIX
+from statekeep.config.key import Key, keys_of
 from statekeep.config.keys import KEYS
 from statekeep.config.settings import Setting
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import ConfigError
 
 CHANGELOG_BACKEND = "kafka"
 """The backend of a store that has a changelog and lists no backend."""
 
-CHANGELOG_DEFAULTS_PREFIX = "kafka"
-"""What stands before the settings of all backends that keep changelogs."""
-
-BLOB_DEFAULTS_PREFIX = "blob.store"
-"""What stands before the settings of all blob backends."""
-
 Names: TypeAlias = tuple[str, ...]
 
+_STORE: Final = keys_of(StoreSettings)
+BACKUP_FACTORIES: Final[Key[Names]] = _STORE["backup_factories"]
+RESTORE_FACTORIES: Final[Key[Names]] = _STORE["restore_factories"]
+CHANGELOG: Final = _STORE["changelog"]
+_OPTIONAL_FACTORIES: Final[Key[Names]] = _STORE["optional_factories"]
 
-def find(settings: Mapping[str, Setting], key: Key[object], store: str = "") -> Setting | None:
+
+def find(settings: Mapping[str, Setting], key: Key[Any], store: str = "") -> Setting | None:
     """Return the setting that holds: given before default, then the store's before the job's."""
     names = [key.of(store)] if key.job_name is None else [key.of(store), key.job_name]
     present = [settings[name] for name in names if name in settings]
@@ -40,23 +42,25 @@ def store_names(settings: Mapping[str, Setting]) -> Names:
 
 def backup_factories(settings: Mapping[str, Setting], store: str) -> Names:
     """Return the backends of a store: store key, job key, changelog, default, none."""
-    found = find(settings, store_keys.BACKUP_FACTORIES, store)
-    has_changelog = store_keys.CHANGELOG.of(store) in settings
+    found = find(settings, BACKUP_FACTORIES, store)
+    has_changelog = CHANGELOG.of(store) in settings
     if has_changelog and (found is None or found.is_default):
         return (CHANGELOG_BACKEND,)
-    return _names(found, store_keys.BACKUP_FACTORIES)
+    return _names(found, BACKUP_FACTORIES)
 
 
-def all_backup_factories(settings: Mapping[str, Setting]) -> Names:
+def all_backup_factories(settings: Mapping[str, Setting], first: str = "") -> Names:
     """Return every backend that some store is backed up to, in the order of first mention.
 
     The list of the whole job counts even if every named store has its own: stores that no setting
     names may follow it.
+
+    Args:
+        settings: Of the job.
+        first: The store whose backends stand before those of other stores.
     """
-    names = dict.fromkeys(
-        _names(settings.get("stores.backup.factories"), store_keys.BACKUP_FACTORIES)
-    )
-    for store in store_names(settings):
+    names = dict.fromkeys(_names(find(settings, BACKUP_FACTORIES), BACKUP_FACTORIES))
+    for store in sorted(store_names(settings), key=lambda store: (store != first, store)):
         names |= dict.fromkeys(backup_factories(settings, store))
     return tuple(names)
 
@@ -69,10 +73,10 @@ def restore_factories(settings: Mapping[str, Setting], store: str) -> Names:
             optional for it.
     """
     backups = backup_factories(settings, store)
-    found = find(settings, store_keys.RESTORE_FACTORIES, store)
+    found = find(settings, RESTORE_FACTORIES, store)
     if found is None or (not backups and found.store is None):
         return backups
-    restores = found.parse_key(store_keys.RESTORE_FACTORIES)
+    restores = found.parse_key(RESTORE_FACTORIES)
     known = all_backup_factories(settings)
     unknown = [name for name in restores if name not in known]
     if unknown:
@@ -81,7 +85,7 @@ def restore_factories(settings: Mapping[str, Setting], store: str) -> Names:
             f"backend={unknown[0]} backup_backends={','.join(known)} "
             f"key={found.name} source={found.source}",
             key=found.name,
-            hint=f"add {unknown[0]} to {store_keys.BACKUP_FACTORIES.of(store)}, or take it out",
+            hint=f"add {unknown[0]} to {BACKUP_FACTORIES.of(store)}, or take it out",
         )
     if backups and restores and not set(backups) & set(restores):
         raise ConfigError(
@@ -89,7 +93,7 @@ def restore_factories(settings: Mapping[str, Setting], store: str) -> Names:
             f"backup_backends={','.join(backups)} restore_backends={','.join(restores)} "
             f"key={found.name} source={found.source}",
             key=found.name,
-            hint=f"list one of the backup backends in {store_keys.RESTORE_FACTORIES.of(store)}",
+            hint=f"list one of the backup backends in {RESTORE_FACTORIES.of(store)}",
         )
     own = set(restores) & set(backups)
     if own and own <= set(optional_factories(settings, store)):
@@ -98,17 +102,17 @@ def restore_factories(settings: Mapping[str, Setting], store: str) -> Names:
             f"store={store} restore_backends={','.join(restores)} "
             f"key={found.name} source={found.source}",
             key=found.name,
-            hint=f"list a required backend after them in {store_keys.RESTORE_FACTORIES.of(store)}",
+            hint=f"list a required backend after them in {RESTORE_FACTORIES.of(store)}",
         )
     return restores
 
 
 def is_begun_empty(settings: Mapping[str, Setting], store: str) -> bool:
-    """Whether somebody has said that the store is restored from nowhere, in so many words."""
-    found = find(settings, store_keys.RESTORE_FACTORIES, store)
+    """Whether the settings say explicitly that the store is restored from nowhere."""
+    found = find(settings, RESTORE_FACTORIES, store)
     if found is None or found.is_default:
         return False
-    return not found.parse_key(store_keys.RESTORE_FACTORIES)
+    return not found.parse_key(RESTORE_FACTORIES)
 
 
 def optional_factories(settings: Mapping[str, Setting], store: str) -> Names:
@@ -119,10 +123,10 @@ def optional_factories(settings: Mapping[str, Setting], store: str) -> Names:
             backend is left that a commit requires.
     """
     backups = backup_factories(settings, store)
-    found = find(settings, store_keys.OPTIONAL_FACTORIES, store)
+    found = find(settings, _OPTIONAL_FACTORIES, store)
     if found is None:
         return ()
-    listed = found.parse_key(store_keys.OPTIONAL_FACTORIES)
+    listed = found.parse_key(_OPTIONAL_FACTORIES)
     strangers = [name for name in listed if name not in backups]
     if strangers and found.store is not None:
         raise ConfigError(
@@ -162,17 +166,17 @@ def backend_section(
                 if setting.is_default is is_default and setting.name.startswith(prefix):
                     rest = setting.name.removeprefix(prefix)
                     key = _KEY_BY_NAME.get(f"{defaults_prefix}.{rest}")
-                    section[rest] = setting.value if key is None else str(setting.parse_key(key))
+                    section[rest] = setting.value if key is None else _plain(setting, key)
     section.pop("factory", None)
-    if defaults_prefix == CHANGELOG_DEFAULTS_PREFIX:
+    if defaults_prefix == KAFKA_PREFIX:
         section |= _of_stores(settings, _CHANGELOG_KEYS, "default")
-    if defaults_prefix == BLOB_DEFAULTS_PREFIX:
+    if defaults_prefix == BLOB_PREFIX:
         section |= _of_stores(settings, _BLOB_KEYS)
     return section
 
 
 def _of_stores(
-    settings: Mapping[str, Setting], keys: tuple[Key[object], ...], *others: str
+    settings: Mapping[str, Setting], keys: Iterable[Key[Any]], *others: str
 ) -> dict[str, str]:
     """Return what stores say of a kind of backend: ``stores.<store>.changelog``, ``.blob.*``."""
     names = {
@@ -181,19 +185,16 @@ def _of_stores(
         for store in (*store_names(settings), *others)
         if (name := key.of(store)) in settings
     }
-    return {name: str(settings[name].parse_key(key)) for name, key in names.items()}
+    return {name: _plain(settings[name], key) for name, key in names.items()}
 
 
-_CHANGELOG_KEYS: Final[tuple[Key[object], ...]] = (
-    store_keys.CHANGELOG,
-    store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS,
-    store_keys.CHANGELOG_DELETE_RETENTION_MS,
-    store_keys.CHANGELOG_REPLICATION_FACTOR,
-)
-_BLOB_KEYS: Final[tuple[Key[object], ...]] = (
-    store_keys.BLOB_STORE_COMPRESSION,
-    store_keys.BLOB_STORE_ENCRYPTION,
-)
+def _plain(setting: Setting, key: Key[Any]) -> str:
+    """Return the value as text without units, as a backend takes it."""
+    return key.type.write(setting.parse_key(key))
+
+
+_CHANGELOG_KEYS: Final = [key for field, key in _STORE.items() if field.startswith("changelog")]
+_BLOB_KEYS: Final = [key for field, key in _STORE.items() if field.startswith("blob_")]
 _KEY_BY_NAME: Final = {key.name: key for key in KEYS}
 
 

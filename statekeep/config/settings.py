@@ -1,23 +1,17 @@
-"""The settings that were given, each with the place that it came from."""
+"""The settings that were given, each with its source."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date
-from os import PathLike, fspath
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeVar
 
 from typing_extensions import override
 
 from statekeep.config.key import Key
-from statekeep.config.lookup import find_key
 from statekeep.config.redact import redact
 from statekeep.config.values import ValueType
 from statekeep.errors import ConfigError
 
 T = TypeVar("T")
-
-WrittenValue: TypeAlias = str | int | float | date | PathLike[str] | Sequence[str] | Sequence[int]
-"""What a program may give as a value; kept as the text that a file would hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +65,6 @@ class Setting:
         return self.parse(key.type)
 
 
-def check_setting(
-    written: str, value: WrittenValue, source: str, *, is_default: bool = False
-) -> Setting:
-    """Return a checked setting.
-
-    Raises:
-        ConfigError: The name is unknown or not supported, or the value is not of its type.
-    """
-    found = find_key(written, source)
-    setting = Setting(
-        found.name,
-        _as_text(found.name, value, source),
-        source,
-        store=found.store,
-        is_secret=found.is_secret,
-        is_default=is_default,
-    )
-    setting.parse_key(found.key)
-    return setting
-
-
 def collect(settings: Iterable[Setting]) -> Mapping[str, Setting]:
     """Return the settings of one source by name.
 
@@ -118,24 +91,3 @@ def overlay(lower: Mapping[str, Setting], upper: Mapping[str, Setting]) -> Mappi
         if name not in merged or not setting.is_default or merged[name].is_default:
             merged[name] = setting
     return merged
-
-
-def _as_text(name: str, value: object, source: str) -> str:
-    match value:
-        case str():
-            return value.strip()
-        case bool():
-            return "true" if value else "false"
-        case int() | float() | date():
-            return str(value)
-        case PathLike():
-            return str(fspath(cast("PathLike[str]", value)))
-        case list() | tuple():
-            parts = cast("Sequence[object]", value)
-            return ",".join(_as_text(name, part, source) for part in parts)
-        case _:
-            raise ConfigError(
-                f"{name} must be text, a number, true or false, a date, a path or a list: "
-                f"type={type(value).__name__} source={source}",
-                key=name,
-            )

@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -45,6 +46,8 @@ class ValueType(Generic[T_co]):
     """Completes the sentence "<key> must be ..."."""
     parse: Callable[[str], T_co]
     """Turns stripped text into the value; ValueError, which never quotes the text, if it cannot."""
+    write: Callable[[Any], str] = str
+    """Turns a value into the text that ``parse`` takes, without units."""
 
 
 def whole_number(minimum: int, maximum: int | None = None, *, what: str = "") -> ValueType[int]:
@@ -84,7 +87,12 @@ def decimal(minimum: float, maximum: float) -> ValueType[float]:
             raise ValueError("not a decimal number within the bounds")
         return float(text)
 
-    return ValueType("number", f"a number from {minimum:g} to {maximum:g}", parse)
+    return ValueType(
+        "number",
+        f"a number from {minimum:g} to {maximum:g}",
+        parse,
+        write=lambda number: format(Decimal(str(number)), "f"),  # never with an exponent
+    )
 
 
 def one_of(*choices: S) -> ValueType[S]:
@@ -113,11 +121,6 @@ def name_list() -> ValueType[tuple[str, ...]]:
     return ValueType("names", "a comma-separated list of different names", parse)
 
 
-def optional(value_type: ValueType[T]) -> ValueType[T | None]:
-    """Return the same type for a setting that is None where it is not set."""
-    return ValueType(value_type.name, value_type.requirement, value_type.parse)
-
-
 def labels() -> ValueType[Mapping[str, str]]:
     """Return the type of comma-separated ``name=value`` pairs, no name twice."""
 
@@ -128,7 +131,12 @@ def labels() -> ValueType[Mapping[str, str]]:
             raise ValueError("not a list of pairs")
         return MappingProxyType(named)
 
-    return ValueType("labels", "a comma-separated list of name=value pairs, no name twice", parse)
+    return ValueType(
+        "labels",
+        "a comma-separated list of name=value pairs, no name twice",
+        parse,
+        write=lambda named: ",".join(f"{name}={value}" for name, value in named.items()),
+    )
 
 
 def _parse_date(text: str) -> date:

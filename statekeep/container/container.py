@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import os
+import random
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -18,17 +19,29 @@ from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.clock import Clock, SystemClock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.config.model import Config, ContainerSettings
+from statekeep.config.job_settings import ContainerSettings
+from statekeep.config.model import Config
 from statekeep.container.task import Task
 from statekeep.container.task_start import TaskParts, start_task
 from statekeep.errors import BackendClosedError, ConfigError
+from statekeep.events import (
+    CommitVerified,
+    Event,
+    EventSource,
+    Listener,
+    RequestDone,
+    VerifyFailed,
+)
+from statekeep.inspection.continuous_proof import ContinuousProof, ProvenCommit, with_log_backend
+from statekeep.metrics.listeners import load_listeners
+from statekeep.reporter import ListenerThread
 from statekeep.restore.progress import RestoreProgress, RestoreProgressBar
 from statekeep.stores.task_directory import sweep_unused
 
 logger = logging.getLogger(__name__)
 
 _MARGIN_S: Final = 5.0
-"""Beyond ``task.shutdown.ms``: to make the open attempts void, and to close stores and backends."""
+"""Beyond ``task.shutdown.ms``: to abort the open attempts, and to close stores and backends."""
 
 
 class Container:
@@ -56,6 +69,7 @@ class Container:
         new_uid: Callable[[], str] = random_nonce,
         on_commit_failure: Callable[[TaskName, Exception], None] | None = None,
         on_progress: Callable[[RestoreProgress], None] | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         """Check the configuration; nothing is connected yet.
 
@@ -63,9 +77,11 @@ class Container:
             config: The job's settings.
             clock: The machine's, unless a test has its own.
             new_uid: Draws the uids of versions.
-            on_commit_failure: Told on the event loop as soon as the async part of a commit has
+            on_commit_failure: Called on the event loop as soon as the async part of a commit has
                 failed; by default the next commit finds out.
-            on_progress: Told how restores get on; by default a bar on the terminal.
+            on_progress: Called with the progress of restores; by default a bar on the terminal.
+            listeners: Get the events of all tasks, beside those that ``metrics.listeners`` names. They
+                are closed when the container is left.
 
         Raises:
             ConfigError: A setting is missing or wrong, or no backend can hold the job log.
@@ -84,21 +100,35 @@ class Container:
             *_limits(self._factories, self._log_backend),
             *encryption_limits(kept_in, self._clock),
         )
+        self._given_listeners = tuple(listeners)
+        self._listeners: ListenerThread | None = None
         self._pools: _Pools | None = None
         self._tasks: dict[TaskName, Task | None] = {}
+        self._proof = ContinuousProof(
+            with_log_backend(config, self._log_backend.name),
+            clock=self._clock,
+            report=self._report_proof,
+            rng=random.Random(),  # noqa: S311 - any task will do
+            tasks_with_logs=lambda: self._running,
+        )
+        self._proving: asyncio.Task[None] | None = None
         self._away: set[BackendName] = set()
         """Optional backends that did not answer when the container was entered."""
 
     async def __aenter__(self) -> Self:
         pools = self._pools = _Pools.of(self._config.container)
         try:
+            self._listen()
             await self._prepare_backends(pools.commit)
         except BaseException:
+            await self._close_listeners()
             await pools.close()
             raise
         await pools.local.run(sweep_unused, self._config.job.local_dir, self._clock.time_ns())
         for limit in self._limits:
             logger.warning("the job runs with a limit: %s", limit)
+        if self._config.job.verify_interval_ms:
+            self._proving = asyncio.create_task(self._proof.run(), name="prove commits")
         return self
 
     async def __aexit__(
@@ -111,12 +141,40 @@ class Container:
             return
         giving_up = asyncio.create_task(self._give_up_hung_calls(self._pools))
         try:
+            if self._proving is not None:
+                self._proving.cancel()
+                await asyncio.wait({self._proving})
             await self._close_tasks()
         finally:
             self._bar.close()
+            await self._close_listeners()
             await self._pools.close()
             giving_up.cancel()
             await asyncio.wait({giving_up})
+
+    def _listen(self) -> None:
+        """Let the listeners know of each request, if there are any."""
+        found = (*load_listeners(self._config), *self._given_listeners)
+        if found:
+            self._listeners = ListenerThread(found)
+            for factory in self._factories.values():
+                factory.report_requests(self._report_request)
+
+    def _report_request(self, event: Event) -> None:
+        if self._listeners is not None and isinstance(event, RequestDone):
+            job = self._config.job.instance_name
+            self._listeners.put(event, EventSource(job, event.task, self._clock.time_ns()))
+
+    def _report_proof(self, event: Event) -> None:
+        """Let a task write down how the proof of its commit has ended."""
+        if not isinstance(event, CommitVerified | VerifyFailed):
+            self._report_request(event)
+        elif event.task in self._running:
+            self._running[TaskName(event.task)].report(event)
+
+    async def _close_listeners(self) -> None:
+        if self._listeners is not None and self._pools is not None:
+            await self._pools.local.run(self._listeners.close)
 
     async def _give_up_hung_calls(self, pools: "_Pools") -> None:
         """Once the commits in flight had their time, wait no longer for calls that hang.
@@ -131,10 +189,24 @@ class Container:
         """The tasks that were started and not closed by this container's end, by name."""
         return {name: task for name, task in self._tasks.items() if task is not None}
 
+    @property
+    def last_verified(self) -> ProvenCommit | None:
+        """What ``job.verify.interval.ms`` has last proven of a task's newest commit; None before the first time."""
+        return self._proof.last_verified
+
+    @property
+    def verify_failing(self) -> str:
+        """Why the newest proof has failed; "" if it has not."""
+        return self._proof.failing
+
+    @property
+    def _running(self) -> Mapping[TaskName, Task]:
+        return {name: task for name, task in self.tasks.items() if not task.is_closed}
+
     async def start_task(self, name: str, stores: Iterable[str]) -> Task:
         """Take over a task, restore its stores, and open them.
 
-        Whoever had the task before is fenced: its next commit fails. Tasks may be started
+        The previous owner of the task is fenced: its next commit fails. Tasks may be started
         concurrently. Cancelling this stops the restore and leaves nothing half done; the task can
         be started again.
 
@@ -189,6 +261,7 @@ class Container:
             on_failure=on_failure,
             on_progress=self._on_progress,
             find_away=lambda: self._find_away(pools.commit),
+            listeners=self._listeners,
             limits=self._limits,
         )
 

@@ -1,4 +1,4 @@
-"""A log that is still empty: is the task new, or do the settings look for its log in the wrong place?"""
+"""A log that is still empty: is the task new, or do the settings look for its log in the wrong backend?"""
 
 import logging
 import re
@@ -20,7 +20,7 @@ _NUMBERED: Final = re.compile(r"Partition ([1-9][0-9]*)")
 _FIRST: Final = "Partition 0"
 
 OpenLog = Callable[[BackendName, str], JobLog]
-"""Builds the log of a scope in a backend; closed by whoever asks."""
+"""Builds the log of a scope in a backend; the caller closes it."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def answering(
             error.add_note("hint: name the backend that holds the log as job.log.backend")
             raise error
         logger.warning(
-            "backend does not answer, it is not asked for an older log of the task: backend=%s",
+            "backend does not answer, so it was not searched for an older log of the task: backend=%s",
             factory.name,
         )
     return [factory for factory in factories if factory.name not in away]
@@ -134,15 +134,15 @@ async def require_no_state(
     for factory in factories:
         if not isinstance(factory, FindsState):
             continue
-        place = await factory.find_state(task, executor, clock)
-        if place is not None:
+        location = await factory.find_state(task, executor, clock)
+        if location is not None:
             raise ConfigError(
                 "the job log is empty, but there is state of the task: "
                 f"task={task.task_name} backend={log_backend} "
-                f"found_in={factory.name} place={place}",
+                f"found_in={factory.name} location={location}",
                 key="job.log.backend",
                 hint="set job.log.backend to the backend that holds the log, with its settings. To "
-                "begin with empty state, choose another job.name or delete that place",
+                "begin with empty state, choose another job.name or delete what is there",
             )
 
 

@@ -4,16 +4,17 @@ import logging
 from collections.abc import Mapping
 
 from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition, TaskName
+from statekeep.checkpoint.error_summary import report_end
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of
 from statekeep.commit.clean_up import CleanUp
-from statekeep.commit.clean_up_failures import CleanUpFailing
 from statekeep.commit.metrics import CommitMetrics
-from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.commit.pipeline import TaskStorageCommitManager
 from statekeep.container.task_commits import TaskCommit, TaskCommits
 from statekeep.container.task_events import TaskEvents
 from statekeep.container.task_stores import TaskStores
 from statekeep.errors import BackendClosedError, StateBackupError
+from statekeep.events import CleanUpFailing, Event, Report
 from statekeep.restore.manager import RestoreOutcome
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.version import SealedVersion
@@ -36,11 +37,12 @@ class Task:
         stores: TaskStores,
         commits: TaskCommits,
         log: LogSession,
-        pipeline: TaskCommitPipeline,
+        pipeline: TaskStorageCommitManager,
         clean_up: CleanUp,
         metrics: CommitMetrics,
         restored: RestoreOutcome,
         events: TaskEvents,
+        report: Report,
         shutdown_ms: int,
     ) -> None:
         """Use `Container.start_task`."""
@@ -60,6 +62,7 @@ class Task:
         self._pipeline = pipeline
         self._clean_up = clean_up
         self._events = events
+        self._report = report
         self._shutdown_ms = shutdown_ms
         self._is_closed = False
 
@@ -70,7 +73,7 @@ class Task:
 
     @property
     def epoch(self) -> int:
-        """Number of this owner's reign over the task."""
+        """Epoch of this owner's session."""
         return self._log.epoch
 
     @property
@@ -98,7 +101,7 @@ class Task:
         is_due = self._commits.is_due()
         if not is_due and not self._is_closed and self._commits.is_near():
             self._stores.prepare_seal()
-        self._events.look()
+        self._events.poll()
         return is_due
 
     async def commit(
@@ -108,12 +111,14 @@ class Task:
 
         Returns once the stores are sealed locally (milliseconds); the upload goes on while the
         task processes. With a commit in flight for less than ``task.commit.max.delay.ms`` this one
-        is skipped; after that it waits, at most ``task.commit.timeout.ms``. Nobody writes to the
-        stores before it returns.
+        is skipped; after that it waits, at most ``task.commit.timeout.ms``. Write nothing to the
+        stores before it returns. Stores that have not changed since the last commit are not uploaded
+        again; if the offsets are those of that commit too, it stands for this one.
 
         Args:
             input_offsets: Last processed offset of each input, all of them each time.
-            force: Wait for the commit in flight instead of skipping this one.
+            force: Wait for the commit in flight instead of skipping this one, and make a new one
+                even if nothing has changed.
 
         Raises:
             CommitFailedError: More commits in a row failed than are tolerated, or the stores could
@@ -138,6 +143,10 @@ class Task:
     def clean_up_failing(self) -> CleanUpFailing | None:
         """Since when old backups are not deleted, and why; None if the newest clean-up ended well."""
         return self._clean_up.failing
+
+    def report(self, event: Event) -> None:
+        """Report an event of the task that its container has seen."""
+        self._report(event)
 
     async def close(self) -> None:
         """Let the commit in flight finish, within ``task.shutdown.ms``, and release everything.
@@ -166,13 +175,15 @@ class Task:
 
     async def _end_events(self) -> None:
         current, head = self._log.view.last_commit, self._stores.head
-        await self._events.end(
+        report_end(
+            self._report,
             self._commits.last_error,
             committed=-1 if current is None else current.batch,
             head=-1 if head is None else head.id.batch,
         )
+        await self._events.end()
 
-    async def _seal(self) -> SealedVersion:
+    async def _seal(self) -> tuple[int, SealedVersion]:
         current = self._log.view.last_commit
         return await self._stores.seal(None if current is None else version_of(current, self.name))
 

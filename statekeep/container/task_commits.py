@@ -5,37 +5,48 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Self
 
+import msgspec
 from typing_extensions import override
 
 from statekeep.backends.base import CommitContext, TaskIdentity
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, SystemStreamPartition
+from statekeep.checkpoint.error_summary import summary_of
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import checkpoint_of, version_of
-from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp
-from statekeep.commit.committer import Attempt, CommitListener, CommitSummary, Committer
+from statekeep.commit.committer import Attempt, CommitListener, Committer
 from statekeep.commit.gate import CommitGate, Decision
-from statekeep.commit.metrics import CommitMetrics
-from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.container.task_log import commit_of_task, versions_of_task
+from statekeep.commit.pipeline import TaskStorageCommitManager
+from statekeep.commit.task_log import commit_of_task, versions_of_task
 from statekeep.errors import CommitFailedError, RetriableError, StateBackupError, TaskFencedError
+from statekeep.events import (
+    CommitBegan,
+    CommitFailed,
+    CommitSummary,
+    Report,
+    StoresSealed,
+    TaskUploaded,
+    report_nothing,
+)
 from statekeep.stores.version import SealedVersion
 
 logger = logging.getLogger(__name__)
 
 _NS_PER_MS: Final = 1_000_000
 
-Seal = Callable[[], Awaitable[SealedVersion]]
+Seal = Callable[[], Awaitable[tuple[int, SealedVersion]]]
+"""Makes the version of a commit, or finds that the committed one still holds; gives the number of the
+commit too."""
 
 
 class TaskCommit:
     """One commit of a task: skipped, or started and then durable or failed.
 
     Used on the container's event loop. Nothing happens to the commit itself when its waiter is
-    cancelled, and a commit that nobody waits for is no leak.
+    cancelled, and a commit without a waiter is no leak.
     """
 
     def __init__(self, checkpoint_id: CheckpointId | None) -> None:
@@ -74,12 +85,12 @@ class TaskCommit:
         return self._checkpoint
 
     def succeed(self, checkpoint: CheckpointV2) -> None:
-        """Take note that it is durable; called by the one who runs it."""
+        """Record that it is durable; called by the one who runs it."""
         self._checkpoint = checkpoint
         self._ended.set()
 
     def fail(self, error: Exception) -> None:
-        """Take note that it failed; called by the one who runs it."""
+        """Record that it failed; called by the one who runs it."""
         self._error = error
         self._ended.set()
 
@@ -98,23 +109,21 @@ class TaskCommits(CommitListener):
         *,
         log: LogSession,
         identity: JobIdentity,
-        pipeline: TaskCommitPipeline,
+        pipeline: TaskStorageCommitManager,
         gate: CommitGate,
         clean_up: CleanUp,
-        metrics: CommitMetrics,
         clock: Clock,
         on_failure: Callable[[Exception], None],
-        note: Note = no_note,
+        report: Report = report_nothing,
     ) -> None:
         self._task = task
         self._log = log
         self._identity = identity
         self._pipeline = pipeline
         self._clean_up = clean_up
-        self._metrics = metrics
         self._clock = clock
         self._on_failure = on_failure
-        self._note = note
+        self._report = report
         self._committer = Committer(
             log,
             gate,
@@ -122,11 +131,12 @@ class TaskCommits(CommitListener):
             subject=f"task={task.task_name}",
             listener=self,
             find_left_out=self._find_left_out,
-            note=note,
+            report=report,
         )
         self._requesting = asyncio.Lock()
         self._newest: TaskCommit | None = None
-        self._began_ns = self._async_began_ns = 0
+        self._has_committed = False
+        """Whether this process has: its first commit uploads, and so finds what has been lost."""
         self.last_error: Exception | None = None
         """Why the newest commit failed; None after a success."""
 
@@ -156,17 +166,16 @@ class TaskCommits(CommitListener):
 
         Raises:
             CommitFailedError: The tolerance for failures is used up, or sealing failed, or the one
-                before cannot be made void.
+                before cannot be aborted.
             TaskFencedError: Another container has taken over the task.
         """
         async with self._requesting:
             if await self._ask(is_forced=is_forced) is Decision.SKIP:
-                self._metrics.count("commits-skipped")
                 return TaskCommit.skipped()
-            return await self._start(seal, dict(input_offsets))
+            return await self._start(seal, dict(input_offsets), is_forced=is_forced)
 
     def fence(self, error: TaskFencedError) -> None:
-        """Take note that another container has taken over: `request` raises from now on."""
+        """Record that another container has taken over: `request` raises from now on."""
         self._committer.fence(error)
         self.last_error = error
 
@@ -176,31 +185,27 @@ class TaskCommits(CommitListener):
             await self._newest.wait()
 
     async def finish(self, timeout_ms: int) -> None:
-        """Wait for the open commit, at most so long; then make it void, if the log still lets us."""
+        """Wait for the open commit, at most so long; then abort it, if the log still lets us."""
         try:
-            await self._committer.settle(timeout_ms / 1000)
+            await self._committer.resolve(timeout_ms / 1000)
         except StateBackupError as exc:
             logger.warning(
-                "attempt is left to the next owner: task=%s error=%s", self._task.task_name, exc
+                "the log takes no end of the attempt: task=%s error=%s", self._task.task_name, exc
             )
+        finally:
+            self._committer.leave()
 
     @override
     def committed(self, summary: CommitSummary) -> None:
         self.last_error = None
-        self._metrics.gauge("last-async-commit-timestamp", self._clock.time_ns())
-        current = self._log.view.last_commit
-        checkpoint = None if current is None else checkpoint_of(current, self._task.task_name)
+        self._has_committed = True
+        checkpoint = self._current_checkpoint()
         if self._newest is not None and checkpoint is not None:
             self._newest.succeed(checkpoint)
-        now_ns = self._clock.monotonic_ns()
-        self._metrics.time("commit-async-ns", now_ns - self._async_began_ns)
-        self._metrics.time("commit-ns", now_ns - self._began_ns)
         self._clean_up.start()
 
     @override
     def ended(self, attempt: Attempt, error: Exception) -> None:
-        is_timeout = isinstance(error, CommitFailedError) and error.step == "timeout"
-        self._metrics.count("commits-timed-out" if is_timeout else "commit-exceptions")
         self.last_error = error
         if self._newest is not None:
             self._newest.fail(error)
@@ -211,11 +216,9 @@ class TaskCommits(CommitListener):
 
     async def _ask(self, *, is_forced: bool) -> Decision:
         """Return START or SKIP; a BLOCK is waited out here."""
-        began_ns = self._clock.monotonic_ns()
-        has_blocked = False
         try:
             while (decision := await self._committer.ask(is_forced=is_forced)) is Decision.BLOCK:
-                has_blocked = True
+                pass
         except RetriableError as exc:
             newest = None if self._newest is None else self._newest.checkpoint_id
             raise CommitFailedError(
@@ -223,38 +226,53 @@ class TaskCommits(CommitListener):
                 checkpoint_id=str(newest),
                 step="record",
             ) from exc
-        if has_blocked:
-            self._metrics.time("commit-block-ns", self._clock.monotonic_ns() - began_ns)
         return decision
 
     async def _start(
-        self, seal: Seal, input_offsets: Mapping[SystemStreamPartition, str]
+        self, seal: Seal, input_offsets: Mapping[SystemStreamPartition, str], *, is_forced: bool
     ) -> TaskCommit:
         """The sync stage: the task waits for no more than the seal."""
         began_ns = self._clock.monotonic_ns()
         checkpoint_id = self._committer.next_id()
-        self._metrics.count("commit-calls")
-        self._metrics.count("flush-calls")
+        self._report(CommitBegan(checkpoint_id.serialize()))
         try:
-            version = await seal()
+            batch, version = await seal()
         except (StateBackupError, OSError) as exc:
+            self._report(
+                CommitFailed(
+                    checkpoint_id=checkpoint_id.serialize(),
+                    batch=-1,
+                    step="snapshot",
+                    error=summary_of(exc),
+                    elapsed_ns=self._clock.monotonic_ns() - began_ns,
+                )
+            )
             raise CommitFailedError(
                 f"the local version could not be sealed: task={self._task.task_name}",
                 checkpoint_id=checkpoint_id.serialize(),
                 step="snapshot",
             ) from exc
-        self._metrics.time("store-checkpoint-ns", self._clock.monotonic_ns() - began_ns)
+        self._report(StoresSealed(self._clock.monotonic_ns() - began_ns))
+        current = self._current_checkpoint()
+        if (
+            not is_forced
+            and current is not None
+            and current.input_offsets == input_offsets
+            and await self._is_backed_up(version)
+        ):
+            self._committer.pass_over()
+            commit = TaskCommit(current.checkpoint_id)
+            commit.succeed(current)
+            return commit
         attempt = self._committer.begin(
-            version.id.batch,
+            batch,
             checkpoint_id,
             versions_of_task(self._task, version.id),
             began_ns=began_ns,
         )
+        attempt.pause_ms = round((self._clock.monotonic_ns() - began_ns) / _NS_PER_MS, 2)
         commit = self._newest = TaskCommit(checkpoint_id)
         self._committer.follow(attempt, lambda a: self._back_up(a, version, input_offsets))
-        self._began_ns, self._async_began_ns = began_ns, self._clock.monotonic_ns()
-        self._metrics.gauge("last-commit-ns", self._clock.time_ns())
-        self._metrics.time("commit-sync-ns", self._async_began_ns - began_ns)
         return commit
 
     async def _back_up(
@@ -264,13 +282,8 @@ class TaskCommits(CommitListener):
         input_offsets: Mapping[SystemStreamPartition, str],
     ) -> CommitRecord:
         """Put an attempt on record and upload its version; return the commit record."""
-        attempt.tasks_uploaded = 1
         await self._committer.record(attempt)
         current, name = self._log.view.last_commit, self._task.task_name
-
-        def count_bytes(size: int) -> None:
-            attempt.bytes_uploaded += size
-
         context = CommitContext(
             checkpoint_id=attempt.checkpoint_id,
             epoch=self._log.epoch,
@@ -278,26 +291,56 @@ class TaskCommits(CommitListener):
             version=version,
             base=None if current is None else self._log.view.usable_checkpoint(current, name),
             base_version=None if current is None else version_of(current, name),
-            count_bytes=count_bytes,
         )
-        began_ns = self._clock.monotonic_ns()
-        checkpoint = await self._pipeline.commit(context, input_offsets)
-        now_ns = self._clock.monotonic_ns()
-        self._note(
-            "task-uploaded",
-            task=name,
-            attempt=attempt.number,
-            batch=attempt.batch,
-            bytes=attempt.bytes_uploaded,
-            elapsed_ms=(now_ns - began_ns) // _NS_PER_MS,
-        )
+        if await self._is_backed_up(version):
+            checkpoint = await self._pipeline.carry_over(context, input_offsets)
+        else:
+            attempt.tasks_uploaded = 1
+            checkpoint = await self._upload(attempt, context, input_offsets)
         return commit_of_task(
             self._task,
             self._identity,
             (self._log.epoch, attempt.number),
             version.id,
             checkpoint,
+            batch=attempt.batch,
         )
+
+    async def _upload(
+        self,
+        attempt: Attempt,
+        context: CommitContext,
+        input_offsets: Mapping[SystemStreamPartition, str],
+    ) -> CheckpointV2:
+        began_ns = self._clock.monotonic_ns()
+        backed_up = await self._pipeline.commit(context, input_offsets)
+        attempt.bytes_uploaded = backed_up.bytes_uploaded
+        attempt.task_upload_ms = (self._clock.monotonic_ns() - began_ns) // _NS_PER_MS
+        self._report(
+            TaskUploaded(
+                task=self._task.task_name,
+                attempt=attempt.number,
+                batch=attempt.batch,
+                bytes=attempt.bytes_uploaded,
+                elapsed_ms=attempt.task_upload_ms,
+                uploads=msgspec.to_builtins(backed_up.uploads),
+                changed_bytes=backed_up.changed_bytes,
+                state_bytes=backed_up.state_bytes,
+            )
+        )
+        return backed_up.checkpoint
+
+    async def _is_backed_up(self, version: SealedVersion) -> bool:
+        """Return whether the newest commit has the version, in every backend."""
+        commit, name = self._log.view.last_commit, self._task.task_name
+        if not self._has_committed or commit is None or version_of(commit, name) != version.id:
+            return False
+        checkpoint = self._log.view.usable_checkpoint(commit, name)
+        return checkpoint is not None and await self._pipeline.has_all(checkpoint)
+
+    def _current_checkpoint(self) -> CheckpointV2 | None:
+        commit = self._log.view.last_commit
+        return None if commit is None else checkpoint_of(commit, self._task.task_name)
 
     def _find_left_out(self, record: CommitRecord) -> list[BackendName]:
         checkpoint = checkpoint_of(record, self._task.task_name)

@@ -10,18 +10,21 @@ from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskI
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
+from statekeep.checkpoint.error_summary import report_end
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_scope import task_scope
 from statekeep.checkpoint.log_session import LogSession
-from statekeep.checkpoint.log_view import LogView, checkpoint_of, version_of
+from statekeep.checkpoint.log_view import LogView, begin_ns_of, checkpoint_of, version_of
 from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, JobIdentity
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp, TaskSweep
 from statekeep.commit.gate import CommitGate
 from statekeep.commit.metrics import CommitMetrics
-from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.config.model import Config, StoreSettings
+from statekeep.commit.pipeline import TaskStorageCommitManager
+from statekeep.commit.task_log import take_over_task
+from statekeep.config.model import Config
+from statekeep.config.store_settings import StoreSettings
 from statekeep.container.new_log import (
     answering,
     require_no_other_log,
@@ -31,9 +34,10 @@ from statekeep.container.new_log import (
 from statekeep.container.task import Task
 from statekeep.container.task_commits import TaskCommits
 from statekeep.container.task_events import TaskEvents
-from statekeep.container.task_log import take_over_task
 from statekeep.container.task_stores import TaskStores
 from statekeep.errors import TaskFencedError
+from statekeep.events import JobStarted, Recovered, Report
+from statekeep.reporter import ListenerThread, Reporter
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.task_directory import TaskDirectory
@@ -65,6 +69,8 @@ class TaskParts:
     on_progress: Callable[[RestoreProgress], None]
     find_away: Callable[[], Awaitable[Collection[BackendName]]]
     """Returns the optional backends that do not answer."""
+    listeners: ListenerThread | None = None
+    """Of the program; None: there are none."""
     limits: tuple[str, ...] = ()
     """What the job does without because of what its backends are, for people."""
 
@@ -77,12 +83,19 @@ async def start_task(parts: TaskParts) -> Task:
     """
     async with AsyncExitStack() as undo:
         scope = task_scope(parts.task.job_name, parts.task.operator, parts.task.task_name)
-        place = (parts.factories, parts.log_backend.name, scope, parts.executor, parts.clock)
-        store = open_checkpoint_store(*place)
-        events = TaskEvents(store, parts.config.job, parts.clock)
-        log = LogSession(open_job_log(*place), note=events.note)
+        parts_of_log = (parts.factories, parts.log_backend.name, scope, parts.executor, parts.clock)
+        store = open_checkpoint_store(*parts_of_log)
+        events, metrics = TaskEvents(store, parts.config.job, parts.clock), CommitMetrics()
+        report = Reporter(
+            parts.clock,
+            parts.task.job_name,
+            parts.task.task_name,
+            parts=(events, metrics),
+            listeners=parts.listeners,
+        ).report
+        log = LogSession(open_job_log(*parts_of_log), report=report)
         undo.push_async_callback(log.close)
-        undo.push_async_exit(_end_by_error(events))
+        undo.push_async_exit(_end_by_error(events, report))
         identity = await take_over_task(
             log,
             parts.task,
@@ -92,20 +105,18 @@ async def start_task(parts: TaskParts) -> Task:
             check_new=lambda: _check_new(parts, scope),
         )
         events.begin(log.epoch)
-        _note_start(parts, log, events)
+        _report_start(parts, log, report)
 
         parts = replace(parts, task=replace(parts.task, job_uid=identity.job_uid))
         directory = TaskDirectory.of(parts.config.job.local_dir, parts.task)
         # Before the restore, which may need the room that restores before it have left full.
         await parts.local_executor.run(directory.sweep)
-        restored = await _restore(parts, log, directory)
-        _note_restore(restored, events)
+        restored = await _restore(parts, log, directory, report)
+        _report_restore(restored, report)
 
-        metrics = CommitMetrics()
-        metrics.gauge("restore-time-ms", restored.elapsed_ms)
-        pipeline = _pipeline(parts, metrics)
+        pipeline = _pipeline(parts, report)
         undo.push_async_callback(pipeline.close)
-        await pipeline.init(restored.candidate.checkpoint)
+        await pipeline.init()
 
         stores = await TaskStores.open(
             directory,
@@ -127,6 +138,7 @@ async def start_task(parts: TaskParts) -> Task:
         metrics=metrics,
         restored=restored,
         events=events,
+        report=report,
     )
 
 
@@ -149,21 +161,21 @@ async def _check_new(parts: TaskParts, scope: str) -> None:
         await require_no_state(factories, parts.task, log_backend.name, parts.executor, parts.clock)
 
 
-def _pipeline(parts: TaskParts, metrics: CommitMetrics) -> TaskCommitPipeline:
-    pipeline = TaskCommitPipeline(
+def _pipeline(parts: TaskParts, report: Report) -> TaskStorageCommitManager:
+    pipeline = TaskStorageCommitManager(
         parts.task,
         parts.stores,
         parts.factories,
         executor=parts.executor,
         clock=parts.clock,
-        metrics=metrics,
+        report=report,
         optional_timeout_s=parts.config.task.commit_optional_timeout_ms / 1000,
     )
     pipeline.ask_optional_first()
     return pipeline
 
 
-def _end_by_error(events: TaskEvents) -> Callable[..., Awaitable[None]]:
+def _end_by_error(events: TaskEvents, report: Report) -> Callable[..., Awaitable[None]]:
     """Return what ends the events of a start that fails."""
 
     async def end(
@@ -171,43 +183,50 @@ def _end_by_error(events: TaskEvents) -> Callable[..., Awaitable[None]]:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        await events.end(error)
+        report_end(report, error)
+        await events.end()
 
     return end
 
 
-def _note_start(parts: TaskParts, log: LogSession, events: TaskEvents) -> None:
+def _report_start(parts: TaskParts, log: LogSession, report: Report) -> None:
     committed = log.view.last_commit
     batch = -1 if committed is None else committed.batch
-    events.note(
-        "job-initialised",
-        partitions=1,
-        stores={parts.task.operator: sorted(parts.stores)},
-        backends=list(parts.factories),
-        log_backend=parts.log_backend.name,
-        commit_position=log.view.last_commit_position,
-        committed=batch,
-        head=batch,
-        limits=list(parts.limits),
+    report(
+        JobStarted(
+            partitions=1,
+            stores={parts.task.operator: sorted(parts.stores)},
+            backends=list(parts.factories),
+            log_backend=parts.log_backend.name,
+            commit_position=log.view.last_commit_position,
+            committed=batch,
+            head=batch,
+            limits=list(parts.limits),
+            epoch=log.epoch,
+            commit_ns=begin_ns_of(committed),
+        )
     )
 
 
-def _note_restore(restored: RestoreOutcome, events: TaskEvents) -> None:
+def _report_restore(restored: RestoreOutcome, report: Report) -> None:
     version = restored.version
-    events.note(
-        "recovery",
-        head=-1 if version is None else version.id.batch,
-        tasks=1,
-        restored=dict(restored.sources),
-        bytes_fetched=restored.bytes_fetched,
-        replayed=[],
-        rows_replayed=0,
-        failures=[f"{f.store} {f.backend}: {f.error}" for f in restored.failures],
-        elapsed_ms=restored.elapsed_ms,
+    report(
+        Recovered(
+            head=-1 if version is None else version.id.batch,
+            tasks=1,
+            restored=dict(restored.sources),
+            bytes_fetched=restored.bytes_fetched,
+            replayed=[],
+            rows_replayed=0,
+            failures=[f"{f.store} {f.backend}: {f.error}" for f in restored.failures],
+            elapsed_ms=restored.elapsed_ms,
+        )
     )
 
 
-async def _restore(parts: TaskParts, log: LogSession, directory: TaskDirectory) -> RestoreOutcome:
+async def _restore(
+    parts: TaskParts, log: LogSession, directory: TaskDirectory, report: Report
+) -> RestoreOutcome:
     """Restore from the newest commit within reach, and record the markers that were found bad."""
     restorer = TaskRestorer(
         parts.task,
@@ -219,6 +238,7 @@ async def _restore(parts: TaskParts, log: LogSession, directory: TaskDirectory) 
         on_progress=parts.on_progress,
         bad_markers=frozenset(log.view.bad_markers),
         new_uid=parts.new_uid,
+        report=report,
     )
 
     async def find_older() -> Sequence[RestoreCandidate]:
@@ -261,20 +281,21 @@ def _assemble(
     *,
     log: LogSession,
     identity: JobIdentity,
-    pipeline: TaskCommitPipeline,
+    pipeline: TaskStorageCommitManager,
     stores: TaskStores,
     directory: TaskDirectory,
     metrics: CommitMetrics,
     restored: RestoreOutcome,
     events: TaskEvents,
+    report: Report,
 ) -> Task:
     checkpoint = parts.config.checkpoint
 
     async def drop_versions() -> None:
         newest = list(log.view.commits)[-checkpoint.local_retain_versions :]
         commits = list((await log.read_commits(newest)).values())
-        keep, settled_batch = _needed_versions(log.view, parts.task.task_name, stores, commits)
-        await parts.local_executor.run(directory.retain, keep, settled_batch)
+        keep, resolved_batch = _needed_versions(log.view, parts.task.task_name, stores, commits)
+        await parts.local_executor.run(directory.retain, keep, resolved_batch)
 
     def on_fenced(error: TaskFencedError) -> None:
         commits.fence(error)
@@ -291,7 +312,7 @@ def _assemble(
         drop_versions=drop_versions,
         trim_after=_TRIM_AFTER,
         on_fenced=on_fenced,
-        note=events.note,
+        report=report,
         subject=f"task={parts.task.task_name}",
     )
     commits = TaskCommits(
@@ -301,10 +322,9 @@ def _assemble(
         pipeline=pipeline,
         gate=CommitGate(parts.config.task),
         clean_up=clean_up,
-        metrics=metrics,
         clock=parts.clock,
         on_failure=parts.on_failure,
-        note=events.note,
+        report=report,
     )
     # A crash may have come between a commit and its clean-up.
     clean_up.start()
@@ -318,6 +338,7 @@ def _assemble(
         metrics=metrics,
         restored=restored,
         events=events,
+        report=report,
         shutdown_ms=parts.config.task.shutdown_ms,
     )
 

@@ -8,9 +8,9 @@ from typing import Self
 from statekeep.backends.base import BlockingExecutor
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import StateBackupError
-from statekeep.restore.settled import settled
+from statekeep.restore.shielded import shielded
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory
@@ -97,7 +97,7 @@ class TaskStores:
         async def discard(opened: tuple[WorkDirectory, object]) -> None:
             await executor.run(opened[0].discard)
 
-        work, stores = await settled(executor.run(begin), undo=discard)
+        work, stores = await shielded(executor.run(begin), undo=discard)
         return cls(work, base, stores, first_batch=first_batch, executor=executor, new_uid=new_uid)
 
     @property
@@ -114,11 +114,16 @@ class TaskStores:
         if self._preparation is None:
             self._preparation = asyncio.create_task(self._prepare(), name="prepare seal")
 
-    async def seal(self, committed: VersionId | None) -> SealedVersion:
+    async def seal(self, committed: VersionId | None) -> tuple[int, SealedVersion]:
         """Seal the stores as they are now; they stay open. Done to the end even if cancelled.
+
+        Stores that have not changed since the newest commit keep its version.
 
         Args:
             committed: The newest committed version: changes before it are no longer needed.
+
+        Returns:
+            The number of the commit that this is for, and the version.
 
         Raises:
             ConfigError: The disk is full or not writable.
@@ -126,18 +131,22 @@ class TaskStores:
         """
         await self._end_preparation()
         batch, self._next_batch = self._next_batch, self._next_batch + 1
-        self._head = await settled(
-            self._executor.run(
-                self._work.seal, batch, self._new_uid(), self._head, committed=committed
-            ),
-            undo=self._remember,
-        )
-        return self._head
+        if self._head is None or self._head.id != committed or self._has_changes(self._head):
+            self._head = await shielded(
+                self._executor.run(
+                    self._work.seal, batch, self._new_uid(), self._head, committed=committed
+                ),
+                undo=self._remember,
+            )
+        return batch, self._head
 
     async def close(self) -> None:
         """Close the stores and remove the work directory; sealed versions stay. Idempotent."""
         await self._end_preparation()
-        await settled(self._executor.run(self._work.discard))
+        await shielded(self._executor.run(self._work.discard))
+
+    def _has_changes(self, head: SealedVersion) -> bool:
+        return self._work.has_changes or bool(head.lacks(self._stores))
 
     async def _remember(self, version: SealedVersion) -> None:
         self._head = version
@@ -146,13 +155,13 @@ class TaskStores:
         try:
             await self._executor.run(self._work.prepare_seal)
         except (StateBackupError, OSError) as exc:
-            # The seal meets it again, and raises it to whoever commits.
+            # The seal meets it again, and raises it in the commit.
             logger.warning("stores could not be flushed ahead of a commit: error=%s", exc)
 
     async def _end_preparation(self) -> None:
         """Wait for what `prepare_seal` began, also if cancelled: it works in the directory."""
         if self._preparation is not None:
-            await settled(self._preparation)
+            await shielded(self._preparation)
             self._preparation = None
 
 

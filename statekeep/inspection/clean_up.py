@@ -21,7 +21,7 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord, JobIdentity, Record
 from statekeep.commit.retention import ReadCommits, closed_attempts, commits_in_reach
 from statekeep.config.model import Config
-from statekeep.inspection.job import LogPlace
+from statekeep.inspection.job import LogStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,41 +99,41 @@ class Sweep:
         )
 
 
-async def find_leftovers(place: LogPlace, config: Config, sweep: Sweep) -> list[Leftovers]:
+async def find_leftovers(storage: LogStorage, config: Config, sweep: Sweep) -> list[Leftovers]:
     """Return what `delete_leftovers` would delete, backend by backend.
 
     Raises:
-        BlobNotFoundError: What a retained commit names is gone: nobody can say what may go.
+        BlobNotFoundError: What a retained commit names is missing, so what may be deleted cannot be determined.
         RetriableError: A service may answer later.
     """
-    return await _sweep(place, config, sweep, is_deleting=False)
+    return await _sweep(storage, config, sweep, is_deleting=False)
 
 
-async def delete_leftovers(place: LogPlace, config: Config, sweep: Sweep) -> list[Leftovers]:
+async def delete_leftovers(storage: LogStorage, config: Config, sweep: Sweep) -> list[Leftovers]:
     """Delete what nothing reaches, in every backend, and the checkpoints of closed attempts.
 
     Raises:
         BlobNotFoundError: What a retained commit names is gone: nothing was deleted there.
         RetriableError: A service may answer later; the call may be repeated.
     """
-    found = await _sweep(place, config, sweep, is_deleting=True)
-    await _delete_checkpoints(place, sweep)
+    found = await _sweep(storage, config, sweep, is_deleting=True)
+    await _delete_checkpoints(storage, sweep)
     return found
 
 
 async def _sweep(
-    place: LogPlace, config: Config, sweep: Sweep, *, is_deleting: bool
+    storage: LogStorage, config: Config, sweep: Sweep, *, is_deleting: bool
 ) -> list[Leftovers]:
     found: list[Leftovers] = []
     if not sweep.closed:
         return found
-    for factory in place.factories.values():
-        collector = factory.garbage_collector(place.executor, place.clock)
+    for factory in storage.factories.values():
+        collector = factory.garbage_collector(storage.executor, storage.clock)
         if collector is not None:
             found.append(await _collect(collector, factory.name, sweep, is_deleting=is_deleting))
             continue
         for task in sweep.retained:
-            manager = _manager(place, config, sweep, task, factory)
+            manager = _manager(storage, config, sweep, task, factory)
             found.append(
                 await _clean_up(manager, factory.name, sweep, task, is_deleting=is_deleting)
             )
@@ -165,9 +165,9 @@ async def _clean_up(
     markers = [checkpoint.markers_of(backend) for checkpoint in sweep.retained[task]]
     try:
         names = None
-        # To get ready may be to create what is missing: a preview that tells nothing needs none.
+        # Preparing may create what is missing, and a preview that finds nothing does not need it.
         if is_deleting or isinstance(manager, PreviewsCleanUp):
-            await manager.init(None)
+            await manager.init()
         if isinstance(manager, PreviewsCleanUp):
             names = await manager.unreached(markers, sweep.closed)
         if is_deleting:
@@ -177,11 +177,11 @@ async def _clean_up(
     return Leftovers(task, backend, names)
 
 
-async def _delete_checkpoints(place: LogPlace, sweep: Sweep) -> None:
+async def _delete_checkpoints(storage: LogStorage, sweep: Sweep) -> None:
     """Delete what containers wrote for the driver to gather, of attempts that are closed."""
     if not sweep.closed:
         return
-    store = place.checkpoint_store()
+    store = storage.checkpoint_store()
     try:
         newest = max(sweep.closed)
         await store.delete_all({a for a in await store.attempts() if a <= newest})
@@ -190,7 +190,7 @@ async def _delete_checkpoints(place: LogPlace, sweep: Sweep) -> None:
 
 
 def _manager(
-    place: LogPlace,
+    storage: LogStorage,
     config: Config,
     sweep: Sweep,
     task: TaskName,
@@ -207,8 +207,8 @@ def _manager(
                 if factory.name in config.store(store).backup_factories
             ),
             commit=_no_commit,
-            executor=place.executor,
-            clock=place.clock,
+            executor=storage.executor,
+            clock=storage.clock,
         )
     )
 

@@ -1,8 +1,9 @@
-"""A job's log and backups, opened by somebody who is not the job."""
+"""A job's log and backups, opened by a process that is not the job."""
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,28 +12,31 @@ from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
-from statekeep.checkpoint.event_log import KEPT_REIGNS, Event, read_events
+from statekeep.checkpoint.event_log import KEPT_SESSIONS, Event, read_events
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_reader import LogReader
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope, task_scope
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR, MAIN_STORE, job_scope, task_scope
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import CommitRecord, Record
+from statekeep.checkpoint.records import CommitRecord, KeptRecord, Record
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
+from statekeep.events import Report
 from statekeep.inspection.reading_pin import HOLD_PREFIX, reading_pin
 from statekeep.inspection.task_restore import Progress, checkpoint_in, restore_task, stores_of
 from statekeep.restore.manager import RestoreOutcome
 
 _THREADS: Final = 16
+_ABANDONED_AFTER_S: Final = 3.0
+"""Enough to end well where a service answers."""
 _OTHER_NAME: Final = re.compile(r"[0-9]+(-[0-9]+)?")
 """A position or a checkpoint id, by which a commit may be named too."""
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlace:
+class LogStorage:
     """Where the log of a job, or of one task, is or will be, and the backends beside it."""
 
     scope: str
@@ -58,50 +62,55 @@ class InspectedJob:
     """The log of a job as it stood when it was opened, and its backups.
 
     Made by `open_job`; used on its event loop until the end of that block. Reads only, but for
-    what `guest` is asked to write.
+    what `pin_writer` writes.
 
     Attributes:
         config: What the job was opened with.
-        place: Where the log and the backups are; closed with the block.
-        log: That of ``place``.
+        storage: Where the log and the backups are; closed with the block.
+        log: That of ``storage``.
         records: Every record of the log that can be read, with its position.
         view: What the log amounts to.
-        executor: That of ``place``.
-        clock: That of ``place``.
+        executor: That of ``storage``.
+        clock: That of ``storage``.
     """
 
     def __init__(
         self,
         config: Config,
-        place: LogPlace,
+        storage: LogStorage,
         *,
         records: Sequence[tuple[int, Record]],
         view: LogView,
     ) -> None:
         self.config = config
-        self.place = place
+        self.storage = storage
         self.records = records
-        self._commits = {p: record for p, record in records if isinstance(record, CommitRecord)}
+        self._commits = {r.position: r.commit for _, r in records if isinstance(r, KeptRecord)}
+        self._commits |= {p: record for p, record in records if isinstance(record, CommitRecord)}
         self.view = view
-        self.log = place.log
-        self.executor = place.executor
-        self.clock = place.clock
+        self.log = storage.log
+        self.executor = storage.executor
+        self.clock = storage.clock
 
     @property
-    def guest(self) -> LogSession:
+    def pin_writer(self) -> LogSession:
         """What writes pins beside the job's own driver."""
         return LogSession(self.log)
 
-    async def progress(self) -> Sequence[Event]:
-        """Return the progress events of the newest reigns, oldest first; what is damaged is left out.
+    async def progress(self, others: Iterable[int] = ()) -> Sequence[Event]:
+        """Return the progress events of the newest sessions, oldest first; what is damaged is left out.
+
+        Args:
+            others: Epochs of more sessions.
 
         Raises:
             RetriableError: The service may answer later.
         """
-        store = self.place.checkpoint_store()
+        store = self.storage.checkpoint_store()
         newest = self.view.epoch
         try:
-            return await read_events(store, range(max(1, newest - KEPT_REIGNS + 1), newest + 1))
+            epochs = range(max(1, newest - KEPT_SESSIONS + 1), newest + 1)
+            return await read_events(store, {*epochs, *others})
         finally:
             await store.close()
 
@@ -174,7 +183,7 @@ class InspectedJob:
         """Restore one task's state at a commit of this job, as `restore_task` does."""
         return await restore_task(
             self.config,
-            self.place.factories,
+            self.storage.factories,
             commit,
             task,
             directory,
@@ -201,27 +210,54 @@ def check_pin_name(name: str) -> None:
 
 
 @asynccontextmanager
-async def open_log_place(
-    config: Config, clock: Clock, *, task: str | None = None
-) -> AsyncGenerator[LogPlace]:
-    """Open the place of a log without reading it; arguments and errors as of `open_job`."""
-    executor = BoundedExecutor(_THREADS, "statekeep-inspect")
+async def open_log_storage(
+    config: Config,
+    clock: Clock,
+    *,
+    task: str | None = None,
+    threads: int = _THREADS,
+    report: Report | None = None,
+) -> AsyncGenerator[LogStorage]:
+    """Open the storage of a log without reading it; arguments and errors as of `open_job`."""
+    executor = BoundedExecutor(threads, "statekeep-inspect")
     try:
-        registry = BackendRegistry(config)
-        factories = dict(registry.factories())
-        if config.job.log_backend is not None:
-            listed = BackendName(config.job.log_backend)
-            factories[listed] = registry.factory(listed)
-        name = name_of_job(config, task)
-        scope = job_scope(name) if task is None else task_scope(name, MAIN_OPERATOR, task)
-        log_backend = _log_backend(config, factories)
-        log = open_job_log(factories, log_backend, scope, executor, clock)
-        try:
-            yield LogPlace(scope, log, log_backend, factories, executor, clock)
-        finally:
-            await log.close()
+        with hung_calls_abandoned(executor):
+            async with _log_storage(config, clock, task, executor, report) as storage:
+                yield storage
     finally:
         await executor.close()
+
+
+@contextmanager
+def hung_calls_abandoned(executor: BoundedExecutor) -> Generator[None]:
+    """Wait for no call much longer once the block is cancelled: a service may hang."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        asyncio.get_running_loop().call_later(_ABANDONED_AFTER_S, executor.abandon)
+        raise
+
+
+@asynccontextmanager
+async def _log_storage(
+    config: Config, clock: Clock, task: str | None, executor: BoundedExecutor, report: Report | None
+) -> AsyncGenerator[LogStorage]:
+    registry = BackendRegistry(config)
+    factories = dict(registry.factories(MAIN_STORE if task is None else ""))
+    if config.job.log_backend is not None:
+        listed = BackendName(config.job.log_backend)
+        factories[listed] = registry.factory(listed)
+    if report is not None:
+        for factory in factories.values():
+            factory.report_requests(report)
+    name = name_of_job(config, task)
+    scope = job_scope(name) if task is None else task_scope(name, MAIN_OPERATOR, task)
+    log_backend = _log_backend(config, factories)
+    log = open_job_log(factories, log_backend, scope, executor, clock)
+    try:
+        yield LogStorage(scope, log, log_backend, factories, executor, clock)
+    finally:
+        await log.close()
 
 
 OpenJob = Callable[[Config, Clock], AbstractAsyncContextManager[InspectedJob]]
@@ -230,7 +266,12 @@ OpenJob = Callable[[Config, Clock], AbstractAsyncContextManager[InspectedJob]]
 
 @asynccontextmanager
 async def open_job(
-    config: Config, clock: Clock, *, task: str | None = None
+    config: Config,
+    clock: Clock,
+    *,
+    task: str | None = None,
+    threads: int = _THREADS,
+    report: Report | None = None,
 ) -> AsyncGenerator[InspectedJob]:
     """Open a job's log and backends, without fencing the job.
 
@@ -239,22 +280,41 @@ async def open_job(
         clock: For durations and retries.
         task: The task whose log it is, in plain Python, where each task has its own; None: the
             log of the whole job, as on Spark.
+        threads: For blocking calls.
+        report: Gets each request; None: they are not counted.
 
     Raises:
         ConfigError: No such job, or a setting is wrong.
         CheckpointCorruptError: A record of the log cannot be read.
         RetriableError: A service may answer later.
     """
-    async with open_log_place(config, clock, task=task) as place:
-        # Asked first: where a log is a topic, what is not there is read in vain for long.
-        reader = LogReader(place.log)
+    async with open_log_storage(
+        config, clock, task=task, threads=threads, report=report
+    ) as storage:
         records: list[tuple[int, Record]] = []
-        if await place.log.is_there():
-            await reader.catch_up(lambda position, record: records.append((position, record)))
-        if not records:
-            raise _no_such_job(config, place.log_backend, task)
-        reader.require_here()
-        yield InspectedJob(config, place, records=records, view=reader.view)
+        reader = await read_log(
+            config, storage, task, lambda position, record: records.append((position, record))
+        )
+        yield InspectedJob(config, storage, records=records, view=reader.view)
+
+
+async def read_log(
+    config: Config, storage: LogStorage, task: str | None, take: Callable[[int, Record], None]
+) -> LogReader:
+    """Read the log of a job; arguments and errors as of `open_job`.
+
+    Args:
+        config: Of the job.
+        storage: Of the log.
+        task: As of ``storage``.
+        take: Is given each record, with its position.
+    """
+    reader = LogReader(storage.log)
+    # Asked first: where a log is a topic, what is not there is read in vain for long.
+    if not await storage.log.is_there() or not await reader.catch_up(take):
+        raise no_such_job(config, storage.log_backend, task)
+    reader.require_here()
+    return reader
 
 
 def name_of_job(config: Config, task: str | None) -> str:
@@ -284,7 +344,8 @@ def _log_backend(
     )
 
 
-def _no_such_job(config: Config, log_backend: BackendName, task: str | None) -> ConfigError:
+def no_such_job(config: Config, log_backend: BackendName, task: str | None) -> ConfigError:
+    """Return the error of a job whose log is not there, with where else it may be."""
     of_task = ""
     other = (
         "a query on Spark is the job of its queryName, else of its directory and a hash. If it lists"

@@ -24,12 +24,13 @@ from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob, open_log_place
+from statekeep.inspection.job import InspectedJob, open_log_storage
 from statekeep.inspection.new_job import NewJob, begin_job, require_no_commit
 from statekeep.inspection.recommit import TASKS_AT_ONCE
-from statekeep.inspection.splitting import StateSplitter
+from statekeep.inspection.splitting import StateFiller, StateSplitter
+from statekeep.inspection.state_copy import UNSEEN, Uploads
 from statekeep.inspection.task_restore import Progress
-from statekeep.restore.settled import settled
+from statekeep.restore.shielded import shielded
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.local_files import remove_tree
 from statekeep.stores.rocksdb import RocksDbOptions
@@ -84,24 +85,23 @@ class Making:
     """Host and process, for people."""
     on_progress: Progress = field(default=lambda _: None)
     """How the restores get on."""
-    on_uploaded: Callable[[int], None] = field(default=lambda _: None)
-    """Told of every byte that was sent."""
+    uploads: Uploads = UNSEEN
     on_entries: Callable[[int], None] = field(default=lambda _: None)
-    """Told of the entries that were routed."""
+    """Called with the entries that were routed."""
 
     async def fetch(self, task: OldTask) -> SealedVersion | None:
         """Restore the state of a task, verified; None where it is empty."""
-        place = self.directory / "old" / escape_name(task.name)
+        target = self.directory / "old" / escape_name(task.name)
         outcome = await task.job.restore(
-            task.commit, task.name, place, on_progress=self.on_progress
+            task.commit, task.name, target, on_progress=self.on_progress
         )
         return outcome.version
 
     async def forget(self, task: OldTask) -> None:
         """Remove what `fetch` restored."""
-        place = self.directory / "old" / escape_name(task.name)
-        if place.exists():
-            await task.job.executor.run(remove_tree, place)
+        target = self.directory / "old" / escape_name(task.name)
+        if target.exists():
+            await task.job.executor.run(remove_tree, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,11 @@ async def copy_logs(making: Making, logs: Sequence[OldLog]) -> list[int]:
 
 
 async def _copy_tasks(making: Making, log: OldLog, new: NewJob) -> None:
-    places = asyncio.Semaphore(TASKS_AT_ONCE)
+    limit = asyncio.Semaphore(TASKS_AT_ONCE)
 
     async def copy(name: TaskName) -> None:
         old = OldTask(log.job, log.commit, name)
-        async with places:
+        async with limit:
             await new.add(name, await making.fetch(old), old.input_offsets)
             await making.forget(old)
 
@@ -166,7 +166,7 @@ def _begin(
         owner=making.owner,
         partitions=partitions,
         task=task,
-        on_uploaded=making.on_uploaded,
+        uploads=making.uploads,
     )
 
 
@@ -204,8 +204,8 @@ async def rescale(
     names = [TaskName(f"Partition {number}") for number in range(partitions)]
     logs = [(None, names)] if is_one_log else [(name, [name]) for name in names]
     for log, _ in logs:
-        async with open_log_place(making.config, making.clock, task=log) as place:
-            await require_no_commit(making.config, place)
+        async with open_log_storage(making.config, making.clock, task=log) as storage:
+            await require_no_commit(making.config, storage)
     run = tasks[0].job.executor.run
     new_tasks = _NewTasks(making, names, stores)
     splitters = {store: new_splitter() for store in stores}
@@ -223,7 +223,61 @@ async def rescale(
                 await new.finish(state)
     finally:
         await run(new_tasks.close)
-    return [sum(counts) for counts in zip(*(s.counts for s in splitters.values()), strict=True)]
+    return _entries_of_tasks(splitters)
+
+
+Fill = Callable[[Mapping[StoreName, Sequence[KeyValueStore]]], None]
+"""Writes the state of a job into the stores of its tasks, by number; blocks."""
+
+
+async def make_job(
+    making: Making,
+    commit: CommitRecord,
+    fillers: Mapping[StoreName, StateFiller],
+    fill: Fill,
+    *,
+    inputs: Mapping[int, Mapping[SystemStreamPartition, str]],
+    query: MakeQuery,
+) -> list[int]:
+    """Make a job on Spark that begins with state from elsewhere; return the entries of each task.
+
+    All or nothing, as every new job: until the commit record is written no task of it starts, and
+    making it again begins anew. Needs local disk for the whole state.
+
+    Args:
+        making: Where the job goes.
+        commit: What its first commit says; the state is not in it yet.
+        fillers: Of each store, which ``fill`` counts its entries with.
+        fill: Called once, on a thread of its own, before anything is uploaded.
+        inputs: Where the inputs of each task go on, by number.
+        query: Gives what `NewJob.finish` takes; awaited once all else is done.
+
+    Raises:
+        ConfigError: There is a job of that name already, or a storage cannot be reached.
+        CommitFailedError: A backend did not take the state.
+    """
+    names = [TaskName(f"Partition {number}") for number in range(len(inputs))]
+    new_tasks = _NewTasks(making, names, list(fillers))
+    async with open_log_storage(making.config, making.clock) as storage:
+        await require_no_commit(making.config, storage)
+        run = storage.executor.run
+        try:
+            await shielded(run(new_tasks.open))
+            await shielded(run(fill, new_tasks.stores))
+            versions = await shielded(run(new_tasks.seal, commit.batch, fillers))
+            async with _begin(making, commit, len(names), None) as new:
+                await run_all(
+                    new.add(name, versions[name], inputs[number])
+                    for number, name in enumerate(names)
+                )
+                await new.finish(await query())
+        finally:
+            await run(new_tasks.close)
+    return _entries_of_tasks(fillers)
+
+
+def _entries_of_tasks(fillers: Mapping[StoreName, StateFiller]) -> list[int]:
+    return [sum(counts) for counts in zip(*(f.counts for f in fillers.values()), strict=True)]
 
 
 async def _distribute(
@@ -236,13 +290,13 @@ async def _distribute(
     """Give each entry of the old tasks to its new task; return what the new tasks have."""
     run = tasks[0].job.executor.run
     # A thread that fills the stores goes on when its waiter is cancelled: they are closed after it.
-    await settled(run(new_tasks.open))
+    await shielded(run(new_tasks.open))
     for task in tasks:
         version = await making.fetch(task)
         if version is not None:
-            await settled(run(new_tasks.take, task, version, splitters))
+            await shielded(run(new_tasks.take, task, version, splitters))
         await making.forget(task)
-    return await settled(run(new_tasks.seal, batch, splitters))
+    return await shielded(run(new_tasks.seal, batch, splitters))
 
 
 class _NewTasks:
@@ -253,19 +307,21 @@ class _NewTasks:
     ) -> None:
         self._making = making
         self._names = names
-        self._stores = stores
         self._work: list[WorkDirectory] = []
-        self._open: dict[StoreName, list[KeyValueStore]] = {store: [] for store in stores}
+        self.stores: dict[StoreName, list[KeyValueStore]] = {store: [] for store in stores}
+        """Of each name, those of all tasks; empty until `open`."""
         self._undo = ExitStack()
 
     def open(self) -> None:
         """Make an empty store of each name for each task."""
         for name in self._names:
-            place = self._place("new", name)
-            work = self._undo.enter_context(place.begin(random_nonce(), None, self._stores))
+            task_directory = self._task_directory("new", name)
+            work = self._undo.enter_context(
+                task_directory.begin(random_nonce(), None, list(self.stores))
+            )
             self._work.append(work)
-            for store in self._stores:
-                self._open[store].append(self._open_store(work, store))
+            for store in self.stores:
+                self.stores[store].append(self._open_store(work, store))
 
     def take(
         self,
@@ -286,7 +342,7 @@ class _NewTasks:
                 key="stores.restore.factories",
                 hint="give the settings of the job with --config or --set",
             )
-        place = TaskDirectory(
+        task_directory = TaskDirectory(
             version.directory.parent,
             TaskIdentity(
                 version.manifest.job_name,
@@ -294,28 +350,28 @@ class _NewTasks:
                 TaskName(version.manifest.task_name),
             ),
         )
-        with place.begin(random_nonce(), version, task.stores) as work:
+        with task_directory.begin(random_nonce(), version, task.stores) as work:
             for store in task.stores:
                 if version.store_files(store):
                     source = self._open_store(work, store)
                     splitters[store].split(
-                        task.name, source, self._open[store], self._making.on_entries
+                        task.name, source, self.stores[store], self._making.on_entries
                     )
 
     def seal(
-        self, batch: int, splitters: Mapping[StoreName, StateSplitter]
+        self, batch: int, fillers: Mapping[StoreName, StateFiller]
     ) -> Mapping[TaskName, SealedVersion | None]:
         """Seal what each task has got; None for one that got nothing.
 
         Raises:
             CheckpointCorruptError: One has not got what it was given.
         """
-        for store, splitter in splitters.items():
-            splitter.check(self._open[store])
-            splitter.finish(self._open[store])
+        for store, filler in fillers.items():
+            filler.check(self.stores[store])
+            filler.finish(self.stores[store])
         sealed: dict[TaskName, SealedVersion | None] = {}
         for number, (name, work) in enumerate(zip(self._names, self._work, strict=True)):
-            has_state = any(splitter.counts[number] for splitter in splitters.values())
+            has_state = any(filler.counts[number] for filler in fillers.values())
             sealed[name] = work.seal(batch, random_nonce(), None) if has_state else None
         return sealed
 
@@ -323,7 +379,7 @@ class _NewTasks:
         """Close every store; sealed versions stay. Idempotent."""
         self._undo.close()
 
-    def _place(self, kind: str, name: TaskName) -> TaskDirectory:
+    def _task_directory(self, kind: str, name: TaskName) -> TaskDirectory:
         identity = TaskIdentity(self._making.config.job.name, MAIN_OPERATOR, name)
         return TaskDirectory.of(self._making.directory / kind, identity)
 

@@ -1,9 +1,5 @@
 """Which job a query is, by its checkpoint location."""
 
-# fsspec has no types.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
-
 from collections.abc import Sequence
 
 from statekeep.checkpoint.escaping import unescape_name
@@ -16,14 +12,14 @@ from statekeep.config.query_names import (
     default_job_name,
 )
 from statekeep.errors import ConfigError
-from statekeep.inspection.location_files import errors_told, open_location
+from statekeep.inspection.location_files import explained_location_errors, open_location
 
 
 def with_location(config: Config, location: str) -> Config:
     """Return the settings with what a query takes from its checkpoint location. Blocks.
 
     Args:
-        config: What somebody wrote; it goes over the rest.
+        config: What the user wrote; it goes over the rest.
         location: As the query has it, letter by letter: the job's name has a hash of it.
 
     Raises:
@@ -35,7 +31,7 @@ def with_location(config: Config, location: str) -> Config:
     if not config.backend_names():
         if not found:
             raise ConfigError(
-                f"no job has its state beside the checkpoint location: place={location}{BESIDE}",
+                f"no job has its state beside the checkpoint location: directory={location}{BESIDE}",
                 hint="give the location as the program does, and the settings of the job if it has"
                 " any: they say where its state is",
             )
@@ -58,9 +54,9 @@ def _name_of_job(location: str, found: Sequence[str]) -> str:
 
 
 def _jobs_beside(location: str) -> list[str]:
-    place = open_location(f"{location}{BESIDE}")
-    with errors_told(place):
-        if not place.files.exists(place.root):
+    beside = open_location(f"{location}{BESIDE}")
+    with explained_location_errors(beside):
+        if not beside.files.exists(beside.root):
             return []
-        paths = [str(entry["name"]) for entry in place.files.ls(place.root, detail=True)]
+        paths = [str(entry["name"]) for entry in beside.files.ls(beside.root, detail=True)]
     return sorted(unescape_name(path.rstrip("/").rpartition("/")[2]) for path in paths)

@@ -29,7 +29,7 @@ class KeptCommit:
 async def keep_newest_commits(
     config: Config, clock: Clock, logs: Sequence[str | None], name: str
 ) -> list[KeptCommit]:
-    """Pin the newest commit of each log, in all of them or in none; nobody is fenced.
+    """Pin the newest commit of each log, in all of them or in none; fences no driver.
 
     A pinned commit keeps what it needs in each backend that keeps every commit, through any number
     of later ones. What the job does meanwhile is not in it.
@@ -67,7 +67,7 @@ async def _keep(config: Config, clock: Clock, log: str | None, name: str) -> Kep
             commit = _require_fit(job, name)
             position = job.view.last_commit_position
             try:
-                await job.guest.pin(name, position)
+                await job.pin_writer.pin(name, position)
             except ConfigError:
                 if position == seen:
                     raise
@@ -84,7 +84,7 @@ async def _undo(
     """Take a pin away again; one that cannot be stays, and ``error`` says so."""
     try:
         async with open_job(config, clock, task=log) as job:
-            await job.guest.unpin(name)
+            await job.pin_writer.unpin(name)
     except StateBackupError as exc:
         error.add_note(f"hint: `statekeep savepoint drop {name}` first: log={log} error={exc}")
 
@@ -95,7 +95,7 @@ def _require_fit(job: InspectedJob, name: str) -> CommitRecord:
     commit = require_commit_with_state(job)
     lasting = [
         backend
-        for backend, factory in job.place.factories.items()
+        for backend, factory in job.storage.factories.items()
         if factory.properties.keeps_every_commit
     ]
     for task in map(TaskName, sorted(task for task, version in commit.versions.items() if version)):

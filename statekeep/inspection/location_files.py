@@ -1,20 +1,16 @@
 """From the name of a checkpoint location, as Spark takes it, to its files."""
 
-# fsspec has no types.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
-
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import fsspec  # type: ignore[import-untyped] # ships no types
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped] # as above
 
-from statekeep.config.redact import redact
+from statekeep.config.redact import redact, redact_text
 from statekeep.errors import ConfigError, StateBackupError
 
 _NAMES_OF_HADOOP: Final[Mapping[str, str]] = {"s3a": "s3", "abfss": "abfs"}
@@ -36,8 +32,8 @@ class LocationFiles:
 
 
 @contextmanager
-def errors_told(location: LocationFiles) -> Generator[None]:
-    """Tell the errors of a filesystem, which may be of any class, as one of ours.
+def explained_location_errors(location: LocationFiles) -> Generator[None]:
+    """Raise the errors of a filesystem, which may be of any class, as one of ours.
 
     Raises:
         ConfigError: Whatever it was that is none of ours.
@@ -49,8 +45,7 @@ def errors_told(location: LocationFiles) -> Generator[None]:
     except Exception as exc:
         raise ConfigError(
             f"the checkpoint location cannot be reached: location={location.shown}",
-            hint="is its name right, and is this machine let in there? "
-            f"{redact(repr(exc), is_secret=False)}",
+            hint=f"is its name right, and is this machine let in there? {redact_text(repr(exc))}",
         ) from exc
 
 
@@ -64,12 +59,13 @@ def open_location(uri: str) -> LocationFiles:
         ConfigError: No filesystem for it: a package is missing, or the name is wrong.
     """
     shown = redact(uri, is_secret=False)
+    url_to_fs = cast("Any", fsspec).url_to_fs
     try:
-        files, root = fsspec.url_to_fs(_name_for_fsspec(uri, shown))
+        files, root = url_to_fs(_name_for_fsspec(uri, shown))
     except (ImportError, ValueError, TypeError, RuntimeError, OSError) as exc:
         raise ConfigError(
             f"no filesystem for the checkpoint location: location={shown}",
-            hint=f"{redact(str(exc), is_secret=False)}. docs/reference/cli.md says which package reaches "
+            hint=f"{redact_text(str(exc))}. docs/reference/cli.md says which package reaches "
             "which filesystem; each has its own settings for addresses and credentials",
         ) from exc
     scheme = urlsplit(uri).scheme

@@ -1,9 +1,5 @@
 """A copy of a Spark query's checkpoint location, cut off at a commit and under a query id of its own."""
 
-# fsspec has no types.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +10,11 @@ import msgspec
 
 from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.errors import CheckpointLocationError, ConfigError
-from statekeep.inspection.location_files import LocationFiles, errors_told, open_location
+from statekeep.inspection.location_files import (
+    LocationFiles,
+    explained_location_errors,
+    open_location,
+)
 
 _BATCH_FILE: Final = re.compile(r"\.?([0-9]+)(?:\.crc)?")
 """What Spark names files of ``offsets`` and ``commits``, and Hadoop their checksums beside them."""
@@ -85,7 +85,7 @@ def _require_ready(
             hint="leave out --from-location and --to-location",
         )
     old, new = open_location(source), open_location(target)
-    with errors_told(new):
+    with explained_location_errors(new):
         is_used = new.files.exists(new.root) and bool(new.files.find(new.root))
     if is_used:
         exc = CheckpointLocationError(
@@ -93,7 +93,7 @@ def _require_ready(
         )
         exc.add_note("hint: name another one, or delete it if an earlier try has left it")
         raise exc
-    with errors_told(old):
+    with explained_location_errors(old):
         _check_query(old, query)
     return old, new, query
 

@@ -14,11 +14,11 @@ Records = Sequence[tuple[int, bytes]]
 
 
 async def check_move(source: JobLog, target: JobLog, backend: str) -> None:
-    """Make sure that `move_log` has no reason to refuse; for whoever moves several logs or none.
+    """Make sure that `move_log` will not refuse; for callers that move several logs or none.
 
     Raises:
         ConfigError: There is no log, it has moved to a third place, another log is in the new one,
-            or a place cannot hold a log.
+            or a backend cannot hold a log.
         CheckpointCorruptError: A record cannot be read.
         RetriableError: A service may answer later.
     """
@@ -32,11 +32,11 @@ async def check_move(source: JobLog, target: JobLog, backend: str) -> None:
 async def move_log(source: JobLog, target: JobLog, backend: str, *, owner: str) -> int:
     """Copy a stopped job's log to another backend, and leave word in the old one.
 
-    The records keep their positions. Whoever still runs the job is fenced before the copy; the
+    The records keep their positions. A driver that still runs the job is fenced before the copy; the
     record `moved` of the old log then sends every later start to the new one, as long as its
     settings name the old one. Cut off half way it may be repeated, also after the job went on in
     the old place: until the record `moved` the old log is the one that counts. Of a log that has
-    moved there already, what is missing is copied, unless the job went on in the new place.
+    moved there already, what is missing is copied, unless the job went on in the new backend.
 
     Args:
         source: The log of a stopped job; closed by the caller.
@@ -48,7 +48,7 @@ async def move_log(source: JobLog, target: JobLog, backend: str, *, owner: str) 
         The records that were copied.
 
     Raises:
-        ConfigError: Another log is there, or the same one, or the place cannot hold one: the old
+        ConfigError: Another log is there, or the same one, or the backend cannot hold one: the old
             log counts.
         TaskFencedError: The job was started meanwhile.
         RetriableError: A service may answer later.
@@ -62,13 +62,13 @@ async def move_log(source: JobLog, target: JobLog, backend: str, *, owner: str) 
         await _copy(records, target)
         _require_whole(records, await target.read(0))
         await taken.append(MovedRecord(backend=backend))
-    # Pins may be written by anybody until the log has moved.
+    # Pins may be written by other processes until the log has moved.
     records = await source.read(0)
     return await _copy(_before_the_move(records), target)
 
 
 async def _read_view(log: JobLog, backend: str) -> LogView:
-    """Return what a log says, unless it has moved to another place than this one."""
+    """Return what a log says, unless it has moved to another backend than this one."""
     reader = LogReader(log)
     if not await log.is_there() or not await reader.catch_up():
         raise ConfigError(
@@ -94,7 +94,7 @@ async def _copy(records: Records, target: JobLog) -> int:
             else:
                 continue
         if there.get(position) != data:
-            break  # the job goes on in the new place
+            break  # the job goes on in the new backend
     return len(records)
 
 
@@ -150,7 +150,7 @@ def _require_apart(records: Records, there: Records) -> None:
     """
     if records[-1] in there:
         raise ConfigError(
-            "both backends are one place: the log would move to where it is",
+            "both backends have one location: the log would move to where it is",
             hint="give the other backend a uri of its own",
         )
 
@@ -161,7 +161,7 @@ def _commits(records: Records) -> list[CommitRecord]:
 
 
 def _decoded(position: int, data: bytes) -> Record | None:
-    """Read one record; None where it is damaged, which is no matter of whoever copies it."""
+    """Read one record; None where it is damaged: it is copied as it is."""
     try:
         return decode_record(data, where=f"position={position}")
     except CheckpointCorruptError:
@@ -170,5 +170,5 @@ def _decoded(position: int, data: bytes) -> Record | None:
 
 def _another_log(position: int) -> ConfigError:
     return ConfigError(
-        f"there is another log in the new place: position={position}", hint="name another backend"
+        f"there is another log in the new backend: position={position}", hint="name another backend"
     )

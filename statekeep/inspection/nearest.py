@@ -1,4 +1,4 @@
-"""What somebody may have meant by a name that is not there."""
+"""What the user may have meant by a name that is not there."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

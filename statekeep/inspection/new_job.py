@@ -1,7 +1,7 @@
 """A job that starts from another one's commit, under a name of its own."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -26,36 +26,36 @@ from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.inspection.clean_up import Sweep, delete_leftovers
-from statekeep.inspection.job import LogPlace, name_of_job, open_log_place
+from statekeep.inspection.job import LogStorage, name_of_job, open_log_storage
 from statekeep.inspection.recommit import TASKS_AT_ONCE
-from statekeep.inspection.state_copy import BackupPlace, prepare_backends
+from statekeep.inspection.state_copy import UNSEEN, CommitBackups, Uploads, prepare_backends
 from statekeep.stores.version import SealedVersion
 
 
 class NewJob:
     """A job that is being made: each task's state goes through `add`, then `finish` makes it count.
 
-    Before that the job has no commit, and a task of it does not start: whoever makes it again begins
-    anew, and what was uploaded is deleted. Made by `begin_job`; used on its event loop until the end of that block.
+    Before that the job has no commit, and a task of it does not start: making it again begins
+    anew, and deletes what was uploaded. Made by `begin_job`; used on its event loop until the end of that block.
     """
 
     def __init__(
         self,
         log: LogSession,
         commit: CommitRecord,
-        place: BackupPlace,
+        backups: CommitBackups,
         identity: JobIdentity,
     ) -> None:
         """Use `begin_job`."""
         self._log = log
         self._commit = commit
-        self._place = place
+        self._backups = backups
         self._identity = identity
         self._tasks: set[TaskName] = set()
         self._has_ended = False
         self._checkpoints: dict[str, msgspec.Raw] = {}
         self._versions: dict[str, str] = {}
-        self._places = asyncio.Semaphore(TASKS_AT_ONCE)
+        self._limit = asyncio.Semaphore(TASKS_AT_ONCE)
 
     async def add(
         self,
@@ -74,13 +74,13 @@ class NewJob:
             CommitFailedError: A backend did not take it.
         """
         self._tasks.add(task)
-        checkpoint = CheckpointV2(self._place.checkpoint_id, dict(input_offsets))
+        checkpoint = CheckpointV2(self._backups.checkpoint_id, dict(input_offsets))
         if version is not None:
             identity = TaskIdentity(
                 self._identity.job_name, MAIN_OPERATOR, task, job_uid=self._identity.job_uid
             )
-            async with self._places:
-                checkpoint = await self._place.back_up(identity, version, input_offsets)
+            async with self._limit:
+                checkpoint = await self._backups.back_up(identity, version, input_offsets)
         self._versions[task] = "" if version is None else str(version.id)
         self._checkpoints[task] = msgspec.Raw(encode_checkpoint_v2(checkpoint))
 
@@ -95,12 +95,13 @@ class NewJob:
             msgspec.structs.replace(
                 self._commit,
                 attempt_epoch=self._log.epoch,
-                attempt=self._place.attempt,
-                checkpoint_id=self._place.checkpoint_id.serialize(),
+                attempt=self._backups.attempt,
+                checkpoint_id=self._backups.checkpoint_id.serialize(),
                 identity=self._identity,
                 checkpoints=self._checkpoints,
                 versions=self._versions,
                 query=query,
+                change=None,
             )
         )
 
@@ -108,7 +109,7 @@ class NewJob:
         """Return what was uploaded in vain; None once the commit record may stand in the log."""
         if self._has_ended:
             return None
-        return Sweep.of_everything(self._identity, self._tasks, self._place.epoch + 1)
+        return Sweep.of_everything(self._identity, self._tasks, self._backups.epoch + 1)
 
 
 @asynccontextmanager
@@ -120,7 +121,7 @@ async def begin_job(
     owner: str,
     partitions: int,
     task: str | None = None,
-    on_uploaded: Callable[[int], None] = lambda _: None,
+    uploads: Uploads = UNSEEN,
 ) -> AsyncGenerator[NewJob]:
     """Begin a job that goes on from another one's commit.
 
@@ -133,18 +134,18 @@ async def begin_job(
         owner: Host and process, for people.
         partitions: N of the new job.
         task: In plain Python, the task whose log it is.
-        on_uploaded: Told of every byte that was sent.
+        uploads: Follows what is uploaded.
 
     Raises:
-        ConfigError: There is a job of that name already, a place refuses us, or a backup would be
+        ConfigError: There is a job of that name already, a storage refuses us, or a backup would be
             written over one of the other job.
         RetriableError: A service may answer later.
-        TaskFencedError: Somebody else makes the same job.
+        TaskFencedError: Another process makes the same job.
     """
-    async with open_log_place(config, clock, task=task) as place:
-        _require_own_places(config, place, commit, name_of_job(config, task))
-        await prepare_backends(place.factories, place.executor, clock)
-        log = await _take_over(place, config, owner)
+    async with open_log_storage(config, clock, task=task) as storage:
+        _require_own_storage(config, storage, commit, name_of_job(config, task))
+        await prepare_backends(storage.factories, storage.executor, clock)
+        log = await _take_over(storage, config, owner)
         identity = msgspec.structs.replace(
             commit.identity,
             job_uid=random_nonce(),
@@ -155,44 +156,46 @@ async def begin_job(
         checkpoint_id = CheckpointId.at(clock.time_ns())
         attempt = await log.begin_attempt(commit.batch, checkpoint_id, {}, tasks, identity)
         stores = [StoreName(name) for names in commit.identity.stores.values() for name in names]
-        backups = BackupPlace(
-            factories=place.factories,
+        backups = CommitBackups(
+            factories=storage.factories,
             stores={store: config.store(store) for store in stores},
             epoch=log.epoch,
             attempt=attempt,
             checkpoint_id=checkpoint_id,
-            executor=place.executor,
+            executor=storage.executor,
             clock=clock,
-            count_bytes=on_uploaded,
+            uploads=uploads,
         )
         job = NewJob(log, commit, backups, identity)
         try:
             yield job
         except BaseException as exc:
-            with suppress(StateBackupError):  # then the next owner makes it void
+            with suppress(StateBackupError):  # then the next owner aborts it
                 await log.close_attempt("the job was not made")
-            await _delete_waste(job, place, config, exc)
+            await _delete_waste(job, storage, config, exc)
             raise
 
 
-async def _take_over(place: LogPlace, config: Config, owner: str) -> LogSession:
+async def _take_over(storage: LogStorage, config: Config, owner: str) -> LogSession:
     """Own the log of a job that is not there yet, and delete what a killed try has left behind."""
-    await require_no_commit(config, place)
-    log = await LogSession.of_tool(place.log, owner)
-    # Somebody may have made or started the job meanwhile; from here on nobody can.
-    _require_no_commit(config, place, log.view)
-    for sweep in Sweep.of_remains(await read_remains(place.log), log.epoch):
-        await delete_leftovers(place, config, sweep)
+    await require_no_commit(config, storage)
+    log = await LogSession.of_tool(storage.log, owner)
+    # Another process may have made or started the job meanwhile; from here on none can.
+    _require_no_commit(config, storage, log.view)
+    for sweep in Sweep.of_remains(await read_remains(storage.log), log.epoch):
+        await delete_leftovers(storage, config, sweep)
     return log
 
 
-async def _delete_waste(job: NewJob, place: LogPlace, config: Config, exc: BaseException) -> None:
+async def _delete_waste(
+    job: NewJob, storage: LogStorage, config: Config, exc: BaseException
+) -> None:
     """Delete what was uploaded for a job that was not made."""
     waste = job.waste()
     if waste is None:
         return
     try:
-        await delete_leftovers(place, config, waste)
+        await delete_leftovers(storage, config, waste)
     except StateBackupError as failure:
         exc.add_note(
             "what was uploaded could not be deleted: "
@@ -200,8 +203,8 @@ async def _delete_waste(job: NewJob, place: LogPlace, config: Config, exc: BaseE
         )
 
 
-def _require_own_places(
-    config: Config, place: LogPlace, commit: CommitRecord, job_name: str
+def _require_own_storage(
+    config: Config, storage: LogStorage, commit: CommitRecord, job_name: str
 ) -> None:
     """Make sure that no backup of the new job goes where one of the other job is.
 
@@ -212,7 +215,7 @@ def _require_own_places(
         checkpoint = decode_checkpoint_v2(bytes(raw), where=f"commit task={name}")
         task = TaskIdentity(job_name, MAIN_OPERATOR, TaskName(name))
         for backend, markers in checkpoint.state_markers.items():
-            factory = place.factories.get(backend)
+            factory = storage.factories.get(backend)
             if factory is None or not isinstance(factory, WritesInPlace):
                 continue
             for store, marker in markers.items():
@@ -227,23 +230,23 @@ def _require_own_places(
                     )
 
 
-async def require_no_commit(config: Config, place: LogPlace) -> None:
+async def require_no_commit(config: Config, storage: LogStorage) -> None:
     """Make sure that a job of this name is not there yet.
 
     Raises:
         ConfigError: It is.
     """
-    if not await place.log.is_there():
+    if not await storage.log.is_there():
         return
-    reader = LogReader(place.log)
+    reader = LogReader(storage.log)
     await reader.catch_up()
-    _require_no_commit(config, place, reader.view)
+    _require_no_commit(config, storage, reader.view)
 
 
-def _require_no_commit(config: Config, place: LogPlace, view: LogView) -> None:
+def _require_no_commit(config: Config, storage: LogStorage, view: LogView) -> None:
     if view.commits:
         raise ConfigError(
-            f"there is a job of that name: job={config.job.name} backend={place.log_backend}",
+            f"there is a job of that name: job={config.job.name} backend={storage.log_backend}",
             key="job.name",
             hint="choose another name, or `statekeep reset` that job first",
         )

@@ -10,7 +10,7 @@ from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of
 from statekeep.clock import Clock
-from statekeep.container.task_log import commit_of_task, take_over_task, versions_of_task
+from statekeep.commit.task_log import commit_of_task, take_over_task, versions_of_task
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob
 
@@ -25,7 +25,7 @@ async def overwrite_input_offsets(
 ) -> CheckpointV2:
     """Make a new commit of a task's current one: other input offsets, the same markers.
 
-    Takes the task over: whoever runs it is fenced, and its open commit is void. For plain Python,
+    Takes the task over: its current owner is fenced, and its open commit is aborted. For plain Python,
     where the checkpoint holds the input offsets; on Spark they are in the checkpoint location.
 
     Args:
@@ -61,8 +61,10 @@ async def overwrite_input_offsets(
     changed = replace(
         current, checkpoint_id=checkpoint_id, input_offsets={**current.input_offsets, **offsets}
     )
-    attempt = await log.begin_attempt(version.batch, checkpoint_id, versions_of_task(task, version))
-    await log.append(commit_of_task(task, identity, (log.epoch, attempt), version, changed))
+    attempt = await log.begin_attempt(newest.batch, checkpoint_id, versions_of_task(task, version))
+    await log.append(
+        commit_of_task(task, identity, (log.epoch, attempt), version, changed, batch=newest.batch)
+    )
     return changed
 
 

@@ -1,4 +1,4 @@
-"""A pin that lasts as long as somebody reads a commit, and not for ever after they were killed."""
+"""A pin that lasts as long as a commit is read, and ends some time after its reader was killed."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from statekeep.errors import StateBackupError
 logger = logging.getLogger(__name__)
 
 HOLD_PREFIX: Final = "read-"
-"""Begins the names of pins that last as long as somebody reads the commit."""
+"""Begins the names of pins that last as long as the commit is read."""
 _HOLD_DIGITS: Final = 12
 _LEASE_MS: Final = 48 * 3_600_000
 """Longer than the clocks of reader and job are apart: a day must do no harm."""

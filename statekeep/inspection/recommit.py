@@ -1,7 +1,7 @@
 """A stopped job's newest commit, made again: in one more backend, or whole under a name."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,9 @@ from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.state_copy import (
-    BackupPlace,
+    UNSEEN,
+    CommitBackups,
+    Uploads,
     listing_only,
     prepare_backends,
 )
@@ -52,13 +54,13 @@ async def recommit(
     owner: str,
     pin: str | None = None,
     on_progress: Progress = lambda _: None,
-    on_uploaded: Callable[[int], None] = lambda _: None,
+    uploads: Uploads = UNSEEN,
 ) -> Recommit:
     """Copy the newest commit's state to backends and make a commit of it with their markers too.
 
     Batch, versions and input offsets are those of the newest commit; its markers stay, and those
-    of ``backends`` are added or take their place. Each task's state is restored from whichever
-    backend can, verified, and uploaded whole. Takes the log over: whoever runs the job is fenced.
+    of ``backends`` are added or take their backups. Each task's state is restored from whichever
+    backend can, verified, and uploaded whole. Takes the log over: a running driver of the job is fenced.
     Nothing changes for the job if it fails half way: its newest commit is still current.
 
     Args:
@@ -68,7 +70,7 @@ async def recommit(
         owner: Host and process, for people.
         pin: Name to keep the new commit under.
         on_progress: How the restores get on.
-        on_uploaded: Told of every byte that was sent.
+        uploads: Follows what is uploaded.
 
     Raises:
         ConfigError: There is no commit with state, the name is in use, or a backend refuses us.
@@ -80,7 +82,7 @@ async def recommit(
     require_free(pin, job.view)
     await prepare_backends(backends, job.executor, job.clock)
     log = await LogSession.of_tool(job.log, owner)
-    # Whoever was fenced just now may have committed after the job was opened, and others may pin.
+    # The driver that was just fenced may have committed after the job was opened; others may pin.
     require_free(pin, log.view)
     commit = log.view.last_commit
     if commit is None:
@@ -92,7 +94,7 @@ async def recommit(
         backends=backends,
         directory=directory,
         on_progress=on_progress,
-        on_uploaded=on_uploaded,
+        uploads=uploads,
     )
     copied = await copying.run()
     if pin is not None:
@@ -122,6 +124,21 @@ def require_commit_with_state(job: InspectedJob) -> CommitRecord:
     return commit
 
 
+def require_all_committed(job: InspectedJob, commit: CommitRecord) -> None:
+    """Make sure that the job has processed nothing since its newest commit.
+
+    Raises:
+        ConfigError: It has, or may have.
+    """
+    newest = job.view.newest_possible_batch
+    if newest > commit.batch:
+        raise ConfigError(
+            "the job has processed more than its newest commit holds: "
+            f"job={job.config.job.name} batch={newest} committed={commit.batch}",
+            hint="start the job and stop it: its last commit then holds everything",
+        )
+
+
 class _Copying:
     """One attempt at the new commit."""
 
@@ -134,7 +151,7 @@ class _Copying:
         backends: Mapping[BackendName, StateBackendFactory],
         directory: Path,
         on_progress: Progress,
-        on_uploaded: Callable[[int], None],
+        uploads: Uploads,
     ) -> None:
         self._job = job
         self._log = log
@@ -142,31 +159,31 @@ class _Copying:
         self._backends = backends
         self._directory = directory
         self._on_progress = on_progress
-        self._on_uploaded = on_uploaded
+        self._uploads = uploads
         self._bytes = 0
-        self._places = asyncio.Semaphore(TASKS_AT_ONCE)
+        self._limit = asyncio.Semaphore(TASKS_AT_ONCE)
 
     async def run(self) -> Recommit:
         """Copy every task's state, then append the commit record."""
         commit, checkpoint_id = self._commit, CheckpointId.at(self._job.clock.time_ns())
         tasks = [TaskName(task) for task, version in sorted(commit.versions.items()) if version]
         attempt = await self._log.begin_attempt(commit.batch, checkpoint_id, commit.versions, tasks)
-        place = self._place(attempt, checkpoint_id)
+        backups = self._commit_backups(attempt, checkpoint_id)
         try:
-            made = await run_all(self._copy(task, place) for task in tasks)
+            made = await run_all(self._copy(task, backups) for task in tasks)
             checkpoints = dict(zip(tasks, made, strict=True))
-            position = await self._log.append(self._record(attempt, place, checkpoints))
+            position = await self._log.append(self._record(attempt, backups, checkpoints))
         except BaseException:
-            with suppress(StateBackupError):  # then the next owner makes it void
+            with suppress(StateBackupError):  # then the next owner aborts it
                 await self._log.close_attempt("the copy failed")
             raise
         return Recommit(position, len(tasks), self._bytes)
 
-    def _place(self, attempt: int, checkpoint_id: CheckpointId) -> BackupPlace:
+    def _commit_backups(self, attempt: int, checkpoint_id: CheckpointId) -> CommitBackups:
         settings = {
             store: self._job.config.store(store) for store in _held(self._job, self._commit)
         }
-        return BackupPlace(
+        return CommitBackups(
             factories=self._backends,
             stores=listing_only(settings, tuple(self._backends)),
             epoch=self._log.epoch,
@@ -174,23 +191,23 @@ class _Copying:
             checkpoint_id=checkpoint_id,
             executor=self._job.executor,
             clock=self._job.clock,
-            count_bytes=self._count,
+            uploads=self,
         )
 
-    async def _copy(self, task: TaskName, place: BackupPlace) -> CheckpointV2:
+    async def _copy(self, task: TaskName, backups: CommitBackups) -> CheckpointV2:
         """Restore a task and back it up; return its checkpoint with the markers of both."""
         before = self._log.view.usable_checkpoint(self._commit, task)
         if before is None:
             raise ConfigError(f"the task has a version but no checkpoint: task={task}")
         identity = self._commit.identity
-        async with self._places:
+        async with self._limit:
             own = self._directory / escape_name(task)
             outcome = await self._job.restore(
                 self._commit, task, own, on_progress=self._on_progress
             )
             if outcome.version is None:
                 raise ConfigError(f"the task has no state: task={task}")
-            made = await place.back_up(
+            made = await backups.back_up(
                 TaskIdentity(identity.job_name, MAIN_OPERATOR, task, job_uid=identity.job_uid),
                 outcome.version,
                 before.input_offsets,
@@ -199,7 +216,7 @@ class _Copying:
         return replace(made, state_markers={**before.state_markers, **made.state_markers})
 
     def _record(
-        self, attempt: int, place: BackupPlace, checkpoints: Mapping[TaskName, CheckpointV2]
+        self, attempt: int, backups: CommitBackups, checkpoints: Mapping[TaskName, CheckpointV2]
     ) -> CommitRecord:
         made = {
             str(task): msgspec.Raw(encode_checkpoint_v2(checkpoint))
@@ -209,13 +226,19 @@ class _Copying:
             self._commit,
             attempt_epoch=self._log.epoch,
             attempt=attempt,
-            checkpoint_id=place.checkpoint_id.serialize(),
+            checkpoint_id=backups.checkpoint_id.serialize(),
             checkpoints={**self._commit.checkpoints, **made},
+            change=None,
         )
 
-    def _count(self, size: int) -> None:
+    def expect(self, size: int, /) -> None:
+        """As `Uploads` has it."""
+        self._uploads.expect(size)
+
+    def add(self, size: int, /) -> None:
+        """As `Uploads` has it."""
         self._bytes += size
-        self._on_uploaded(size)
+        self._uploads.add(size)
 
 
 def _held(job: InspectedJob, commit: CommitRecord) -> list[StoreName]:

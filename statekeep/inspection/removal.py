@@ -1,4 +1,4 @@
-"""Commits that a person lets go of, and a job that starts anew."""
+"""Releasing commits by hand, and resetting a job."""
 
 import logging
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from statekeep.checkpoint.records import ReleaseRecord
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, UnknownFormatError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
-from statekeep.inspection.job import InspectedJob, LogPlace
+from statekeep.inspection.job import InspectedJob, LogStorage
 from statekeep.inspection.reading_pin import HOLD_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 async def remove_commits(job: InspectedJob, which: Sequence[str], *, owner: str) -> list[int]:
     """Release commits of a stopped job and delete what only they reach.
 
-    Takes the log over: whoever runs the job is fenced, as a driver may be about to restore one of
-    the commits.
+    Takes the log over: a running driver is fenced, as it may be about to restore one of the
+    commits.
 
     Args:
         job: Stopped.
@@ -44,7 +44,7 @@ async def remove_commits(job: InspectedJob, which: Sequence[str], *, owner: str)
     await log.append(ReleaseRecord(positions=positions))
     identity = job.commit_at(positions[0]).identity
     sweep = await Sweep.of(log.view, identity, log.read_commits)
-    await delete_leftovers(job.place, job.config, sweep)
+    await delete_leftovers(job.storage, job.config, sweep)
     return positions
 
 
@@ -63,35 +63,35 @@ def _require_removable(job: InspectedJob, position: int) -> None:
 
 
 async def find_what_a_reset_deletes(
-    place: LogPlace, config: Config
+    storage: LogStorage, config: Config
 ) -> tuple[LogRemains, list[Leftovers]]:
     """Return what a log says, and what of the backups would go with it; change nothing.
 
-    Warns of each backend that holds backups and that the settings do not name: nobody reaches it.
+    Warns of each backend that holds backups and that the settings do not name: it cannot be reached.
 
     Raises:
         ConfigError: There is no log, or it has moved.
         UnknownFormatError: A newer version of Statekeep has written to it.
         RetriableError: A service may answer later.
     """
-    remains = await _read_remains(place.log)
+    remains = await _read_remains(storage.log)
     _require_here(remains)
     remains.pins = _savepoints(remains)
     leftovers: list[Leftovers] = []
     for sweep in Sweep.of_remains(remains, remains.newest_epoch + 1):
-        leftovers += await find_leftovers(place, config, sweep)
-    for backend in sorted(remains.backends - place.factories.keys()):
+        leftovers += await find_leftovers(storage, config, sweep)
+    for backend in sorted(remains.backends - storage.factories.keys()):
         logger.warning(
             "the settings do not name a backend that commits are in, what is there stays: "
             "backend=%s log=%s (add it to stores.<name>.backup.factories before the reset)",
             backend,
-            place.scope,
+            storage.scope,
         )
     return remains, leftovers
 
 
-async def require_resettable(place: LogPlace, *, is_dropping_savepoints: bool) -> None:
-    """Make sure that `reset_job` would not refuse; for whoever resets several logs or none.
+async def require_resettable(storage: LogStorage, *, is_dropping_savepoints: bool) -> None:
+    """Make sure that `reset_job` would not refuse; for callers that reset several logs or none.
 
     Raises:
         ConfigError: There is no log, it has moved or is the copy of one that has not, or it
@@ -99,11 +99,11 @@ async def require_resettable(place: LogPlace, *, is_dropping_savepoints: bool) -
         UnknownFormatError: A newer version of Statekeep has written to it.
         RetriableError: A service may answer later.
     """
-    remains = await _read_remains(place.log)
+    remains = await _read_remains(storage.log)
     _require_resettable(remains, is_dropping_savepoints=is_dropping_savepoints)
-    for backend, factory in place.factories.items():
-        if backend != place.log_backend and factory.properties.can_hold_job_log:
-            log = place.log_in(backend)
+    for backend, factory in storage.factories.items():
+        if backend != storage.log_backend and factory.properties.can_hold_job_log:
+            log = storage.log_in(backend)
             try:
                 await _require_no_original(log, backend, remains)
             finally:
@@ -127,7 +127,7 @@ async def _require_no_original(log: JobLog, backend: str, remains: LogRemains) -
 
 
 async def reset_job(
-    place: LogPlace, config: Config, *, owner: str, is_dropping_savepoints: bool
+    storage: LogStorage, config: Config, *, owner: str, is_dropping_savepoints: bool
 ) -> LogRemains:
     """Make a job start anew: fence it, delete its backups, then drop what its log says.
 
@@ -135,7 +135,7 @@ async def reset_job(
     a record of its log cannot be read; but once it commits, its clean-up trims what names the rest.
 
     Args:
-        place: Of the log, whether it can be read or not.
+        storage: Of the log, whether it can be read or not.
         config: Of the job.
         owner: Host and process, for people.
         is_dropping_savepoints: Also if commits are kept under names.
@@ -147,14 +147,14 @@ async def reset_job(
         ConfigError: As `require_resettable`: nothing was changed.
         RetriableError: A service may answer later; the log may be reset already.
     """
-    await require_resettable(place, is_dropping_savepoints=is_dropping_savepoints)
+    await require_resettable(storage, is_dropping_savepoints=is_dropping_savepoints)
     check = partial(_require_resettable, is_dropping_savepoints=is_dropping_savepoints)
 
     async def delete(epoch: int, remains: LogRemains) -> None:
         for sweep in Sweep.of_remains(remains, epoch):
-            await delete_leftovers(place, config, sweep)
+            await delete_leftovers(storage, config, sweep)
 
-    _, remains = await reset_log(place.log, owner, check=check, delete=delete)
+    _, remains = await reset_log(storage.log, owner, check=check, delete=delete)
     return remains
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import ConfigError
 from statekeep.stores.version import SealedVersion
 
@@ -34,7 +34,7 @@ def only_from(
 def require_sources(checkpoint: CheckpointV2, settings: Mapping[StoreName, StoreSettings]) -> None:
     """Make sure that each store which is backed up has a backend to come from.
 
-    One without tells that the settings are not those of the job.
+    One without means that the settings are not those of the job.
 
     Raises:
         ConfigError: A store has none.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.blob.managers.object_places import missing_package_told
+from statekeep.backends.storage.locations import explained_missing_package
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
@@ -15,7 +15,7 @@ from statekeep.checkpoint.records import CommitRecord
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.task_restore import Progress
-from statekeep.restore.settled import settled
+from statekeep.restore.shielded import shielded
 from statekeep.stores.local_files import explained_errors
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -55,14 +55,16 @@ async def export_spark_state(
     await job.executor.run(_require_newest, target, version)
     outcome = await job.restore(commit, task, scratch, on_progress=on_progress)
     identity = TaskIdentity(commit.identity.job_name, MAIN_OPERATOR, task)
-    place = TaskDirectory(
+    task_directory = TaskDirectory(
         scratch / escape_name(f"export {task}")
         if outcome.version is None
         else outcome.version.directory.parent,
         identity,
     )
-    write = partial(_write, job, place, outcome.version, store, target=target, version=version)
-    return await settled(job.executor.run(write))
+    write = partial(
+        _write, job, task_directory, outcome.version, store, target=target, version=version
+    )
+    return await shielded(job.executor.run(write))
 
 
 def _require_newest(target: Path, version: int) -> None:
@@ -81,17 +83,17 @@ def _require_newest(target: Path, version: int) -> None:
 
 def _write(
     job: InspectedJob,
-    place: TaskDirectory,
+    task_directory: TaskDirectory,
     restored: SealedVersion | None,
     store: StoreName,
     *,
     target: Path,
     version: int,
 ) -> int:
-    with missing_package_told("hdfs"):
-        from statekeep.backends.hdfs.spark_export import export_snapshot  # noqa: PLC0415 - an extra
+    with explained_missing_package("hdfs"):
+        from statekeep.backends.hdfs.spark_files import export_snapshot  # noqa: PLC0415 - an extra
 
-    with place.begin(random_nonce(), restored, (store,)) as work:
+    with task_directory.begin(random_nonce(), restored, (store,)) as work:
         opened = work.open_store(store, job.config.store(store).factory)
         export_snapshot(opened, target, version)
         return sum(1 for _ in opened.scan())

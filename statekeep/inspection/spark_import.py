@@ -12,12 +12,12 @@ from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
-from statekeep.inspection.job import open_log_place
+from statekeep.inspection.job import open_log_storage
 from statekeep.inspection.job_copy import Making
 from statekeep.inspection.new_job import NewJob, begin_job, require_no_commit
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.spark_state import SparkState
-from statekeep.restore.settled import settled
+from statekeep.restore.shielded import shielded
 from statekeep.stores.local_files import remove_tree
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -39,44 +39,44 @@ async def import_spark_state(
     """Make a job whose tasks begin with the partitions of a state, each in a store of one name.
 
     Each is uploaded whole to every backend of the store. Like a copy, the job starts no task before
-    all of them are there; whoever repeats the import begins anew. Needs local disk for the state of
+    all of them are there; repeating the import begins anew. Needs local disk for the state of
     `TASKS_AT_ONCE` partitions.
 
     Args:
-        making: Of the job; told of the records that were read.
+        making: Of the job; called with the records that were read.
         open_state: Finds the state, which is not changed; may block.
         store: Of the settings, what it is called in the job.
 
     Raises:
-        ConfigError: There is a job of that name already, or a place cannot be reached.
+        ConfigError: There is a job of that name already, or a storage cannot be reached.
         CheckpointLocationError: As `SparkState.open`.
         BlobNotFoundError: A file of the state is missing.
         CheckpointCorruptError: One is damaged.
         CommitFailedError: A backend did not take it.
     """
     async with AsyncExitStack() as stack:
-        open_place = partial(open_log_place, making.config, making.clock)
-        place = await stack.enter_async_context(open_place(task="Partition 0"))
-        run = place.executor.run
+        open_storage = partial(open_log_storage, making.config, making.clock)
+        storage = await stack.enter_async_context(open_storage(task="Partition 0"))
+        run = storage.executor.run
         state = await run(open_state)
         names = [TaskName(f"Partition {number}") for number in range(state.partitions)]
         for name in names:
-            async with open_place(task=name) as other:
+            async with open_storage(task=name) as other:
                 await require_no_commit(making.config, other)
         commit = _commit(state, store)
         made = [await stack.enter_async_context(_begin(making, commit, name)) for name in names]
-        places = asyncio.Semaphore(TASKS_AT_ONCE)
+        limit = asyncio.Semaphore(TASKS_AT_ONCE)
         reading = asyncio.Lock()  # one at a time, as it takes the interpreter; uploads go on beside
 
         async def add(partition: int, new: NewJob) -> int:
             loader = _Loader(making, state, store, partition)
-            async with places:
+            async with limit:
                 try:
                     async with reading:
-                        version = await settled(run(loader.seal))
+                        version = await shielded(run(loader.seal))
                     await new.add(names[partition], version, {})
                 finally:
-                    await settled(run(loader.discard))
+                    await shielded(run(loader.discard))
             return loader.entries
 
         entries = await run_all(add(partition, new) for partition, new in enumerate(made))
@@ -95,7 +95,7 @@ def _begin(
         owner=making.owner,
         partitions=1,
         task=name,
-        on_uploaded=making.on_uploaded,
+        uploads=making.uploads,
     )
 
 
@@ -132,8 +132,8 @@ class _Loader:
         name = TaskName(f"Partition {self._partition}")
         identity = TaskIdentity(self._making.config.job.name, MAIN_OPERATOR, name)
         self._directory.mkdir()
-        place = TaskDirectory.of(self._directory, identity)
-        with place.begin(random_nonce(), None, (self._store,)) as work:
+        task_directory = TaskDirectory.of(self._directory, identity)
+        with task_directory.begin(random_nonce(), None, (self._store,)) as work:
             kind = self._making.config.store(self._store).factory
             opened = work.open_store(self._store, kind)
             self._state.load(self._partition, opened, self._directory, self._making.on_entries)

@@ -1,9 +1,5 @@
 """State of Spark's own HDFSBackedStateStoreProvider, in a query's checkpoint location."""
 
-# fsspec has no types.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
-
 import errno
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -12,12 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from statekeep.backends.blob.managers.object_places import missing_package_told
+from statekeep.backends.storage.locations import explained_missing_package
 from statekeep.errors import (
     BlobNotFoundError,
     CheckpointLocationError,
 )
-from statekeep.inspection.location_files import LocationFiles, errors_told, open_location
+from statekeep.inspection.location_files import (
+    LocationFiles,
+    explained_location_errors,
+    open_location,
+)
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.local_files import explained_errors
 
@@ -56,7 +56,7 @@ class SparkState:
             CheckpointLocationError: Nothing was committed, or the state is of another form.
         """
         location = open_location(uri)
-        with errors_told(location):
+        with explained_location_errors(location):
             batches = [int(name) for name in _names(location, "commits") if name.isdecimal()]
             if not batches:
                 raise CheckpointLocationError(
@@ -86,21 +86,21 @@ class SparkState:
             partition: From 0.
             store: Gets keys and values as Spark has encoded them.
             scratch: A directory, for one file at a time.
-            on_records: Told of the records that were read.
+            on_records: Called with the records that were read.
 
         Raises:
             BlobNotFoundError: A file is missing.
             CheckpointCorruptError: A file is damaged.
             ConfigError: The location cannot be reached, or the local disk is full.
         """
-        with missing_package_told("hdfs"):
+        with explained_missing_package("hdfs"):
             from statekeep.backends.hdfs.spark_files import plan_spark_load  # noqa: PLC0415
         from statekeep.backends.hdfs.spark_start import apply_spark_file  # noqa: PLC0415  # as above
 
         directory = f"state/{self.operator}/{partition}"
         if self.store != DEFAULT_STORE:
             directory = f"{directory}/{self.store}"
-        with errors_told(self.location):
+        with explained_location_errors(self.location):
             names = _names(self.location, directory)
         try:
             plan = plan_spark_load(self.version, names)
@@ -109,7 +109,7 @@ class SparkState:
         for name in plan:
             local = scratch / f"{partition}-{name}"
             try:
-                with errors_told(self.location), _full_disk_told(scratch):
+                with explained_location_errors(self.location), explained_full_disk(scratch):
                     path = f"{self.location.root}/{directory}/{name}"
                     self.location.files.get_file(path, str(local))
                 apply_spark_file(
@@ -159,14 +159,14 @@ def _require_readable(location: LocationFiles, conf: Mapping[str, Any]) -> None:
         )
     if conf.get(_ROW_CHECKSUM, "false") != "false":
         raise CheckpointLocationError(
-            "the state has a checksum within each value, which nobody but Spark can read: "
+            "the state has a checksum within each value, which only Spark can read: "
             f"location={location.shown} {_ROW_CHECKSUM}={conf[_ROW_CHECKSUM]}"
         )
 
 
 @contextmanager
-def _full_disk_told(directory: Path) -> Generator[None]:
-    """Tell a full disk as that of ``directory``, into which a location is read."""
+def explained_full_disk(directory: Path) -> Generator[None]:
+    """Report a full disk as that of ``directory``, into which a location is read."""
     try:
         yield
     except OSError as exc:

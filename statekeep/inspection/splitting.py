@@ -25,11 +25,10 @@ Router = Callable[[bytes, int], int]
 """From a key and the number of tasks to the number of its task."""
 
 
-class StateSplitter(ABC):
-    """Distributes one store of the old tasks over the same store of the new ones.
+class StateFiller(ABC):
+    """What is known of one store of the new tasks while it is filled.
 
-    `split` is called for each old task in turn, then `check` and `finish` once each. Blocks; used
-    by one thread at a time.
+    `check` and `finish` are called once each, after all entries. Blocks; used by one thread at a time.
 
     Attributes:
         counts: Entries given to each new task so far.
@@ -38,27 +37,6 @@ class StateSplitter(ABC):
     def __init__(self, partitions: int) -> None:
         """Prepare for so many new tasks."""
         self.counts = [0] * partitions
-
-    @abstractmethod
-    def split(
-        self,
-        task: TaskName,
-        source: KeyValueStore,
-        targets: Sequence[KeyValueStore],
-        on_entries: Callable[[int], None],
-    ) -> None:
-        """Write every entry of an old store to the one new store that it belongs to.
-
-        Args:
-            task: The old one, for errors.
-            source: Its store; only read.
-            targets: Of the new tasks, by number.
-            on_entries: Told of the entries written, now and then, on this thread.
-
-        Raises:
-            ConfigError: An entry cannot be routed, or its key is that of another old task's entry.
-            CheckpointCorruptError: An entry cannot be read.
-        """
 
     def check(self, targets: Sequence[KeyValueStore]) -> None:
         """Make sure that every new store holds as many entries as it was given.
@@ -77,6 +55,34 @@ class StateSplitter(ABC):
     @abstractmethod
     def finish(self, targets: Sequence[KeyValueStore]) -> None:
         """Write what stands in every store that has entries."""
+
+
+class StateSplitter(StateFiller):
+    """Distributes one store of the old tasks over the same store of the new ones.
+
+    `split` is called for each old task in turn.
+    """
+
+    @abstractmethod
+    def split(
+        self,
+        task: TaskName,
+        source: KeyValueStore,
+        targets: Sequence[KeyValueStore],
+        on_entries: Callable[[int], None],
+    ) -> None:
+        """Write every entry of an old store to the one new store that it belongs to.
+
+        Args:
+            task: The old one, for errors.
+            source: Its store; only read.
+            targets: Of the new tasks, by number.
+            on_entries: Called with the entries written, now and then, on this thread.
+
+        Raises:
+            ConfigError: An entry cannot be routed, or its key is that of another old task's entry.
+            CheckpointCorruptError: An entry cannot be read.
+        """
 
 
 class RoutedWrites:
@@ -182,8 +188,15 @@ def splitter_for(
         router: Dotted path of a `Router`; None: the job's own.
 
     Raises:
-        ConfigError: The job's router is not known here, or is the program's own and was not given.
+        ConfigError: The job's router is not known here; or is the program's own and was not given, or is
+            not and another one was.
     """
+    if router is not None and identity.router:
+        raise ConfigError(
+            "the job would not find its keys where another function puts them:"
+            f" job={identity.job_name} router={identity.router} --router={router}",
+            hint="leave --router out: it is for jobs in plain Python",
+        )
     if router is not None:
         loaded = load_object(router, key="--router")
         if not callable(loaded):

@@ -1,7 +1,8 @@
-"""A whole backup of a task's restored state: the step that migration, savepoints and rescaling share."""
+"""A backup of a task's restored state: the step that migration, savepoints, rescaling and writes share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from statekeep.backends.base import (
     BlockingExecutor,
@@ -15,15 +16,43 @@ from statekeep.checkpoint.checkpoints import (
     CheckpointV2,
     StoreName,
     SystemStreamPartition,
+    TaskName,
 )
+from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
-from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.config.model import StoreSettings
+from statekeep.commit.pipeline import TaskStorageCommitManager
+from statekeep.config.store_settings import StoreSettings
+from statekeep.errors import CommitFailedError
+from statekeep.events import Event, SnapshotTaken
 from statekeep.stores.version import SealedVersion
 
 
+class Uploads(Protocol):
+    """Follows what is uploaded; for people, on the event loop."""
+
+    def expect(self, size: int, /) -> None:
+        """Add to what is to be sent, before any of it is; encoded, it may be less."""
+        ...
+
+    def add(self, size: int, /) -> None:
+        """Count bytes that were sent."""
+        ...
+
+
+class _UnseenUploads:
+    def expect(self, size: int, /) -> None:
+        pass
+
+    def add(self, size: int, /) -> None:
+        pass
+
+
+UNSEEN: Final[Uploads] = _UnseenUploads()
+"""Shows nothing."""
+
+
 @dataclass(frozen=True, slots=True)
-class BackupPlace:
+class CommitBackups:
     """Where the state of tasks is backed up, and under which attempt of which log."""
 
     factories: Mapping[BackendName, StateBackendFactory]
@@ -34,49 +63,75 @@ class BackupPlace:
     checkpoint_id: CheckpointId
     executor: BlockingExecutor
     clock: Clock
-    count_bytes: Callable[[int], None]
-    """Told of every byte that was sent; for people."""
+    uploads: Uploads
 
     async def back_up(
         self,
         task: TaskIdentity,
         version: SealedVersion,
         input_offsets: Mapping[SystemStreamPartition, str],
+        base: tuple[CheckpointV2, VersionId] | None = None,
     ) -> CheckpointV2:
-        """Back up a version whole: nothing of an earlier upload is used or referred to.
+        """Back up a version.
 
         Args:
             task: Whose state it becomes, with the uid of its job's log.
             version: The state; must stay in place meanwhile.
             input_offsets: For the checkpoint.
+            base: The task's newest commit, and the version in it, to build an increment on. None: all
+                is uploaded, and nothing of an earlier upload is used or referred to.
 
         Raises:
             CommitFailedError: With the step that failed; nothing refers to what was uploaded.
             TaskFencedError: A backend found a newer owner.
         """
-        pipeline = TaskCommitPipeline(
+        pipeline = TaskStorageCommitManager(
             task,
             self.stores,
             self.factories,
             executor=self.executor,
             clock=self.clock,
+            report=self._report,
         )
         try:
-            await pipeline.init(None)
-            return await pipeline.commit(
+            await pipeline.init()
+            backed_up = await pipeline.commit(
                 CommitContext(
                     checkpoint_id=self.checkpoint_id,
                     epoch=self.epoch,
                     attempt=self.attempt,
                     version=version,
-                    base=None,
-                    base_version=None,
-                    count_bytes=self.count_bytes,
+                    base=None if base is None else base[0],
+                    base_version=None if base is None else base[1],
+                    count_bytes=self.uploads.add,
                 ),
                 input_offsets,
             )
+            return backed_up.checkpoint
         finally:
             await pipeline.close()
+
+    def _report(self, event: Event) -> None:
+        if isinstance(event, SnapshotTaken):
+            self.uploads.expect(sum(event.bytes_by_backend.values()))
+
+
+def require_markers(
+    task: TaskName, version: SealedVersion, checkpoint: CheckpointV2, stores: Iterable[StoreName]
+) -> None:
+    """Make sure that some backend has each store of a version.
+
+    Raises:
+        CommitFailedError: None has one of them.
+    """
+    held = {store for markers in checkpoint.state_markers.values() for store in markers}
+    for store in stores:
+        if version.store_files(store) and store not in held:
+            raise CommitFailedError(
+                f"no backend has a store of a changed task: task={task} store={store}",
+                checkpoint_id=checkpoint.checkpoint_id.serialize(),
+                step="upload",
+            )
 
 
 def listing_only(
@@ -92,10 +147,10 @@ def listing_only(
 async def prepare_backends(
     factories: Mapping[BackendName, StateBackendFactory], executor: BlockingExecutor, clock: Clock
 ) -> None:
-    """Create and check the places of backends, as the start of a job does.
+    """Create and check the storage of backends, as the start of a job does.
 
     Raises:
-        ConfigError: A place is unreachable, refuses us, or cannot do what is needed.
+        ConfigError: A storage is unreachable, refuses us, or cannot do what is needed.
     """
     for factory in factories.values():
         admin = factory.admin(executor, clock)

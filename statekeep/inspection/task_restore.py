@@ -1,7 +1,9 @@
 """The restore of one task at a commit, for a reader who need not have the job's log at hand."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
@@ -9,13 +11,17 @@ from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import decode_checkpoint_v2
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
-from statekeep.config.model import Config, StoreSettings
+from statekeep.config.model import Config
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import ConfigError
 from statekeep.inspection.restore_sources import only_from, require_every_store, require_sources
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.plan import BadMarkers
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.task_directory import TaskDirectory
+
+COPIES_OF_A_LOCATION: Final = MappingProxyType({"kind": "copies-of-a-location"})
+"""`JobIdentity.settings` of a job whose stores are files of Spark's, which no engine opens."""
 
 Progress = Callable[[RestoreProgress], None]
 """Called on the event loop with every step of a restore; must not raise."""
@@ -62,6 +68,7 @@ async def restore_task(
     clock: Clock,
     bad_markers: BadMarkers,
     backend: BackendName | None = None,
+    only: Collection[StoreName] | None = None,
     on_progress: Progress = lambda _: None,
 ) -> RestoreOutcome:
     """Restore one task's state at a commit into a directory, every byte verified.
@@ -79,17 +86,23 @@ async def restore_task(
         bad_markers: Never used as a source, unless ``backend`` is given.
         backend: The only one to restore from: stores that only others hold are left out. None:
             those of the settings, in their order.
+        only: The stores that are wanted, of those that the commit lists; None: all of them.
         on_progress: For a progress bar.
 
     Raises:
-        ConfigError: The commit has no such task; the settings name no backend that has the
+        ConfigError: The commit is a copy of a location; it has no such task; the settings name no backend that has the
             state of one of its stores, which would begin empty; ``backend`` has nothing of the
             task; or the directory has the version already, without some of these stores.
         RestoreFailedError: The state is out of reach; each reason is a note of the error.
     """
+    if commit.identity.settings == COPIES_OF_A_LOCATION:
+        raise ConfigError(
+            f"the job holds copies of a checkpoint location: job={commit.identity.job_name}",
+            hint="`statekeep guard restore` verifies a copy and makes a location of it",
+        )
     checkpoint = checkpoint_in(commit, task)
     identity = task_identity(commit, task)
-    stores = stores_of(commit)[identity.operator]
+    stores = [s for s in stores_of(commit)[identity.operator] if only is None or s in only]
     settings: Mapping[StoreName, StoreSettings] = {store: config.store(store) for store in stores}
     if checkpoint is not None and backend is not None:
         _require_holder(checkpoint, task, backend, factories)

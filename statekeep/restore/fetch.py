@@ -23,14 +23,16 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,
     TaskFencedError,
     VersionDamagedError,
 )
+from statekeep.events import Report, StoreFetched
 from statekeep.fault_points import fault_point
+from statekeep.reporter import activity
 from statekeep.restore.plan import Source, StorePlan
 from statekeep.restore.progress import RestoreProgress
 from statekeep.stores.base import KeyValueStore
@@ -89,7 +91,7 @@ class OnFailure(Protocol):
     def __call__(
         self, store: StoreName, backend: str, marker: Marker, exc: Exception, *, is_bad: bool
     ) -> None:
-        """Take note of a failed source; ``is_bad``: nobody need try the marker again."""
+        """Record a failed source; ``is_bad``: the marker is not worth another try."""
         ...
 
 
@@ -110,6 +112,7 @@ class StoreFetcher:
         checkpoint: CheckpointV2,
         version: VersionId,
         on_failure: OnFailure,
+        report: Report,
     ) -> None:
         self._task = task
         self._stores = stores
@@ -122,6 +125,9 @@ class StoreFetcher:
         self._checkpoint = checkpoint
         self._version = version
         self._on_failure = on_failure
+        self._report = report
+        self._fetched: dict[StoreName, int] = {}
+        """Bytes of the open try, by store."""
 
     async def fetch(self, store: StoreName, sources: Sequence[Source]) -> BackendName:
         """Fill a store's directory from the first source that can, and return its backend.
@@ -133,7 +139,7 @@ class StoreFetcher:
         is_for_good = True
         for source in sources:
             try:
-                await self._fetch_from(store, source.backend)
+                await self._fetch_and_report(store, source.backend)
             except TaskFencedError:
                 raise
             except Exception as exc:  # noqa: BLE001 - a plug-in failed; reported, the next is tried
@@ -156,6 +162,35 @@ class StoreFetcher:
         except OSError as exc:
             self._on_failure(store, source.backend, source.marker, exc, is_bad=False)
             raise StoreOutOfReachError(is_for_good=False) from exc
+
+    async def _fetch_and_report(self, store: StoreName, backend: BackendName) -> None:
+        """Fetch a store, as `_fetch_from`, and report what came of it."""
+        began_ns = self._clock.monotonic_ns()
+        self._fetched[store] = 0
+        outcome = "done"
+        try:
+            with activity("restore", self._task.task_name):
+                await self._fetch_from(store, backend)
+        except BaseException as exc:
+            is_bad = isinstance(exc, BlobNotFoundError | CheckpointCorruptError)
+            outcome = "damaged" if is_bad else "failed"
+            raise
+        finally:
+            self._report(
+                StoreFetched(
+                    task=self._task.task_name,
+                    store=store,
+                    backend=backend,
+                    outcome=outcome,
+                    ended_ns=self._clock.time_ns(),
+                    elapsed_ns=self._clock.monotonic_ns() - began_ns,
+                    bytes=self._fetched[store],
+                )
+            )
+
+    def _add_done(self, store: StoreName, count: int) -> None:
+        self._fetched[store] += count
+        self._meter.add_done(count)
 
     async def _fetch_from(self, store: StoreName, backend: BackendName) -> None:
         """Fill a store's directory, and make sure that it can be opened.
@@ -192,7 +227,7 @@ class StoreFetcher:
             reusable=reusable,
             open_store=partial(self._open_store, is_new=True),
             open_image=partial(self._open_store, is_new=False),
-            on_bytes=self._meter.add_done,
+            on_bytes=partial(self._add_done, store),
             on_total=self._meter.add_total,
             executor=self._executor,
             clock=self._clock,

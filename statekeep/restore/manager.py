@@ -7,27 +7,32 @@ from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.error_summary import text_of
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
-from statekeep.config.model import StoreSettings
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.config.redact import redact_text
+from statekeep.config.store_settings import StoreFactoryName, StoreSettings
 from statekeep.errors import (
     ConfigError,
     RestoreFailedError,
     UnknownFormatError,
     VersionDamagedError,
 )
+from statekeep.events import Report, TaskRestored, report_nothing
 from statekeep.fault_points import fault_point
 from statekeep.restore.fetch import FetchMeter, StoreFetcher, StoreOutOfReachError, fetch_all
 from statekeep.restore.plan import BadMarkers, StorePlan, plan_restore
 from statekeep.restore.progress import RestoreProgress
-from statekeep.restore.settled import settled
+from statekeep.restore.shielded import shielded
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.stores.work_directory import WorkDirectory
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_REASON: Final = 2_000
+"""Characters of why a source is of no use: it goes into the job log. A library may quote what it read."""
 
 LOCAL: Final = "local"
 """Stands for the local disk where a backend's name would stand."""
@@ -119,6 +124,7 @@ class TaskRestorer:
         on_progress: Callable[[RestoreProgress], None],
         bad_markers: BadMarkers = (),
         new_uid: Callable[[], str] = random_nonce,
+        report: Report = report_nothing,
     ) -> None:
         """Take what a restore needs.
 
@@ -132,6 +138,7 @@ class TaskRestorer:
             on_progress: Called on the loop with every step; must not raise.
             bad_markers: Never used as a source.
             new_uid: Names the work directory.
+            report: Gets every fetch and the end, on the loop.
         """
         self._task = task
         self._directory = directory
@@ -142,6 +149,7 @@ class TaskRestorer:
         self._on_progress = on_progress
         self._bad_markers = bad_markers
         self._new_uid = new_uid
+        self._report = report
         self._engines: Mapping[StoreName, StoreFactoryName] = {
             name: settings.factory for name, settings in stores.items()
         }
@@ -166,8 +174,8 @@ class TaskRestorer:
 
         Raises:
             RestoreFailedError: None can be restored, or a backend that may still hold a newer commit
-                than those that can does not answer, or lets nobody read it before something is
-                mended, which is then the cause; every failure is a note of it.
+                than those that can does not answer, or cannot be read before something is repaired,
+                which is then the cause; every failure is a note of it.
             UnknownFormatError: A newer version of Statekeep wrote the version on this disk.
             TaskFencedError: A backend found a newer owner.
         """
@@ -184,7 +192,16 @@ class TaskRestorer:
                         continue
                     error, cause = self._obstructed()
                     raise error from cause
-                elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
+                elapsed_ns = self._clock.monotonic_ns() - began_ns
+                self._report(
+                    TaskRestored(
+                        self._task.task_name,
+                        {str(store): source for store, source in sources.items()},
+                        self._meter.done_bytes,
+                        elapsed_ns,
+                    )
+                )
+                elapsed_ms = elapsed_ns // 1_000_000
                 return self._outcome(candidate, version, sources, elapsed_ms)
         finally:
             self._meter.end()
@@ -201,9 +218,9 @@ class TaskRestorer:
         if candidate.version is None:
             return None, {}
         if candidate.checkpoint is None:
-            local = await self._find_local(candidate.version, ())
+            local = await self._find_local(candidate.version)
             if local is None:
-                self._note_local(
+                self._record_local(
                     candidate.version, "the version is not on this disk and was never backed up"
                 )
                 raise StoreOutOfReachError(is_for_good=True)
@@ -219,18 +236,26 @@ class TaskRestorer:
         forgotten = [n for n, settings in self._stores.items() if not settings.restore_factories]
         self._require_sources({name: plans[name] for name in forgotten})
         wanted = [name for name, plan in plans.items() if plan.is_held]
-        local = await self._find_local(candidate.version, wanted)
+        local = await self._find_local(candidate.version, wanted, self._unlisted(plans))
         if local is not None:
             return local, self._local_sources(local)
         self._require_sources(plans)
         return await self._fetch(candidate.version, candidate.checkpoint, plans)
 
+    def _unlisted(self, plans: Mapping[StoreName, StorePlan]) -> list[StoreName]:
+        """Return the stores that the commit does not list, without those that always begin empty."""
+        return [n for n, plan in plans.items() if plan.is_new and self._stores[n].restore_factories]
+
     async def _find_local(
-        self, version_id: VersionId, wanted: Sequence[StoreName]
+        self,
+        version_id: VersionId,
+        wanted: Sequence[StoreName] = (),
+        unlisted: Sequence[StoreName] = (),
     ) -> SealedVersion | None:
         """Return the local version if it is whole: every store, every byte as it was sealed.
 
-        A start with fewer stores fetches no more than those, and leaves them under this name.
+        A start with fewer stores fetches no more than those, and leaves them under this name. Its
+        commits may keep a version that has more stores than they list, with what those held before.
         """
         if self._is_clean_start:
             return None
@@ -240,7 +265,7 @@ class TaskRestorer:
             raise
         except (VersionDamagedError, ConfigError, OSError) as exc:
             # What keeps anyone from using the disk keeps the fetch from it too, and ends that.
-            self._note_local(version_id, str(exc))
+            self._record_local(version_id, redact_text(str(exc)))
             return None
         if version is not None and (missing := version.lacks(wanted)):
             logger.warning(
@@ -248,6 +273,14 @@ class TaskRestorer:
                 self._task.task_name,
                 version_id,
                 ",".join(missing),
+            )
+            return None
+        if version is not None and any(version.store_files(store) for store in unlisted):
+            logger.warning(
+                "local version has stores that its commit does not list and is fetched: "
+                "task=%s version=%s",
+                self._task.task_name,
+                version_id,
             )
             return None
         return version
@@ -280,7 +313,7 @@ class TaskRestorer:
                 error = "no backend has it: it was not backed up at this commit"
             if not (backends and plan.is_held):
                 error += f" (to begin it empty, set stores.{name}.restore.factories to nothing)"
-            self._note(RestoreFailure(name, backends, Marker(""), error=error))
+            self._record(RestoreFailure(name, backends, Marker(""), error=error))
         if stranded:
             # What another backend holds is not lost, and what none held is in no older commit either.
             is_lost = all(plan.is_held and not plan.elsewhere for plan in stranded.values())
@@ -295,7 +328,7 @@ class TaskRestorer:
         """Fetch every store into a work directory and adopt it under the committed name."""
         run = self._executor.run
         begin = run(self._directory.begin, self._new_uid(), None, tuple(self._stores))
-        work = await settled(begin, undo=self._discard)
+        work = await shielded(begin, undo=self._discard)
         try:
             fetcher = StoreFetcher(
                 self._task,
@@ -308,12 +341,13 @@ class TaskRestorer:
                 reusable=await run(self._find_reusable),
                 checkpoint=checkpoint,
                 version=version_id,
-                on_failure=self._note_source,
+                on_failure=self._record_source,
+                report=self._report,
             )
             sources = await fetch_all(fetcher, plans)
             fault_point("restore.before_adopt")
             adopt = run(self._directory.adopt, work, version_id, None, (), engines=self._engines)
-            version = await settled(adopt)
+            version = await shielded(adopt)
             fault_point("restore.after_adopt")
         finally:
             await self._discard(work)
@@ -348,19 +382,18 @@ class TaskRestorer:
                 found.append(version)
         return found
 
-    def _note_local(self, version_id: VersionId, error: str) -> None:
-        self._note(RestoreFailure(StoreName("*"), LOCAL, Marker(str(version_id)), error=error))
+    def _record_local(self, version_id: VersionId, error: str) -> None:
+        self._record(RestoreFailure(StoreName("*"), LOCAL, Marker(str(version_id)), error=error))
 
-    def _note_source(
+    def _record_source(
         self, store: StoreName, backend: str, marker: Marker, exc: Exception, *, is_bad: bool
     ) -> None:
         if not is_bad:
             self._obstacles.append(exc)
-        told = "; ".join([f"{type(exc).__name__}: {exc}", *getattr(exc, "__notes__", ())])
-        self._note(RestoreFailure(store, backend, marker, told, is_bad))
+        self._record(RestoreFailure(store, backend, marker, text_of(exc)[:_LONGEST_REASON], is_bad))
 
-    def _note(self, failure: RestoreFailure) -> None:
-        """Every step down is an error in the log: somebody should look at it."""
+    def _record(self, failure: RestoreFailure) -> None:
+        """Log every step down as an error: a person should look at it."""
         self._failures.append(failure)
         logger.error(
             "state cannot be restored from here: task=%s backend=%s store=%s marker=%s error=%s",

@@ -10,7 +10,7 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     TaskName,
 )
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 
 BadMarkers = Collection[tuple[str, str, str, str]]
 """(backend, task, store, marker) that must not be used again, as `LogView.bad_markers` has them."""

@@ -1,4 +1,4 @@
-"""How far the restores of many tasks are, as one figure and as one bar."""
+"""How far the restores of many tasks are, as one bar."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,52 +35,8 @@ class RestoreProgress:
     """The restore has ended, well or not."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreTotals:
-    """How far the restores of all tasks are together."""
-
-    total_bytes: int
-    done_bytes: int
-    tasks: int
-    tasks_done: int
-    bytes_per_second: float
-    """Mean rate since the first report; 0 while nothing was fetched."""
-    eta_seconds: float | None
-    """None while it cannot be told."""
-
-
-class ProgressAggregate:
-    """Adds up the reports of many tasks. Pure: time comes with each call."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[TaskName, RestoreProgress] = {}
-        self._began_ns: int | None = None
-
-    def update(self, report: RestoreProgress, now_ns: int) -> None:
-        """Take in the newest report of a task."""
-        if self._began_ns is None:
-            self._began_ns = now_ns
-        self._tasks[report.task_name] = report
-
-    def totals(self, now_ns: int) -> RestoreTotals:
-        """Return the sums, the rate and the time that is left."""
-        reports = self._tasks.values()
-        total = sum(report.total_bytes for report in reports)
-        done = sum(report.done_bytes for report in reports)
-        elapsed_ns = now_ns - self._began_ns if self._began_ns is not None else 0
-        rate = done * _NS_PER_S / elapsed_ns if elapsed_ns > 0 else 0.0
-        return RestoreTotals(
-            total_bytes=total,
-            done_bytes=done,
-            tasks=len(self._tasks),
-            tasks_done=sum(report.is_done for report in reports),
-            bytes_per_second=rate,
-            eta_seconds=max(0, total - done) / rate if rate > 0 else None,
-        )
-
-
 class RestoreProgressBar:
-    """Shows the totals on a terminal, once restores have lasted longer than two seconds.
+    """Shows how far all restores are together on a terminal, once restores have lasted longer than two seconds.
 
     Its `update` is made to be the ``on_progress`` of every `TaskRestorer`. The bar comes with a
     report and goes with the report that ends the last restore; no thread draws it. Nothing is
@@ -104,7 +60,8 @@ class RestoreProgressBar:
         self._monotonic_ns = monotonic_ns
         self._is_lasting = is_lasting
         self._console = console if console is not None else Console(stderr=True)
-        self._aggregate = ProgressAggregate()
+        self._reports: dict[TaskName, RestoreProgress] = {}
+        """The newest of each task."""
         self._began_ns: int | None = None
         self._drawn_ns = 0
         self._progress: Progress | None = None
@@ -127,12 +84,11 @@ class RestoreProgressBar:
         now_ns = self._monotonic_ns()
         if self._began_ns is None:
             self._began_ns = now_ns
-        self._aggregate.update(report, now_ns)
-        totals = self._aggregate.totals(now_ns)
-        if totals.tasks_done == totals.tasks and not self._is_lasting:
+        self._reports[report.task_name] = report
+        if all(task.is_done for task in self._reports.values()) and not self._is_lasting:
             self.close()
         elif now_ns - self._began_ns >= _SHOWN_AFTER_NS:
-            self._draw(totals, now_ns)
+            self._draw(now_ns)
 
     def close(self) -> None:
         """Take the bar off the terminal and forget what was reported. Idempotent."""
@@ -140,19 +96,21 @@ class RestoreProgressBar:
             self._progress.stop()
         self._progress = None
         self._began_ns = None
-        self._aggregate = ProgressAggregate()
+        self._reports.clear()
 
-    def _draw(self, totals: RestoreTotals, now_ns: int) -> None:
+    def _draw(self, now_ns: int) -> None:
         if self._progress is None:
             self._progress = self._new_bar()
         elif now_ns - self._drawn_ns < _REDRAWN_EVERY_NS:
             return
         self._drawn_ns = now_ns
+        reports = self._reports.values()
+        done = sum(task.is_done for task in reports)
         self._progress.update(
             self._progress.task_ids[0],
-            total=totals.total_bytes,
-            completed=totals.done_bytes,
-            description=f"restoring state, {totals.tasks_done} of {totals.tasks} tasks",
+            total=sum(task.total_bytes for task in reports),
+            completed=sum(task.done_bytes for task in reports),
+            description=f"restoring state, {done} of {len(reports)} tasks",
         )
         self._progress.refresh()
 

@@ -1,10 +1,5 @@
 """The operator on a batch frame: empty state, or an initial one, that is dropped at the end."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,18 +9,21 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.spark.anchor import column, routed
+from statekeep.spark.combined_rows import combined
 from statekeep.spark.initial_state import InitialState, divide, is_initial, with_initial_state
 from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.operator.runner import OperatorSpec, stream_operator
+from statekeep.spark.placement import column, routed
 from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.temporary_directory import temporary_directory
 
-_NO_CLOCK = BatchClock(processing_time_ms=-1, watermark_ms=-1)
-
 
 def transform_batch(
-    frame: DataFrame, operator: OperatorSpec, processor: bytes, initial: InitialState | None
+    frame: DataFrame,
+    operator: OperatorSpec,
+    processor: bytes,
+    initial: InitialState | None,
+    now_ms: int,
 ) -> DataFrame:
     """Return the output of a processor over all rows of a batch frame; runs when it is used.
 
@@ -37,7 +35,10 @@ def transform_batch(
         operator: What to run.
         processor: The user's, pickled: each task gets one of its own.
         initial: What the state begins with.
+        now_ms: The processing time of all rows. There is no watermark, for which Spark has -1: no row
+            is late, and no timer in event time fires that is not before 1970.
     """
+    clock = BatchClock(now_ms, watermark_ms=-1)
     has_initial = initial is not None
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -50,8 +51,10 @@ def transform_batch(
             temporary_directory("statekeep-batch-") as directory,
             closing(RocksDbStore(StoreName("state"), directory, is_new=True)) as store,
         ):
-            yield from stream_operator(spec, store, rows, clock=_NO_CLOCK, initial=begun)
+            yield from stream_operator(spec, store, rows, clock=clock, initial=begun)
 
+    if operator.combiner is not None:
+        frame = combined(frame, operator.combiner)
     if initial is not None:
         frame = with_initial_state(frame, operator, initial)
     order = [is_initial().desc()] if initial is not None else []

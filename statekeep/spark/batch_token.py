@@ -6,6 +6,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
+from statekeep.checkpoint.decoding import decode_json
+
 
 @dataclass(frozen=True, slots=True)
 class BatchToken:
@@ -19,6 +23,27 @@ class BatchToken:
     """Which driver. Every start of a query takes the next number, also after a restart."""
     batch: int
     """The number that the sink is called with."""
+
+
+_decoder: Final = msgspec.json.Decoder(BatchToken)
+
+
+def encode_token(token: BatchToken) -> bytes:
+    """Return a token as a sink stores it beside what it has written."""
+    return msgspec.json.encode(token)
+
+
+def decode_token(data: bytes, *, where: str) -> BatchToken:
+    """Read what `encode_token` wrote.
+
+    Args:
+        data: What is stored.
+        where: Named in errors, such as ``path=...``.
+
+    Raises:
+        CheckpointCorruptError: It is no token.
+    """
+    return decode_json(_decoder, data, f"token of a batch cannot be read: {where}")
 
 
 _current: Final[ContextVar[BatchToken | None]] = ContextVar("current_batch", default=None)

@@ -1,9 +1,5 @@
 """The settings of a SparkContext, read without copying them."""
 
-# The JVM's objects have no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
-
 from typing import Any
 
 from pyspark import SparkConf

@@ -1,32 +1,22 @@
 """What a stateful operator gives: a frame to which stateless transformations may be chained."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.types import StructType
 
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.spark.initial_state import InitialState
-from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.plan import check_by_batch, stream_of
+from statekeep.spark.stage import Stage, Transformation
 from statekeep.spark.writer import StatefulStreamWriter
-
-Transformation = Callable[[DataFrame], DataFrame]
 
 _STATELESS: Final = frozenset(
     {
         "alias",
         "coalesce",
-        "colRegex",
         "drop",
         "dropna",
         "fillna",
@@ -60,8 +50,8 @@ _STATELESS: Final = frozenset(
 class StatefulDataFrame:
     """A streaming frame behind a stateful operator, with the habits of Spark's.
 
-    Each transformation is checked at once against an empty frame of the right schema, kept, and
-    applied to the output of every batch.
+    Each transformation is checked at once against a stream without rows of the right schema, kept,
+    and applied to the output of every batch.
     """
 
     isStreaming = True  # noqa: N815 - Spark's name
@@ -69,18 +59,26 @@ class StatefulDataFrame:
     def __init__(
         self,
         source: DataFrame,
-        operator: OperatorSpec,
+        stages: tuple[Stage, ...],
         config: Config,
         *,
-        initial: InitialState | None = None,
         shape: DataFrame | None = None,
         transformations: tuple[Transformation, ...] = (),
     ) -> None:
+        """Begin with the output of an operator.
+
+        Args:
+            source: The streaming input.
+            stages: The stateful operators so far.
+            config: The settings.
+            shape: What the transformations make of a stream without rows; None: there are none.
+            transformations: What was done to the output of the last operator.
+        """
         self._source = source
-        self._operator = operator
+        self._stages = stages
         self._config = config
-        self._initial = initial
-        self._shape = shape or source.sparkSession.createDataFrame([], operator.output_schema)
+        output = stages[-1].operator.output_schema
+        self._shape = shape or stream_of(source.sparkSession, output)
         self._transformations = transformations
 
     @property
@@ -106,9 +104,14 @@ class StatefulDataFrame:
     @property
     def writeStream(self) -> StatefulStreamWriter:  # noqa: N802 - Spark's name
         """Begin to write the stream."""
-        return StatefulStreamWriter(
-            self._source, self._operator, self._config, self._transformations, self._initial
-        )
+        return StatefulStreamWriter(self._source, self._stages, self._config, self._transformations)
+
+    def groupBy(self, *cols: Any) -> "GroupsBehindOperator":  # noqa: ANN401, N802 - Spark's
+        """Group the rows for another stateful operator: ``grouped(frame.groupBy(...))``."""
+        upstream = Upstream(self._source, self._stages, self._config, self._transformations)
+        return GroupsBehindOperator(upstream, self._shape.groupBy(*cols))
+
+    groupby = groupBy
 
     def printSchema(self, level: int | None = None) -> None:  # noqa: N802 - Spark's name
         """Print the schema as a tree."""
@@ -128,10 +131,7 @@ class StatefulDataFrame:
         if name in self.columns:
             return self[name]
         if hasattr(DataFrame, name):
-            msg = f"not possible after a stateful operator of statekeep: {name}"
-            error = AttributeError(msg)
-            error.add_note("hint: do it to each batch in foreachBatch")
-            raise error
+            raise _not_possible(name)
         msg = f"no such attribute or column: {name} columns={','.join(self.columns)}"
         raise AttributeError(msg)
 
@@ -142,11 +142,45 @@ class StatefulDataFrame:
             result: DataFrame = getattr(frame, name)(*args, **kwargs)
             return result
 
+        shape = apply(self._shape)
+        check_by_batch(shape)
         return StatefulDataFrame(
             self._source,
-            self._operator,
+            self._stages,
             self._config,
-            initial=self._initial,
-            shape=apply(self._shape),
+            shape=shape,
             transformations=(*self._transformations, apply),
         )
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """All that is before a stateful operator which is not the first one."""
+
+    source: DataFrame
+    stages: tuple[Stage, ...]
+    config: Config
+    transformations: tuple[Transformation, ...]
+
+
+class GroupsBehindOperator:
+    """Rows behind a stateful operator, grouped: what `grouped` takes for the next one."""
+
+    def __init__(self, upstream: Upstream, groups: GroupedData) -> None:
+        self.upstream = upstream
+        self.groups = groups
+        """Of a stream without rows that has the same schema."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - always an error
+        if name.startswith("_") or not hasattr(GroupedData, name):
+            raise AttributeError(name)
+        raise _not_possible(f"groupBy(...).{name}")
+
+
+def _not_possible(name: str) -> AttributeError:
+    error = AttributeError(f"not possible after a stateful operator of statekeep: {name}")
+    error.add_note(
+        "hint: do it to each batch in foreachBatch, or use another stateful operator:"
+        " sk.grouped(frame.groupBy(...)).transformWithState(...)"
+    )
+    return error

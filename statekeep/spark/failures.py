@@ -5,6 +5,9 @@ from typing import Any, Final
 
 from pyspark.errors import PythonException, StreamingQueryException
 
+from statekeep.config.redact import redact_text
+
+_LONGEST_LINE: Final = 500
 _TRACEBACK: Final = "Traceback (most recent call last):\n"
 _END: Final = re.compile(r"^(\tat | SQLSTATE|JVM stacktrace|$)")
 """How the line begins that follows the text of a worker's error."""
@@ -17,6 +20,11 @@ _DATA_LOSS_HINT: Final = (
     " under another job.name with another checkpoint location; read_state still reads what was"
     " committed. failOnDataLoss=false would leave them out without a word. To keep records longer,"
     " raise retention.ms of the topic"
+)
+_NOT_THERE: Final = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
+_NOT_THERE_HINT: Final = (
+    "hint: the Python of Spark's workers has no package %s. Install it on every host, or name a Python"
+    " that has it in PYSPARK_PYTHON (spark.pyspark.python), or send an environment with spark.archives"
 )
 
 
@@ -32,7 +40,7 @@ def explain(
     told = f"{failure} {error}"
     raw: Any = failure
     if error is not None and hasattr(raw, "_desc"):  # PySpark builds the text of it at each look
-        raw._desc = f"{summarise(error)}\n\nWhat Spark says of it:\n{raw._desc}"  # noqa: SLF001
+        raw._desc = f"{summarise(error)}\n\nSpark's own text:\n{raw._desc}"  # noqa: SLF001
     if any(words in told for words in _DATA_LOSS):
         failure.add_note(_DATA_LOSS_HINT)
     return failure
@@ -44,7 +52,14 @@ def summarise(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     frames, message = _parse(str(error).rpartition(_TRACEBACK)[2])
     own = [frame for frame in frames if not _FRAMEWORK.search(frame.splitlines()[0])]
-    return "\n".join([message, *own])
+    missing = _NOT_THERE.match(message)
+    hints = [] if missing is None else [_NOT_THERE_HINT % missing[1]]
+    return "\n".join([message, *hints, *own])
+
+
+def first_line(error: BaseException) -> str:
+    """Return what went wrong in one line, for logs and events; without secrets of URIs."""
+    return redact_text(summarise(error).partition("\n")[0])[:_LONGEST_LINE]
 
 
 def _parse(traceback: str) -> tuple[list[str], str]:

@@ -5,23 +5,16 @@ look can go on much later. These sinks compare its epoch where they write, so th
 an old batch overwrite a newer one.
 """
 
-# The JVM's objects have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any, Final, Literal
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from statekeep.errors import ConfigError, StateBackupError, TaskFencedError
-from statekeep.spark.batch_token import BatchToken, current_batch
+from statekeep.spark.batch_token import BatchToken, current_batch, decode_token, encode_token
 from statekeep.spark.sinks import BatchSink
 
 logger = logging.getLogger(__name__)
@@ -35,7 +28,6 @@ FENCE_TABLE: Final = (
 _MARKS: Final = {"qmark": "?", "format": "%s"}
 _ROWS_AT_ONCE: Final = 1_000
 
-_decoder: Final = msgspec.json.Decoder(BatchToken)
 _MARKER: Final = "_statekeep.json"
 _STAGING: Final = "_staging"
 _ATOMIC: Final = ("file", "hdfs", "viewfs")
@@ -75,7 +67,7 @@ def fence_transaction(
             (token.job_uid, token.epoch, token.batch),
         )
         is_newest = cursor.rowcount == 1
-        # sqlite3 tells by the second one; the first is that of most other clients.
+        # sqlite3 has the second one; the first is that of most other clients.
         if getattr(connection, "autocommit", False) is True or not getattr(
             connection, "in_transaction", True
         ):
@@ -125,6 +117,9 @@ def upsert_sink(
                     rows = map(tuple, frame.toLocalIterator())
                     while some := list(islice(rows, _ROWS_AT_ONCE)):
                         cursor.executemany(statement, some)
+                        # psycopg sends the rows as a pipeline. PostgreSQL then takes the transaction
+                        # for idle, and so ends that of a stopped driver, only after a statement.
+                        cursor.execute("SELECT 1")
             except BaseException:
                 connection.rollback()
                 raise
@@ -179,9 +174,9 @@ class _BatchDirectory:
     def __init__(self, spark: SparkSession, path: str, token: BatchToken) -> None:
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's FileSystem is the JVM's
         self._token = token
-        conf: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+        java: Any = spark._jsparkSession  # noqa: SLF001 - as above
         root = self._path(path)
-        self._fs: Any = root.getFileSystem(conf)
+        self._fs: Any = root.getFileSystem(java.sessionState().newHadoopConf())
         scheme = self._fs.getUri().getScheme()
         if scheme not in _ATOMIC:
             raise ConfigError(
@@ -217,7 +212,7 @@ class _BatchDirectory:
         self._sweep()
 
     def _is_published(self) -> bool:
-        """Tell whether the batch is there: by this driver or by one before it."""
+        """Return whether the batch is there: by this driver or by one before it."""
         if not self._fs.exists(self._target):
             return False
         where = f"directory={self._target.toString()}"
@@ -250,7 +245,7 @@ class _BatchDirectory:
     def _write_marker(self) -> None:
         stream = self._fs.create(self._path(self._staging, _MARKER), True)  # noqa: FBT003 - Hadoop's
         try:
-            stream.write(msgspec.json.encode(self._token))
+            stream.write(encode_token(self._token))
         finally:
             stream.close()
 
@@ -263,7 +258,7 @@ class _BatchDirectory:
             data = self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)
         finally:
             stream.close()
-        return _decoder.decode(bytes(data))
+        return decode_token(bytes(data), where=f"path={path}")
 
     def _remove(self, directory: Any) -> None:  # noqa: ANN401 - a Java object
         self._fs.delete(directory, True)  # noqa: FBT003 - Hadoop's signature

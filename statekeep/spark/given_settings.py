@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
 
-from statekeep.config.load import load_dict, load_environment, merge
+from statekeep.config.load import load_dict, load_environment, load_file, merge
 from statekeep.config.model import Config
 
-Settings = Mapping[str, Any] | Config
+Settings = Mapping[str, Any] | Config | str | PathLike[str]
+"""By key, or read already, or the path of a ``.toml`` or ``.properties`` file."""
 
 
 def read_settings(settings: Settings | None, conf: Config | None = None) -> Config:
@@ -18,8 +20,16 @@ def read_settings(settings: Settings | None, conf: Config | None = None) -> Conf
         conf: Of the Spark session: the program's go over them.
 
     Raises:
-        ConfigError: A key is unknown or not supported, or a value is not of its type.
+        ConfigError: The file cannot be read, a key is unknown or not supported, or a value is not of
+            its type.
     """
-    given = settings if isinstance(settings, Config) else load_dict(settings or {}, "settings")
     under = () if conf is None else (conf,)
-    return merge(*under, given, load_environment(os.environ))
+    return merge(*under, _read(settings), load_environment(os.environ))
+
+
+def _read(settings: Settings | None) -> Config:
+    if isinstance(settings, Config):
+        return settings
+    if isinstance(settings, str | PathLike):
+        return load_file(settings)
+    return load_dict(settings or {}, "settings")

@@ -1,38 +1,38 @@
 """The one changed call: ``grouped(df.groupBy("id"), settings).transformWithState(...)``."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, StructField, StructType, TimestampType
 
+from statekeep.clock import SystemClock
 from statekeep.config.load import load_spark_conf
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.spark.batch_query import transform_batch
 from statekeep.spark.context_conf import own_entries
-from statekeep.spark.dataframe import StatefulDataFrame
+from statekeep.spark.dataframe import GroupsBehindOperator, StatefulDataFrame, Upstream
 from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.initial_state import InitialState
+from statekeep.spark.operator.arrow_function import ArrowFunction, ArrowProcessor
 from statekeep.spark.operator.clock import TimeMode
+from statekeep.spark.operator.combiner import Combiner
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.declarations import check_declarations
 from statekeep.spark.operator.group_state import TIME_MODES, GroupStateProcessor, StateFunction
 from statekeep.spark.operator.inputs import FrameLimits
 from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.plan import check_repeatable, plan_nodes
 from statekeep.spark.redaction import check_redaction
-from statekeep.spark.session import check_session
+from statekeep.spark.session import check_classic, check_session
+from statekeep.spark.stage import Stage
+from statekeep.spark.tasks import operator_name
 
 _WATERMARK = "spark.watermarkDelayMs"
 """In the metadata of the column that `withWatermark` names."""
@@ -52,19 +52,32 @@ _STATEFUL = {
 }
 
 
-def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGroupedData":
+def grouped(
+    data: GroupedData | GroupsBehindOperator, settings: Settings | None = None
+) -> "StatefulGroupedData":
     """Wrap a grouped frame so that its stateful operators run on statekeep.
 
     Args:
-        data: ``df.groupBy(...)`` of a streaming frame; or of a batch frame, whose state is dropped
-            at the end of the query, as in Spark.
-        settings: Statekeep's keys, over those in the Spark conf (``spark.statekeep.*``). Over both
-            goes the environment of the driver (``STATEKEEP__*``).
+        data: ``df.groupBy(...)`` of a streaming frame, which may come from such an operator; or of a
+            batch frame, whose state is dropped at the end of the query, as in Spark.
+        settings: Statekeep's keys, or a ``.toml`` or ``.properties`` file of them, over those in the
+            Spark conf (``spark.statekeep.*``). Over both goes the environment of the driver
+            (``STATEKEEP__*``). They are those of the query: a second operator takes them over if it
+            is given none.
 
     Raises:
-        ConfigError: A setting is unknown or wrong, the session cannot keep tasks at their state,
-            Spark's UI shows a secret, or a stateful Spark operator is upstream.
+        ConfigError: A setting is unknown or wrong, the session cannot keep tasks at their state or is one
+            of Spark Connect, Spark's UI shows a secret, a stateful Spark operator is upstream, ``data`` is
+            not grouped, or a second operator has other settings than the first one.
     """
+    if isinstance(data, GroupsBehindOperator):
+        return _grouped_again(data, settings)
+    check_classic(data)
+    if not isinstance(data, GroupedData):  # pyright: ignore[reportUnnecessaryIsInstance] - seldom checked
+        raise ConfigError(
+            f"only a grouped frame has a stateful operator: given={type(data).__name__}",
+            hint="give df.groupBy(...)",
+        )
     frame: DataFrame = data._df  # noqa: SLF001 - GroupedData has no public way to its frame
     # The state of a batch frame begins and ends with a query: nothing has to stay in its place.
     check_session(frame.sparkSession, is_forced=not frame.isStreaming)
@@ -75,13 +88,43 @@ def grouped(data: GroupedData, settings: Settings | None = None) -> "StatefulGro
     return StatefulGroupedData(frame, _keys(data, frame), read_settings(settings, conf))
 
 
+def _grouped_again(data: GroupsBehindOperator, settings: Settings | None) -> "StatefulGroupedData":
+    upstream = data.upstream
+    frame: DataFrame = data.groups._df  # noqa: SLF001 - GroupedData has no public way to its frame
+    if settings is not None:
+        given = read_settings(settings, load_spark_conf(own_entries(frame.sparkSession)))
+        if given.as_dict() != upstream.config.as_dict():
+            raise ConfigError(
+                "the settings differ from those of the operator before",
+                hint="give them to the first operator of the query alone",
+            )
+    return StatefulGroupedData(frame, _keys(data.groups, frame), upstream.config, upstream)
+
+
 class StatefulGroupedData:
     """A grouped stream or batch: what Spark's `GroupedData` offers for state, with the same arguments."""
 
-    def __init__(self, frame: DataFrame, keys: Mapping[str, Column | None], config: Config) -> None:
+    def __init__(
+        self,
+        frame: DataFrame,
+        keys: Mapping[str, Column | None],
+        config: Config,
+        upstream: Upstream | None = None,
+    ) -> None:
+        """Take what is grouped.
+
+        Args:
+            frame: The rows; behind an operator, an empty frame with their schema.
+            keys: The grouping columns.
+            config: The settings of the query.
+            upstream: What is before, if that has an operator.
+        """
         self._frame = frame
         self._keys = keys
         self._config = config
+        self._upstream = upstream
+        self._source = frame if upstream is None else upstream.source
+        """The streaming input of the query, or the batch frame."""
 
     def transformWithState(  # noqa: N802, PLR0917 - Spark's signature
         self,
@@ -99,7 +142,7 @@ class StatefulGroupedData:
 
         Raises:
             ConfigError: The processor cannot be sent to executors, or an argument, or ``init``, asks
-                for what is not supported yet, such as ``eventTimeColumnName``.
+                for what is not possible here.
             StateSchemaError: A state variable that ``init`` declares cannot be kept. As in Spark, it is
                 called on the driver once, and `close` after it.
         """
@@ -137,6 +180,44 @@ class StatefulGroupedData:
             is_pandas=True,
         )
 
+    def transformWithStateInArrow(  # noqa: N802 - as its like
+        self,
+        func: ArrowFunction,
+        outputStructType: StructType | str,  # noqa: N803 - as its like
+        outputMode: str,  # noqa: N803 - as its like
+        state: Mapping[str, StructType | str],
+        combiner: Mapping[str, tuple[str, str]] | None = None,
+    ) -> Any:  # noqa: ANN401 - see `_transform`
+        """Run a function on record batches of Arrow, with state that it reads and writes in bulk.
+
+        ``func(rows, state)`` is called with the rows of many keys, sorted by key: with all rows that
+        a key has in the batch. It yields record batches or tables with the columns of the output. It
+        must give the same for a key whatever keys come along with it, and give it in the order of keys.
+
+        The state is what ``getValueState`` keeps: a query may change between this and
+        ``transformWithState``. It has neither timers nor a time to live.
+
+        Args:
+            func: Gets a ``pyarrow.RecordBatch`` and each `ArrowValueState` by its name.
+            outputStructType: Of the output.
+            outputMode: ``Update`` or ``Append``.
+            state: The schema of each state variable.
+            combiner: Puts rows together before the shuffle: ``{name: (column, how)}``, where ``how``
+                is ``sum``, ``min``, ``max`` or ``count``; ``("*", "count")`` counts rows. The rows
+                that ``func`` gets have the grouping columns and these. A key may have several.
+
+        Returns:
+            A `StatefulDataFrame`; of a batch frame, a `DataFrame`.
+
+        Raises:
+            ConfigError: As `transformWithState`.
+            StateSchemaError: A state variable cannot be kept as it is declared.
+        """
+        processor = ArrowProcessor(func, state)
+        return self._transform(
+            processor, outputStructType, outputMode, "None", None, "", combiner, is_pandas=False
+        )
+
     def applyInPandasWithState(  # noqa: N802 - Spark's name
         self,
         func: StateFunction,
@@ -154,7 +235,7 @@ class StatefulGroupedData:
         if mode is None:
             known = ", ".join(TIME_MODES)
             raise ConfigError(f"unknown timeout: timeoutConf={timeoutConf!r}", hint=f"use {known}")
-        if not self._frame.isStreaming:
+        if not self._source.isStreaming:
             raise ConfigError("applyInPandasWithState needs a stream")
         frame = _with_keys(self._frame, self._keys)
         processor = GroupStateProcessor(
@@ -179,22 +260,27 @@ class StatefulGroupedData:
         time_mode: str,
         initial_data: GroupedData | None,
         event_time_column: str,
+        combined: Mapping[str, tuple[str, str]] | None = None,
         *,
         is_pandas: bool,
     ) -> Any:  # noqa: ANN401 - a StatefulDataFrame, or a DataFrame of a batch
-        mode = _check_modes(output_mode, time_mode, event_time_column)
-        if mode is not TimeMode.NONE and not self._frame.isStreaming:
-            msg = f"timers and TTL are not supported yet on a batch frame: timeMode={time_mode!r}"
-            raise ConfigError(msg, hint='use timeMode="None", or a stream with availableNow')
+        mode = _check_modes(output_mode, time_mode)
         pickled = _pickled(processor)
         schema = output if isinstance(output, StructType) else _parse_schema(output)
+        output_time_column = None
+        if event_time_column:
+            schema, output_time_column = _with_event_time(schema, event_time_column, self._source)
         frame = _with_keys(self._frame, self._keys)
         key_schema = StructType([frame.schema[name] for name in self._keys])
-        if mode is TimeMode.EVENT and not _has_watermark(frame):
+        is_stream = self._source.isStreaming
+        if mode is TimeMode.EVENT and is_stream and not _watermarks(self._source):
             raise ConfigError(
                 "timers in event time need a watermark: timeMode=EventTime",
                 hint='call withWatermark("<column>", "<delay>") before groupBy',
             )
+        combiner = (
+            None if combined is None else Combiner.of(combined, frame.schema, tuple(self._keys))
+        )
         declared = check_declarations(cloudpickle.loads(pickled), key_schema, mode)
         conf = frame.sparkSession.conf
         initial = None if initial_data is None else _initial_state(initial_data, key_schema)
@@ -202,13 +288,16 @@ class StatefulGroupedData:
             processor=processor,
             key_columns=tuple(self._keys),
             key_schema=key_schema,
-            row_schema=frame.schema,
+            row_schema=frame.schema if combiner is None else combiner.schema,
             output_schema=schema,
             is_pandas=is_pandas,
             grouping_max_bytes=self._config.task.grouping_max_bytes,
             is_widened=not isinstance(processor, GroupStateProcessor),
+            name=operator_name(0 if self._upstream is None else len(self._upstream.stages)),
             time_mode=mode,
-            event_time_column=_event_time_column(frame.schema),
+            # A batch has no watermark, even where the metadata of a column still names one.
+            event_time_column=_event_time_column(frame.schema) if is_stream else None,
+            output_time_column=output_time_column,
             time_zone=str(conf.get("spark.sql.session.timeZone")),
             declared=declared,
             frame_limits=FrameLimits(
@@ -216,11 +305,19 @@ class StatefulGroupedData:
                 _limit(conf.get("spark.sql.execution.arrow.maxBytesPerBatch", "64m")),
             ),
             initial_state=None if initial is None else initial.spec,
+            combiner=combiner,
             is_int_taken_for_decimal=conf.get(_INT_TO_DECIMAL, "false") == "true",
         )
-        if not frame.isStreaming:
-            return transform_batch(frame, operator, pickled, initial)
-        return StatefulDataFrame(frame, operator, self._config, initial=initial)
+        if not is_stream:
+            now_ms = SystemClock().time_ns() // 1_000_000
+            return transform_batch(frame, operator, pickled, initial, now_ms)
+        if self._upstream is None:
+            return StatefulDataFrame(frame, (Stage(operator, initial),), self._config)
+        check_repeatable(frame)
+        before = self._upstream.transformations
+        stage = Stage(operator, initial, (*before, partial(_with_keys, keys=self._keys)))
+        stages = (*self._upstream.stages, stage)
+        return StatefulDataFrame(self._source, stages, self._config)
 
 
 def _limit(text: str | None) -> int:
@@ -256,7 +353,8 @@ def _with_keys(frame: DataFrame, keys: Mapping[str, Column | None]) -> DataFrame
 
 def _keys(data: GroupedData, frame: DataFrame) -> dict[str, Column | None]:
     """Return the grouping columns: name to expression, None for a plain column of the frame."""
-    expressions = data._jgd.groupingExprs()  # noqa: SLF001 - nothing public names them
+    java: Any = data._jgd  # noqa: SLF001 - nothing public names them
+    expressions = java.groupingExprs()
     names = [field.name for field in data.agg(F.lit(1)).schema.fields][: expressions.size()]
     if not names:
         msg = "the stream is grouped by nothing"
@@ -279,12 +377,8 @@ def _column(expression: Any) -> Column:  # noqa: ANN401 - a Java object
 
 def _check_upstream(frame: DataFrame) -> None:
     """Refuse a stateful operator of Spark's upstream: it could not follow a replay."""
-    pending = [frame._jdf.queryExecution().analyzed()]  # noqa: SLF001 - plans are the JVM's
-    while pending:
-        node = pending.pop()
+    for node, below in plan_nodes(frame):
         name = node.nodeName()
-        children = node.children()
-        below = [children.apply(index) for index in range(children.size())]
         streams = sum(child.isStreaming() for child in below)
         found = _STATEFUL.get(name) or ("a stream-stream join" if name == "Join" else None)
         if found is not None and streams > (1 if name == "Join" else 0):
@@ -292,18 +386,54 @@ def _check_upstream(frame: DataFrame) -> None:
                 f"a stateful Spark operator is upstream: operator={found}",
                 hint="do it inside the processor, or write it to a stream of its own first",
             )
-        pending += below
 
 
-def _has_watermark(frame: DataFrame) -> bool:
-    pending: list[Any] = [frame._jdf.queryExecution().analyzed()]  # noqa: SLF001 - the JVM's plan
-    while pending:
-        node = pending.pop()
-        if node.nodeName() == "EventTimeWatermark":
-            return True
-        children = node.children()
-        pending += [children.apply(index) for index in range(children.size())]
-    return False
+def _watermarks(frame: DataFrame) -> list[Any]:
+    """Return the watermarks in the plan of a frame, as the JVM has them, from right to left."""
+    return [node for node, _ in plan_nodes(frame) if node.nodeName() == "EventTimeWatermark"]
+
+
+def _with_event_time(schema: StructType, name: str, frame: DataFrame) -> tuple[StructType, str]:
+    """Return the output schema with the watermark on the column that has the event time, and its name.
+
+    Raises:
+        ConfigError: There is no such column, it has no times, or the input has no watermark.
+    """
+    watermarks = _watermarks(frame)
+    if not watermarks:
+        raise ConfigError(
+            "[CANNOT_ASSIGN_EVENT_TIME_COLUMN_WITHOUT_WATERMARK] the input has no watermark that a column"
+            f" of the output could take over: eventTimeColumnName={name}",
+            hint='call withWatermark("<column>", "<delay>") before groupBy',
+        )
+    is_exact = str(frame.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    found = [
+        field
+        for field in schema.fields
+        if field.name == name or (not is_exact and field.name.lower() == name.lower())
+    ]
+    if len(found) != 1:
+        raise ConfigError(
+            f"the output has no such column: eventTimeColumnName={name} columns={','.join(schema.names)}",
+            hint="name one column of outputStructType",
+        )
+    column = found[0]
+    kind = column.dataType
+    if not isinstance(kind, TimestampType) and not (
+        isinstance(kind, StructType) and kind.names == ["start", "end"]
+    ):
+        raise ConfigError(
+            "[EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE] the event time must be a timestamp, or a window:"
+            f" eventTimeColumnName={name} type={kind.simpleString()}"
+        )
+    jvm: Any = frame.sparkSession.sparkContext._jvm  # noqa: SLF001
+    plans = jvm.org.apache.spark.sql.catalyst.plans.logical
+    delay_ms = int(plans.EventTimeWatermark.getDelayMs(watermarks[-1].delay()))
+    marked = StructField(
+        column.name, kind, column.nullable, {**column.metadata, _WATERMARK: delay_ms}
+    )
+    fields = [marked if field is column else field for field in schema.fields]
+    return StructType(fields), column.name
 
 
 def _event_time_column(schema: StructType) -> str | None:
@@ -321,17 +451,19 @@ def _event_time_column(schema: StructType) -> str | None:
     return found[0] if found else None
 
 
-def _check_modes(output_mode: str, time_mode: str, event_time_column: str) -> TimeMode:
+def _check_modes(output_mode: str, time_mode: str) -> TimeMode:
     if output_mode.lower() not in _OUTPUT_MODES:
         msg = f"output mode is not supported: outputMode={output_mode!r}"
         raise ConfigError(msg, hint="use Update or Append")
-    if event_time_column:
-        msg = f"eventTimeColumnName is not supported yet: eventTimeColumnName={event_time_column}"
-        raise ConfigError(msg)
     return TimeMode.parse(time_mode)
 
 
 def _pickled(processor: StatefulProcessor) -> bytes:
+    if isinstance(processor, type):
+        raise ConfigError(
+            f"the processor is a class: class={processor.__name__}",
+            hint=f"give an object of it: {processor.__name__}()",
+        )
     try:
         return cloudpickle.dumps(processor)  # type: ignore[no-untyped-call, no-any-return] # vendored
     except Exception as exc:

@@ -1,10 +1,5 @@
 """Initial state: rows of a batch frame that go to the tasks beside the rows of the first batch."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -17,8 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.types import StructType
 
 from statekeep.errors import ConfigError
-from statekeep.spark.anchor import column
 from statekeep.spark.operator.runner import InitialStateSpec, OperatorSpec
+from statekeep.spark.placement import column
 
 INITIAL_COLUMN: Final = "_statekeep_initial"
 """A row of the initial state, whole; null in all others."""
@@ -99,7 +94,7 @@ def divide(
     def initial() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             is_initial = batch.column(INITIAL_COLUMN).is_valid()
-            rest = batch.filter(pc.invert(is_initial))  # pyright: ignore[reportAttributeAccessIssue] - no types
+            rest = batch.filter(pc.invert(is_initial))  # pyright: ignore[reportAttributeAccessIssue] - pyarrow makes it at import
             if rest.num_rows < batch.num_rows:
                 found = batch.filter(is_initial)
                 struct = found.column(INITIAL_COLUMN)

@@ -24,8 +24,8 @@ class _Story(logging.Handler):
             sys.stderr.flush()
 
 
-def tell() -> None:
-    """Show what the package logs at INFO where a person looks on and nobody has set up logging.
+def show() -> None:
+    """Show the package's INFO log on a terminal or in a notebook, unless logging is set up.
 
     A program that sets a handler or a level for the logger ``statekeep``, or a handler for all
     loggers, decides itself what is shown.

@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from typing import Any, Final, Self, TypeVar
+from weakref import WeakSet
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeep.clock import Clock
-from statekeep.commit.committer import CommitSummary
 from statekeep.errors import StateBackupError
-from statekeep.spark.driver.events import EventList, QueryEvent
+from statekeep.events import CommitSummary
+from statekeep.reporter import ListenerThread, Reporter, RequestCounter
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.progress import EventList, QueryEvent
 from statekeep.spark.driver.ticks import SOURCE_NAME
 from statekeep.spark.query_run import QueryPlan, QueryRun, as_query_failure
 from statekeep.spark.restart_policy import RestartPolicy
 from statekeep.spark.supervisor import Supervisor
+from statekeep.spark.termination import termination
 
 _Failure = TypeVar("_Failure", bound=Exception)
 
@@ -40,6 +43,7 @@ class StatefulStreamingQuery:
         """
         self._events = events
         self._supervisor = supervisor
+        _queries.add(self)
 
     @classmethod
     def start(cls, plan: QueryPlan, clock: Clock) -> Self:
@@ -47,17 +51,36 @@ class StatefulStreamingQuery:
 
         Errors of the first start are the caller's: see `QueryPlan.start`.
         """
-        events = EventList(clock)
-        run = plan.start(events, clock)
+        events = EventList()
+        listeners = ListenerThread(plan.listeners) if plan.listeners else None
+        # Before the list of events, so that the sums at the end come before the end.
+        counter = RequestCounter()
+        reporter = Reporter(
+            clock, plan.config.job.name, parts=[counter, events], listeners=listeners
+        )
+        counter.report_to(reporter.report)
+
+        def end_listeners() -> None:
+            if listeners is not None:
+                listeners.close()
+
+        try:
+            run = plan.start(events, reporter, clock)
+        except BaseException:
+            end_listeners()
+            raise
         context = plan.source.sparkSession.sparkContext
         supervisor = Supervisor(
             run,
-            lambda check_wanted, own_epoch: plan.start(events, clock, check_wanted, own_epoch),
+            lambda check_wanted, own_epoch: plan.start(
+                events, reporter, clock, check_wanted, own_epoch
+            ),
             RestartPolicy(plan.config.restart, clock),
-            events=events,
+            report=reporter.report,
+            on_end=end_listeners,
             clock=clock,
-            is_session_alive=lambda: context._jsc is not None,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - None once it is stopped
-            patience_s=plan.config.task.shutdown_ms / 1000 + _MARGIN_S,
+            is_session_alive=lambda: context._jsc is not None,  # noqa: SLF001 - None once it is stopped
+            timeout_s=plan.config.task.shutdown_ms / 1000 + _MARGIN_S,
         )
         return cls(events, supervisor)
 
@@ -87,7 +110,9 @@ class StatefulStreamingQuery:
 
         Beside Spark's entries ``lastCommittedBatch`` and ``isCommitting``, and ``restarts`` with the
         ``restartReason`` of the newest one. ``cleanUpFailing`` is None unless old backups are not
-        deleted: then it has ``minutes``, since when, and the ``error``.
+        deleted: then it has ``minutes``, since when, and the ``error``. ``lastVerifiedCommit`` is the
+        newest one that ``job.verify.interval.ms`` has proven, with its ``time_ms``; ``verifyFailing`` is
+        None unless the newest proof has found a fault.
         """
         return dict(self._query.status) | self._job.status() | self._restarts()
 
@@ -110,7 +135,7 @@ class StatefulStreamingQuery:
 
     @property
     def recentProgress(self) -> list[Any]:  # noqa: N802 - Spark's name
-        """The newest progress reports of this run; the last batch's has the operator's entry."""
+        """The newest progress reports of this run, with the state operator's entry; at most 100 have it."""
         run = self._run
         return [self._with_state(progress, run.job) for progress in run.query.recentProgress]
 
@@ -118,7 +143,7 @@ class StatefulStreamingQuery:
         """Wait until the query has ended, over restarts, and its last commit is durable.
 
         Args:
-            timeout: Seconds, as Spark has it; None waits for ever.
+            timeout: Seconds, as Spark has it; None sets no limit.
 
         Returns:
             Whether it has ended, if a time-out was given.
@@ -126,10 +151,12 @@ class StatefulStreamingQuery:
         Raises:
             StreamingQueryException: The query failed; the Python error is its cause, and a note
                 says how often it was started again.
+            KeyboardInterrupt: Ctrl-C has ended the query.
         """
         supervisor = self._supervisor
         if not supervisor.wait_ended(timeout):
             return False
+        termination.await_interrupt()
         if supervisor.error is None:
             return None if timeout is None else True
         if supervisor.failed_start is not None:
@@ -162,7 +189,8 @@ class StatefulStreamingQuery:
         self._supervisor.stop()
 
     def explain(self, extended: bool = False) -> None:  # noqa: FBT001, FBT002 - Spark's signature
-        """Print the plan of the input."""
+        """Print the stateful operator, then Spark's plan of its input."""
+        print(self._job.explain())  # noqa: T201 - what Spark's own does
         self._query.explain(extended)
 
     def exception(self) -> StreamingQueryException | None:
@@ -201,7 +229,19 @@ class StatefulStreamingQuery:
     def _with_state(self, progress: Any, job: StatefulJob) -> Any:  # noqa: ANN401 - Spark's class
         sources = progress["sources"]
         progress["sources"] = [s for s in sources if s["description"] != SOURCE_NAME]
-        entry = job.operator_progress(progress["batchId"], self._restarts())
-        if entry is not None:
-            progress["stateOperators"] = [*progress["stateOperators"], entry]
+        entries = job.operator_progress(progress["batchId"], self._restarts())
+        progress["stateOperators"] = [*progress["stateOperators"], *entries]
         return progress
+
+
+_queries: Final[WeakSet[StatefulStreamingQuery]] = WeakSet()
+"""Those of this process: Spark's listeners are of the session, not of a query."""
+
+
+def complete_progress(progress: Any) -> None:  # noqa: ANN401 - Spark's class
+    """Give Spark's progress of a run the entries of our operators, if it is a run of one of our queries."""
+    run_id = str(progress.runId)
+    for query in list(_queries):
+        run = query._run  # noqa: SLF001 - of this module
+        if run.query.runId == run_id:
+            query._with_state(progress, run.job)  # noqa: SLF001 - as above

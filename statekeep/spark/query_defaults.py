@@ -1,5 +1,6 @@
-"""What a query itself says where its settings say nothing: the job's name, and a place for state."""
+"""What a query itself says where its settings say nothing: the job's name, and a location for state."""
 
+import shlex
 from pathlib import Path
 
 from statekeep.config.model import Config
@@ -10,6 +11,7 @@ from statekeep.config.query_names import (
     LIST_OF_THE_JOB,
     default_job_name,
 )
+from statekeep.config.redact import redact_text
 
 __all__ = [
     "BESIDE",
@@ -25,6 +27,7 @@ def with_query_defaults(
     location: str,
     query_name: str | None,
     *,
+    shared_uri: str,
     is_every_batch: bool,
     temporary: Path | None = None,
 ) -> Config:
@@ -34,26 +37,39 @@ def with_query_defaults(
     the store's own list, and hold the job log.
 
     Args:
-        config: As somebody wrote it.
-        location: The checkpoint location.
+        config: As the user wrote it.
+        location: The checkpoint location as the user wrote it: the default name is made from it.
         query_name: As given by ``queryName``.
+        shared_uri: The checkpoint location as every process of the job finds it.
         is_every_batch: Whether a source needs a commit in each batch.
         temporary: The directory that goes with the query, if its checkpoint location is in it.
     """
-    defaults: dict[str, str] = {
-        "job.name": query_name or default_job_name(location),
-        DEFAULT_URI: f"{location}{BESIDE}",
-    }
+    defaults: dict[str, str] = {DEFAULT_URI: f"{shared_uri}{BESIDE}"}
     if not config.backend_names():
         defaults[LIST_OF_THE_JOB] = DEFAULT_BACKEND
     if is_every_batch:
         defaults["task.commit.every.batch"] = "true"
     if temporary is not None:
         defaults["job.logged.store.base.dir"] = str(temporary / "local")
-    return config.with_defaults(defaults, source="the query")
+    named_by = "the checkpoint location" if query_name is None else "queryName"
+    name = {"job.name": query_name or default_job_name(location)}
+    return config.with_defaults(name, source=named_by).with_defaults(defaults, source="the query")
 
 
 def lists_backends_of_the_job(config: Config) -> bool:
-    """Return whether somebody wrote a list of backends for all stores."""
+    """Return whether the settings list backends for all stores."""
     found = config.settings.get(LIST_OF_THE_JOB)
     return found is not None and not found.is_default
+
+
+def page_command(config: Config, shared_uri: str) -> str:
+    """Return the command that shows the job as a page.
+
+    Where settings of the user say where the state is, it needs those too: ``FILE`` stands for them.
+    ``***`` stands for a user and a password in the location, as the command goes to the log.
+    """
+    location = redact_text(shared_uri)
+    words = ["statekeep", "ui", "--location", location, "--set", f"job.name={config.job.name}"]
+    keys = (LIST_OF_THE_JOB, DEFAULT_URI)
+    is_default = all((found := config.settings.get(key)) and found.is_default for key in keys)
+    return shlex.join(words) + ("" if is_default else " --config FILE")

@@ -1,6 +1,7 @@
 """One run of a stateful query: a Spark query, and the job behind it."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -13,15 +14,19 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statekeep.clock import Clock
 from statekeep.config.model import Config
+from statekeep.events import Listener
+from statekeep.reporter import Reporter
 from statekeep.spark.driver.batch_loop import Sink
-from statekeep.spark.driver.events import EventList
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.progress import EventList
+from statekeep.spark.driver.query_watch import WatchedQuery
 from statekeep.spark.driver.ticks import Ticks
-from statekeep.spark.driver.watched_query import WatchedQuery
 from statekeep.spark.failures import explain
-from statekeep.spark.initial_state import InitialState
-from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.restart_policy import is_double_write
+from statekeep.spark.stage import Stage
+
+logger = logging.getLogger(__name__)
 
 
 class QueryRun:
@@ -98,19 +103,21 @@ class QueryPlan:
     """All that a query is started from, as often as needed."""
 
     source: DataFrame
-    operator: OperatorSpec
-    initial: InitialState | None
+    stages: Sequence[Stage]
     config: Config
     location: CheckpointLocation
     sink: Sink
     ticks: Ticks | None
-    """A source of ``source``, where the operator has timers."""
+    """A source of ``source``, where an operator has timers."""
     query_name: str | None
     trigger: Mapping[str, Any]
+    listeners: Sequence[Listener] = ()
+    """Of the program and of the settings."""
 
     def start(
         self,
         events: EventList,
+        reporter: Reporter,
         clock: Clock,
         check_wanted: Callable[[], None] = lambda: None,
         own_epoch: int | None = None,
@@ -118,10 +125,11 @@ class QueryPlan:
         """Take over the job, recover its state, and start a Spark query.
 
         Args:
-            events: Gets what happens.
+            events: Keeps what happens.
+            reporter: Reports it, to ``events`` and to listeners.
             clock: For delays.
             check_wanted: Called before other drivers are fenced, and before the Spark query starts;
-                raises if nobody wants it any more.
+                raises if the query is no longer wanted.
             own_epoch: As in `StatefulJob.open`.
 
         Raises:
@@ -133,13 +141,13 @@ class QueryPlan:
         job = StatefulJob(
             spark=self.source.sparkSession,
             frame=self.source,
-            operator=self.operator,
-            initial=self.initial,
+            stages=self.stages,
             config=self.config,
             location=self.location,
             sink=self.sink,
             clock=clock,
             events=events,
+            reporter=reporter,
             ticks=self.ticks,
         )
         try:
@@ -151,18 +159,22 @@ class QueryPlan:
             if self.trigger:
                 writer = writer.trigger(**self.trigger)
             check_wanted()
-            return QueryRun(_start(writer, job), job)
-        except BaseException:
-            job.close()
+            with self.location.plain_renames():
+                query = _start(writer, job)
+            return QueryRun(query, job)
+        except BaseException as exc:
+            job.end_failed_start(exc)
             raise
 
 
-def _start(writer: DataStreamWriter, job: StatefulJob) -> StreamingQuery:
+def _start(writer: DataStreamWriter, job: StatefulJob, attempts: int = 2) -> StreamingQuery:
     """Start a Spark query.
 
+    Drivers that begin a job at once meet in the checkpoint location, too. One that has taken over may
+    find that an older one has written the query's metadata since it looked: then it reads those.
+
     Raises:
-        TaskFencedError: It cannot be started, and another driver has taken over: drivers that begin
-            a job at once meet in the checkpoint location, too.
+        TaskFencedError: It cannot be started, and another driver has taken over.
     """
     try:
         return writer.start()
@@ -170,7 +182,12 @@ def _start(writer: DataStreamWriter, job: StatefulJob) -> StreamingQuery:
         fenced = job.find_successor()
         if fenced is not None:
             raise fenced from exc
-        raise
+        if attempts == 1 or not is_double_write(exc):
+            raise
+        logger.warning(
+            "another driver wrote to the checkpoint location, the query is started again"
+        )
+    return _start(writer, job, attempts - 1)
 
 
 Starter = Callable[[Callable[[], None], int | None], QueryRun]

@@ -59,12 +59,12 @@ def check_redaction(spark: SparkSession, conf: Config) -> None:
             "as they have been shown",
         )
     command = str(jvm.java.lang.System.getProperty("sun.java.command"))
-    told = [_key_of(setting) for setting in secrets if setting.value in command]
-    if told:
+    named = [_key_of(setting) for setting in secrets if setting.value in command]
+    if named:
         logger.warning(
             "every user of this machine sees secrets in the process list: keys=%s: give them to "
             "grouped() or in the environment of the driver, and replace them",
-            ",".join(told),
+            ",".join(named),
         )
 
 

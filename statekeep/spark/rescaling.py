@@ -1,6 +1,6 @@
 """The state of a Spark job on another number of tasks: each key where Spark's hash puts it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,9 +23,9 @@ from statekeep.spark.operator.registry import (
     REGISTRY_KEY,
     RegisteredVariable,
     check_evolution,
+    decode_registry,
     encode_registry,
     simple_schema,
-    stored_variables,
 )
 from statekeep.stores.base import KeyValueStore
 
@@ -33,7 +33,7 @@ _ID_BYTES = 2
 
 
 class SparkSplitter(StateSplitter):
-    """Routes the entries of state variables by their grouping key (`statekeep.spark.anchor`).
+    """Routes the entries of state variables by their grouping key (`statekeep.spark.placement`).
 
     Two tasks may have numbered their variables differently, where some were added or deleted over
     time: the new tasks have one numbering, and the keys of entries are written in it.
@@ -41,7 +41,7 @@ class SparkSplitter(StateSplitter):
 
     def __init__(self, partitions: int) -> None:
         super().__init__(partitions)
-        self._registry = _MergedRegistry()
+        self._registry = MergedRegistry()
 
     @override
     def split(
@@ -51,22 +51,13 @@ class SparkSplitter(StateSplitter):
         targets: Sequence[KeyValueStore],
         on_entries: Callable[[int], None],
     ) -> None:
-        key_schema, variables = stored_variables(source)
-        if not variables:
-            _require_empty(source)
+        routed = RoutedEntries(source, len(targets))
+        if routed.registry is None:
             return
-        moves = self._registry.add(key_schema, variables)
+        moves = self._registry.add(routed.registry)
         writes = RoutedWrites(task, targets, self.counts, on_entries)
-        route = _Route(key_schema, len(targets))
-        by_time = {v.prefix for v in variables.values() if v.kind == "by_time"}
-        for key, value in source.scan():
-            if key == REGISTRY_KEY:
-                continue
-            move = moves.get(key[:_ID_BYTES])
-            if move is None:
-                raise CheckpointCorruptError(f"entry of an unknown variable: key={key.hex()}")
-            start = _ID_BYTES + (TIME_BYTES if key[:_ID_BYTES] in by_time else 0)
-            writes.add(route(key, start), move.prefix + key[_ID_BYTES:], move.renumbered(value))
+        for partition, key, value in routed:
+            writes.add(partition, *moves.moved(key, value))
         writes.flush()
 
     @override
@@ -74,6 +65,61 @@ class SparkSplitter(StateSplitter):
         for partition, store in enumerate(targets):
             if self.counts[partition]:
                 store.put(REGISTRY_KEY, self._registry.encode())
+
+
+class RoutedEntries:
+    """The entries of one task's store, without its registry, each with the number of its new task."""
+
+    def __init__(self, source: KeyValueStore, partitions: int) -> None:
+        """Read the registry.
+
+        Args:
+            source: The store.
+            partitions: How many new tasks the operator has.
+
+        Raises:
+            CheckpointCorruptError: The registry cannot be read, or is missing where there is state.
+        """
+        self._source = source
+        self._partitions = partitions
+        self.registry = source.get(REGISTRY_KEY)
+        """None: the store is empty."""
+        if self.registry is None:
+            _require_empty(source)
+
+    def __iter__(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield each entry, ordered by its key.
+
+        Raises:
+            CheckpointCorruptError: One cannot be routed.
+        """
+        if self.registry is None:
+            return
+        key_schema, variables = decode_registry(self.registry)
+        route = _Route(key_schema, self._partitions)
+        starts = {
+            v.prefix: _ID_BYTES + (TIME_BYTES if v.kind == "by_time" else 0)
+            for v in variables.values()
+        }
+        for key, value in self._source.scan():
+            if key == REGISTRY_KEY:
+                continue
+            start = starts.get(key[:_ID_BYTES])
+            if start is None:
+                raise CheckpointCorruptError(f"entry of an unknown variable: key={key.hex()}")
+            yield route(key, start), key, value
+
+
+class Moves:
+    """What becomes of the entries of one task's store."""
+
+    def __init__(self, moves: Mapping[bytes, "_Move"]) -> None:
+        self._moves = moves
+
+    def moved(self, key: bytes, value: bytes) -> tuple[bytes, bytes]:
+        """Return an entry as the new task has it."""
+        move = self._moves[key[:_ID_BYTES]]
+        return move.prefix + key[_ID_BYTES:], move.renumbered(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +148,24 @@ class _Move:
         return schema_header(self.numbers[number]) + body
 
 
-class _MergedRegistry:
-    """One numbering for the variables of all tasks, by name, and for the schemas of each variable."""
+class MergedRegistry:
+    """One numbering for the variables of all tasks, by name, and for the schemas of each variable.
+
+    The same registries in the same order give the same numbering.
+    """
 
     def __init__(self) -> None:
         self._key_schema: StructType | None = None
         self._variables: dict[str, RegisteredVariable] = {}
 
-    def add(
-        self, key_schema: StructType, variables: Mapping[str, RegisteredVariable]
-    ) -> Mapping[bytes, _Move]:
-        """Take in the variables of one task; return ``{prefix there: what becomes of its entries}``.
+    def add(self, registry: bytes) -> Moves:
+        """Take in the registry of one task; return what becomes of its entries.
 
         Raises:
+            CheckpointCorruptError: It cannot be read.
             StateSchemaError: Two tasks have a variable of one name, but not of one form.
         """
+        key_schema, variables = decode_registry(registry)
         if self._key_schema is None:
             self._key_schema = key_schema
         elif self._key_schema.simpleString() != key_schema.simpleString():
@@ -124,9 +173,9 @@ class _MergedRegistry:
                 "tasks have different grouping keys: "
                 f"found={self._key_schema.simpleString()} other={key_schema.simpleString()}"
             )
-        return {
-            variable.prefix: self._place(name, variable) for name, variable in variables.items()
-        }
+        return Moves(
+            {variable.prefix: self._move(name, variable) for name, variable in variables.items()}
+        )
 
     def encode(self) -> bytes:
         """Return the registry of every new task that has state.
@@ -137,7 +186,7 @@ class _MergedRegistry:
         variables = {name: _readable(name, found) for name, found in self._variables.items()}
         return encode_registry(self._key_schema or StructType(), variables)
 
-    def _place(self, name: str, variable: RegisteredVariable) -> _Move:
+    def _move(self, name: str, variable: RegisteredVariable) -> _Move:
         known = self._variables.get(name)
         if known is None:
             known = msgspec.structs.replace(variable, id=len(self._variables) + 1)

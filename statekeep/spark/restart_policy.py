@@ -1,11 +1,12 @@
 """Whether a failed query starts again, and when.
 
 Source: Flink 1.20 restart strategies ``fixed-delay`` and ``exponential-delay``. Different on purpose:
-attempts are bounded in both, and errors that a restart cannot mend are told apart.
+attempts are bounded in both, and errors that a restart cannot cure end the query at once.
 """
 
 from typing import Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 from pyspark.errors import (
     AnalysisException,
     ParseException,
@@ -14,7 +15,7 @@ from pyspark.errors import (
 )
 
 from statekeep.clock import Clock
-from statekeep.config.model import RestartSettings
+from statekeep.config.job_settings import RestartSettings
 from statekeep.errors import (
     BackendClosedError,
     CheckpointCorruptError,
@@ -53,23 +54,32 @@ _LASTING: Final = (
     ValueError,
 )
 _OF_A_WORKER: Final = "org.apache.spark.api.python.PythonException"
-_DOUBLE_WRITE: Final = "[CONCURRENT_STREAM_LOG_UPDATE]"
-_DOUBLE_WRITES: Final = 3
-"""An older driver can end one batch and plan the next one before it finds itself fenced."""
+_DOUBLE_WRITE: Final = (
+    "Concurrent update to the log. Multiple streaming jobs detected for",
+    "Multiple streaming queries are concurrently using",
+    "[STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY]",
+)
+"""In Spark's error ``CONCURRENT_STREAM_LOG_UPDATE``, of the offsets and the commits, and in the one without
+a class that its file source raises, of ``sources/``; in what it raises where a file was there already
+as it put its own in place; and where the first batch was planned after it had looked for one."""
+_DOUBLE_WRITES: Final = 10
+"""An older driver can end one batch and plan the next one before it finds itself fenced: up to three
+writes, each of which may end a query of the new driver. There may be several older drivers."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Tell whether a query that failed with this may do better when it is started again."""
+    """Return whether a query that failed with this may do better when it is started again."""
     is_of_program = not isinstance(error, Exception) or isinstance(error, _LASTING)
     return not is_of_program and _OF_A_WORKER not in str(error)
 
 
 def is_double_write(error: BaseException) -> bool:
-    """Tell whether another driver had written a file of the checkpoint location that was Spark's turn.
+    """Return whether another driver had written a file of the checkpoint location that was Spark's turn.
 
     An older driver that was paused may do so with the last batch that it began.
     """
-    return isinstance(error, StreamingQueryException) and _DOUBLE_WRITE in str(error)
+    is_of_query = isinstance(error, StreamingQueryException | Py4JError)
+    return is_of_query and any(words in str(error) for words in _DOUBLE_WRITE)
 
 
 class RestartPolicy:
@@ -91,13 +101,13 @@ class RestartPolicy:
         """All that were granted, over the life of the query."""
 
     def began(self) -> None:
-        """Take note that a run begins."""
+        """Record that a run begins."""
         self._began_ns = self._clock.monotonic_ns()
 
     def next_delay_ms(self, error: BaseException) -> int | None:
         """Grant a restart: return how long to wait before it, None if there will be none.
 
-        After a double write the query starts again at once, a few times in a row, whatever the
+        After a double write the query starts again at once, some times in a row, whatever the
         strategy: nothing is wrong with the query, and the older driver is fenced at its next look.
 
         Args:

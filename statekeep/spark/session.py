@@ -1,10 +1,13 @@
-"""The session settings that anchored tasks need: set them, or say which one is missing and why."""
+"""The session settings that placed tasks need: set them, or say which one is missing and why."""
 
 import os
 import shutil
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -69,7 +72,8 @@ Set for local masters only: elsewhere the temporary directory may be too long fo
 def session_builder(master: str | None = None) -> SparkSession.Builder:
     """Return a session builder that has every setting the runtime requires, and `FAST_SETTINGS`.
 
-    It also hides settings of ours, which may be secrets, in Spark's UI and event log.
+    It also hides settings of ours, which may be secrets, in Spark's UI and event log. The session is a
+    classic one, also where ``SPARK_API_MODE`` asks for Spark Connect.
 
     Executors of a local master run with this interpreter unless ``PYSPARK_PYTHON`` says otherwise.
 
@@ -84,32 +88,63 @@ def session_builder(master: str | None = None) -> SparkSession.Builder:
     builder: SparkSession.Builder = SparkSession.builder
     if master is not None:
         builder = builder.master(master)
+    builder = builder.config("spark.api.mode", "classic")
     for setting in REQUIRED_SETTINGS:
         builder = builder.config(setting.key, setting.value)
-    if (master or "").startswith("local") and _is_umask_closed():
+    if (master or "").startswith("local") and is_umask_closed():
         for key, value in FAST_SETTINGS.items():
             builder = builder.config(key, value)
     return builder.config(REDACTION_KEY, REDACTION_REGEX)
 
 
-def _is_umask_closed() -> bool:
-    """Whether the sockets that the JVM makes can be written to by this user alone."""
+def is_umask_closed() -> bool:
+    """Return whether the sockets that the JVM makes can be written to by this user alone."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask & _OTHERS_WRITE == _OTHERS_WRITE
 
 
+@contextmanager
+def active(spark: SparkSession) -> Generator[None]:
+    """Make a session the active one of this thread inside the block: Spark looks there for much."""
+    before: Any = SparkSession.getActiveSession()
+    session: Any = spark
+    sessions: Any = session._get_j_spark_session_class(session._jvm)  # noqa: SLF001 - Spark has no other way
+    sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001 - as above
+    try:
+        yield
+    finally:
+        if before is None:
+            sessions.clearActiveSession()
+        else:
+            sessions.setActiveSession(before._jsparkSession)  # noqa: SLF001 - as above
+
+
+def check_classic(given: object) -> None:
+    """Refuse a session, a frame or groups of Spark Connect (decision 0062).
+
+    Raises:
+        ConfigError: ``given`` is one of these.
+    """
+    if type(given).__module__.startswith("pyspark.sql.connect."):
+        raise ConfigError(
+            "statekeep does not run on Spark Connect, whose programs have no JVM beside them:"
+            f" given={type(given).__name__}",
+            hint="give sk.session_builder() a master URL, or start the program with spark-submit; without"
+            " spark.remote, SPARK_REMOTE and spark.api.mode=connect",
+        )
+
+
 def check_session(spark: SparkSession, *, is_forced: bool = False) -> list[str]:
-    """Check that a session can run anchored tasks; return what was overlooked if forced.
+    """Check that a session can run placed tasks; return what was overlooked if forced.
 
     Called on the driver at the start of each query.
 
     Raises:
-        ConfigError: A required setting is missing: names setting, value and cure.
+        ConfigError: A required setting is missing: names setting, value and cure. Or the session is one
+            of Spark Connect.
     """
-    if not hasattr(spark, "_jsparkSession"):
-        msg = "statekeep needs a classic Spark session; this one is Spark Connect"
-        raise ConfigError(msg, hint="start the driver with a master URL, not with a remote one")
+    check_classic(spark)
     conf = context_conf(spark)
     complaints: list[str] = []
     for setting in REQUIRED_SETTINGS:

@@ -1,20 +1,15 @@
 """Sinks: what a stateful stream's output may be written to, each idempotent or refused by name."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statekeep.errors import ConfigError
+from statekeep.spark.releases import RELEASE
 
 BatchSink = Callable[[DataFrame, int], None]
 
@@ -26,23 +21,32 @@ FILE_FORMATS: Final[Mapping[str, tuple[str, str]]] = {
     "text": ("text", "TextFileFormat"),
 }
 """Where Spark has the class of each file format."""
-_OTHERS: Final = ("console", "noop")
+_OTHERS: Final = ("console", "kafka", "memory", "noop")
 
 
 @dataclass(frozen=True, slots=True)
 class SinkTarget:
-    """What the writer was told about its sink besides the format."""
+    """What the writer was given about its sink besides the format."""
 
     options: Mapping[str, str]
     partition_columns: Sequence[str]
     output_mode: str
+    query_name: str | None = None
 
 
-def build_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> BatchSink:
+def build_sink(
+    spark: SparkSession, format_name: str, target: SinkTarget, shape: DataFrame
+) -> BatchSink:
     """Return the sink of a format.
 
+    Args:
+        spark: The session.
+        format_name: As the user wrote it.
+        target: What else the user said.
+        shape: A frame without rows, of the schema that is written.
+
     Raises:
-        ConfigError: The format is not supported, or not in this output mode.
+        ConfigError: The format is not supported, or not in this output mode, or lacks something.
     """
     name = format_name.lower()
     if name in FILE_FORMATS:
@@ -53,6 +57,10 @@ def build_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> Bat
         return _console_sink(rows, is_truncated=is_truncated.lower() == "true")
     if name == "noop":
         return lambda frame, _: frame.write.format("noop").mode("overwrite").save()
+    if name == "memory":
+        return _memory_sink(spark, target, shape)
+    if name == "kafka":
+        return lambda frame, _: frame.write.format("kafka").options(**target.options).save()
     supported = ", ".join([*FILE_FORMATS, *_OTHERS])
     raise ConfigError(
         f"sink format is not supported: format={format_name!r} supported={supported}",
@@ -88,6 +96,43 @@ def table_sink(
     )
 
 
+def row_sink(function: Any) -> BatchSink:  # noqa: ANN401 - what `foreach` takes, which has no type
+    """Return the sink that calls a function for each row, or an object with ``process``, as Spark's.
+
+    Raises:
+        PySparkAttributeError: It is neither.
+    """
+    call: Any = DataStreamWriter._construct_foreach_function(function)  # noqa: SLF001
+
+    def write(frame: DataFrame, _: int) -> None:
+        frame.rdd.mapPartitionsWithIndex(call).count()
+
+    return write
+
+
+def _memory_sink(spark: SparkSession, target: SinkTarget, shape: DataFrame) -> BatchSink:
+    """Return Spark's own sink for trying: a table in the driver's memory, named as the query."""
+    if not target.query_name:
+        raise ConfigError("memory sink has no name for its table", hint="give queryName()")
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark's sink is a class of the JVM
+    sql = jvm.org.apache.spark.sql
+    sources = sql.execution.streaming.sources
+    sink = sources.MemorySink()
+    columns = sql.catalyst.types.DataTypeUtils.toAttributes(_java(shape).schema())
+    plan = sources.MemoryPlan(sink, columns)
+    table = sql.classic.Dataset.ofRows(spark._jsparkSession, plan)  # noqa: SLF001
+    table.createOrReplaceTempView(target.query_name)
+
+    def write(frame: DataFrame, batch: int) -> None:
+        sink.write(batch, False, _java(frame).collect())  # noqa: FBT003 - a method of the JVM
+
+    return write
+
+
+def _java(frame: DataFrame) -> Any:  # noqa: ANN401 - an object of the JVM
+    return frame._jdf  # noqa: SLF001
+
+
 def _file_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> BatchSink:
     """Return Spark's own file sink: it logs the files of a batch under the batch's number.
 
@@ -103,7 +148,8 @@ def _file_sink(spark: SparkSession, format_name: str, target: SinkTarget) -> Bat
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark's sink is a class of the JVM
     execution = jvm.org.apache.spark.sql.execution
     package, name = FILE_FORMATS[format_name.lower()]
-    sink = execution.streaming.sinks.FileStreamSink(
+    sinks = execution.streaming.sinks if RELEASE >= (4, 1) else execution.streaming
+    sink = sinks.FileStreamSink(
         spark._jsparkSession,  # noqa: SLF001
         target.options["path"],
         getattr(getattr(execution.datasources, package), name)(),

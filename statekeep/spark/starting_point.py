@@ -8,8 +8,8 @@ from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import open_job
-from statekeep.spark.driver.new_query import offsets_to_start_from
-from statekeep.spark.driver.source_offsets import starting_offsets
+from statekeep.spark.driver.commit_records import starting_offsets
+from statekeep.spark.driver.first_start import offsets_to_start_from
 from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.own_loop import run_apart
 
@@ -56,7 +56,7 @@ def find_starting_point(settings: Settings) -> StartingPoint:
         ConfigError: There is no such job, it has no commit, or its newest one does not say exactly
             which records of which topics its state has taken in.
         CheckpointCorruptError: The commit cannot be read.
-        RetriableError: The place of the job log may answer later.
+        RetriableError: The storage of the job log may answer later.
     """
     return run_apart(_find(read_settings(settings)))
 

@@ -1,10 +1,5 @@
 """Reads the committed state of a job from its backup: as an Arrow table, or as a Spark DataFrame."""
 
-# pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any

@@ -10,10 +10,10 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no t
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 
-from statekeep.checkpoint.note import summary_of
 from statekeep.clock import Clock
 from statekeep.errors import BackendClosedError
-from statekeep.spark.driver.events import EventList
+from statekeep.events import QueryRestarted, Report
+from statekeep.spark.failures import first_line
 from statekeep.spark.query_run import QueryRun, Starter
 from statekeep.spark.restart_policy import RestartPolicy, is_double_write
 
@@ -36,10 +36,11 @@ class Supervisor:
         start: Starter,
         policy: RestartPolicy,
         *,
-        events: EventList,
+        report: Report,
+        on_end: Callable[[], None],
         clock: Clock,
         is_session_alive: Callable[[], bool],
-        patience_s: float,
+        timeout_s: float,
     ) -> None:
         """Follow a query from now on.
 
@@ -47,10 +48,11 @@ class Supervisor:
             first: The run that the caller has started.
             start: Starts the next one.
             policy: Grants restarts.
-            events: Gets an event of each restart.
+            report: Gets an event of each restart.
+            on_end: Called, at least once, before the end is known.
             clock: For delays.
             is_session_alive: Whether a query could be started at all.
-            patience_s: How long `stop` waits for a restart that has begun.
+            timeout_s: How long `stop` waits for a restart that has begun.
         """
         self.run = first
         self.error: BaseException | None = None
@@ -61,10 +63,11 @@ class Supervisor:
         """Of the newest restart."""
         self._start = start
         self._policy = policy
-        self._events = events
+        self._report = report
+        self._on_end = on_end
         self._clock = clock
         self._is_session_alive = is_session_alive
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._changing = threading.Condition()
         self._is_stopping = False
         self._is_between_runs = False
@@ -97,19 +100,19 @@ class Supervisor:
         """Stop the query, or the wait for its next run; returns when it has ended.
 
         A restart that does not get on, such as one that waits for a dead store, is waited for
-        no longer after some time. Should it get on later, it ends before it fences anybody.
+        no longer after some time. Should it get on later, it ends before it fences a driver.
         """
         with self._changing:
             self._is_stopping = True
             run = self.run
         run.stop()
-        if self.wait_ended(self._patience_s):
+        if self.wait_ended(self._timeout_s):
             return
         logger.error(
             "the query is stopped while it starts again, which is waited for no longer:"
             " restart=%d waited_s=%.0f",
             self._policy.restarts,
-            self._patience_s,
+            self._timeout_s,
         )
         self._end(None)
 
@@ -125,6 +128,7 @@ class Supervisor:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
+        self._on_end()
         with self._changing:
             self.error = None if self._is_stopping and self._is_between_runs else error
             self._has_ended = True
@@ -142,7 +146,7 @@ class Supervisor:
         """Decide on a restart, and wait for its time; False if there will be none."""
         if self._is_stopping or not self._is_session_alive():
             return False
-        reason = summary_of(error)
+        reason = first_line(error)
         delay_ms = self._policy.next_delay_ms(error)
         if delay_ms is None:
             logger.error("the query has failed: restarts=%d error=%s", self.restarts, reason)
@@ -153,7 +157,7 @@ class Supervisor:
         logger.warning(
             "the query is started again: restart=%d delay_ms=%d error=%s", number, delay_ms, reason
         )
-        self._events.add("restart", number=number, delay_ms=delay_ms, reason=reason)
+        self._report(QueryRestarted(number, delay_ms, reason))
         asyncio.run(self._back_off(delay_ms / 1000))
         return not self._is_stopping
 

@@ -5,11 +5,28 @@ from typing import Final
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR, MAIN_STORE
 from statekeep.stores.task_directory import TaskDirectory
 
-STATE_STORE: Final = StoreName("state")
-"""The one store of a stateful operator on Spark: it holds all state variables of a task."""
+STATE_STORE: Final = StoreName(MAIN_STORE)
+"""The store of a task that holds each state variable that no setting puts into another one."""
+
+
+def operator_name(number: int) -> str:
+    """Return the name of an operator by its position in the query, from 0."""
+    return MAIN_OPERATOR if number == 0 else f"operator-{number + 1}"
+
+
+def operator_tasks(number: int, operators: int, partitions: int) -> range:
+    """Return the tasks of an operator: those of a query are numbered through, operator by operator.
+
+    Args:
+        number: Of the operator, from 0.
+        operators: How many the query has.
+        partitions: How many tasks the query has.
+    """
+    count = partitions // operators
+    return range(number * count, (number + 1) * count)
 
 
 def local_directory(local_dir: Path, local_name: str, partition: int) -> TaskDirectory:

@@ -1,12 +1,5 @@
 """``writeStream`` of a stateful stream, with the habits of Spark's `DataStreamWriter`."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
 import logging
 import shutil
 import tempfile
@@ -20,30 +13,33 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
+from statekeep.events import Listener
+from statekeep.metrics.listeners import load_listeners
 from statekeep.spark import narration
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.replay import source_limits
+from statekeep.spark.driver.opening import source_limits
 from statekeep.spark.driver.ticks import Ticks
-from statekeep.spark.initial_state import InitialState
 from statekeep.spark.operator.clock import TimeMode
-from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.query import StatefulStreamingQuery
 from statekeep.spark.query_defaults import with_query_defaults
 from statekeep.spark.query_run import QueryPlan
 from statekeep.spark.refused_settings import check_settings
-from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, table_sink
+from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, row_sink, table_sink
+from statekeep.spark.stage import Stage, Transformation, transformed
 from statekeep.spark.termination import termination
 
 logger = logging.getLogger(__name__)
-
-Transformation = Callable[[DataFrame], DataFrame]
 
 _REFUSED_OPTIONS: Mapping[str, str] = {
     "asyncprogresstrackingenabled": "Spark's offsets and commits would not follow each batch",
 }
 _OUTPUT_MODES: Final = ("append", "update")
-_WITHOUT_LOCATION: Final = ("console", "noop")
+_WITHOUT_LOCATION: Final = ("console", "memory", "noop")
 """Formats for which Spark makes a temporary checkpoint location, as for ``foreachBatch``."""
+_READ_HERE: Final = ("checkpointLocation", "numRows", "path", "truncate")
+"""Options that no class of Spark's looks up: as in Spark, they may be given in any case."""
+_WITHOUT_BATCHES: Final = ("continuous", "realTime")
+"""Triggers whose queries do not run batch by batch."""
 
 
 class StatefulStreamWriter:
@@ -52,54 +48,78 @@ class StatefulStreamWriter:
     def __init__(
         self,
         source: DataFrame,
-        operator: OperatorSpec,
+        stages: tuple[Stage, ...],
         config: Config,
         transformations: tuple[Transformation, ...],
-        initial: InitialState | None,
     ) -> None:
+        """Begin with the defaults.
+
+        Args:
+            source: The streaming input.
+            stages: The stateful operators.
+            config: The settings that were given.
+            transformations: From the output of the last operator to what is written.
+        """
         self._source = source
-        self._operator = operator
+        self._stages = stages
         self._config = config
         self._output_mode = "append"
         self._transformations = transformations
-        self._initial = initial
         self._batch_function: Callable[[DataFrame, int], None] | None = None
         self._format: str | None = None
         self._options: dict[str, str] = {}
         self._partition_columns: list[str] = []
         self._query_name: str | None = None
         self._trigger: dict[str, Any] = {}
+        self._listeners: tuple[Listener, ...] = ()
 
     @property
     def _spark(self) -> SparkSession:
         return self._source.sparkSession
 
     def foreachBatch(self, func: Callable[[DataFrame, int], None]) -> Self:  # noqa: N802
-        """Give each batch's output and its number to ``func``."""
+        """Give each batch's output and its number to ``func``.
+
+        As in Spark, the last call of this, of `foreach` and of `format` counts.
+        """
         self._batch_function = func
         return self
 
-    def foreach(self, f: object) -> Self:  # noqa: ARG002 - Spark's signature
-        """Refuse: rows written one by one cannot be kept from doubling.
+    def foreach(self, f: Any) -> Self:  # noqa: ANN401 - a function or an object, as in Spark
+        """Call a function for each row, or the ``open``, ``process`` and ``close`` of an object.
+
+        After a crash the rows of one batch may come again, with the same epoch id in ``open``.
 
         Raises:
-            ConfigError: Always.
+            PySparkAttributeError: It is neither.
         """
-        msg = "foreach is not supported"
-        raise ConfigError(msg, hint="write each batch in foreachBatch, keyed by the batch id")
+        self._batch_function = row_sink(f)
+        return self
 
     def format(self, source: str) -> Self:
-        """Write in a format: parquet, orc, json, csv, text, console or noop."""
+        """Write in a format: parquet, orc, json, csv, text, kafka, memory, console or noop."""
         self._format = source
+        self._batch_function = None
         return self
 
     def option(self, key: str, value: str | float | bool | None) -> Self:  # noqa: FBT001 - Spark's
-        """Set an option of the query or its sink."""
+        """Set an option of the query or its sink; None takes it back.
+
+        As in Spark, the case of its name does not matter.
+
+        Raises:
+            ConfigError: It is not possible here.
+        """
         reason = _REFUSED_OPTIONS.get(key.lower())
         if reason is not None and str(value).lower() == "true":
             msg = f"option is not possible: option={key} ({reason})"
             raise ConfigError(msg, key=key)
-        self._options[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        if key.lower() == "queryname":
+            return self if value is None else self.queryName(str(value))
+        self._options = {k: v for k, v in self._options.items() if k.lower() != key.lower()}
+        if value is not None:
+            name = next((name for name in _READ_HERE if name.lower() == key.lower()), key)
+            self._options[name] = str(value).lower() if isinstance(value, bool) else str(value)
         return self
 
     def options(self, **options: str | float | bool | None) -> Self:
@@ -129,9 +149,25 @@ class StatefulStreamWriter:
         ]
         return self
 
+    def clusterBy(self, *cols: str | list[str]) -> Self:  # noqa: N802 - Spark's name
+        """Refuse what none of the sinks can do.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"no sink can cluster rows by columns: clusterBy={cols}",
+            hint="use partitionBy, or write each batch yourself in foreachBatch",
+        )
+
     def queryName(self, queryName: str) -> Self:  # noqa: N802, N803 - Spark's names
         """Name the query, and the job if ``job.name`` is not set."""
         self._query_name = queryName
+        return self
+
+    def listeners(self, *listeners: Listener) -> Self:
+        """Let these get the events of the query, beside those that ``metrics.listeners`` names."""
+        self._listeners += listeners
         return self
 
     def trigger(
@@ -141,16 +177,30 @@ class StatefulStreamWriter:
         once: bool | None = None,
         continuous: str | None = None,
         availableNow: bool | None = None,  # noqa: N803 - Spark's name
+        realTime: str | None = None,  # noqa: N803 - Spark's name
     ) -> Self:
         """Say when batches run.
 
         Raises:
-            ConfigError: For the continuous trigger, which has no batches.
+            ConfigError: For the continuous and the real-time trigger: they have no batches.
+            PySparkValueError: Not one trigger is given, or not with a value of its kind.
         """
-        if continuous is not None:
-            raise ConfigError("the continuous trigger has no batches to commit")
-        given = {"processingTime": processingTime, "once": once, "availableNow": availableNow}
-        self._trigger = {name: value for name, value in given.items() if value is not None}
+        every = {
+            "processingTime": processingTime,
+            "once": once,
+            "continuous": continuous,
+            "availableNow": availableNow,
+            "realTime": realTime,
+        }
+        given: dict[str, Any] = {name: value for name, value in every.items() if value is not None}
+        for name in _WITHOUT_BATCHES:
+            if name in given:
+                raise ConfigError(
+                    f"the trigger has no batches to commit: trigger={name}",
+                    hint="use processingTime, availableNow or once",
+                )
+        self._source.writeStream.trigger(**given)  # refuses what is wrong in Spark's words
+        self._trigger = given
         return self
 
     def start(
@@ -177,7 +227,9 @@ class StatefulStreamWriter:
         if self._batch_function is not None:
             return self._start(self._batch_function)
         format_name = self._format or str(self._spark.conf.get("spark.sql.sources.default"))
-        return self._start(build_sink(self._spark, format_name, self._target()))
+        return self._start(
+            build_sink(self._spark, format_name, self._target(), self._output_shape())
+        )
 
     def toTable(  # noqa: N802 - Spark's name
         self,
@@ -190,9 +242,9 @@ class StatefulStreamWriter:
     ) -> StatefulStreamingQuery:
         """Start the query with a table of files as its sink; see `start`."""
         self._take(format, outputMode, partitionBy, queryName, options)
-        shape = self._transform(self._spark.createDataFrame([], self._operator.output_schema))
         format_name = self._format or str(self._spark.conf.get("spark.sql.sources.default"))
-        return self._start(table_sink(self._spark, shape, tableName, format_name, self._target()))
+        shape, target = self._output_shape(), self._target()
+        return self._start(table_sink(self._spark, shape, tableName, format_name, target))
 
     def _take(
         self,
@@ -214,35 +266,36 @@ class StatefulStreamWriter:
 
     def _target(self) -> SinkTarget:
         options = {k: value for k, value in self._options.items() if k != "checkpointLocation"}
-        return SinkTarget(options, tuple(self._partition_columns), self._output_mode)
+        return SinkTarget(
+            options, tuple(self._partition_columns), self._output_mode, self._query_name
+        )
 
-    def _transform(self, frame: DataFrame) -> DataFrame:
-        for transformation in self._transformations:
-            frame = transformation(frame)
-        return frame
+    def _output_shape(self) -> DataFrame:
+        output = self._stages[-1].operator.output_schema
+        return transformed(self._spark.createDataFrame([], output), self._transformations)
 
     def _start(self, sink: BatchSink) -> StatefulStreamingQuery:
-        narration.tell()
+        narration.show()
         given = self._checkpoint_location()
         temporary = None if given else self._temporary_directory()
         location = CheckpointLocation(self._spark, given or f"{temporary}/checkpoint")
-        config = self._complete(location.uri, temporary)
+        config = self._complete(location, temporary)
 
         def deliver(output: DataFrame, batch: int) -> None:
-            sink(self._transform(output), batch)
+            sink(transformed(output, self._transformations), batch)
 
-        is_timed = self._operator.time_mode is not TimeMode.NONE
+        is_timed = any(stage.operator.time_mode is not TimeMode.NONE for stage in self._stages)
         ticks = Ticks(self._spark) if is_timed else None
         plan = QueryPlan(
             source=self._source if ticks is None else ticks.beside(self._source),
-            operator=self._operator,
-            initial=self._initial,
+            stages=self._stages,
             config=config,
             location=location,
             sink=deliver,
             ticks=ticks,
             query_name=self._query_name,
             trigger=dict(self._trigger),
+            listeners=(*load_listeners(config), *self._listeners),
         )
         try:
             query = StatefulStreamingQuery.start(plan, SystemClock())
@@ -254,7 +307,7 @@ class StatefulStreamWriter:
         return query
 
     def _checkpoint_location(self) -> str | None:
-        """Return where the query's checkpoints are, None if nobody has said it."""
+        """Return where the query's checkpoints are, None if it was not given."""
         given = self._options.get("checkpointLocation")
         root = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
         if not given and root and self._query_name:
@@ -281,11 +334,12 @@ class StatefulStreamWriter:
         )
         return directory
 
-    def _complete(self, location: str, temporary: Path | None) -> Config:
+    def _complete(self, location: CheckpointLocation, temporary: Path | None) -> Config:
         config = with_query_defaults(
             self._config,
-            location,
+            location.uri,
             self._query_name,
+            shared_uri=location.shared_uri,
             is_every_batch=bool(source_limits(self._source)),
             temporary=temporary,
         )

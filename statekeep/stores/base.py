@@ -79,7 +79,7 @@ class KeyValueStore(ABC):
 
         The image is immutable and independent of the store (files are shared by hard link where
         the engine never rewrites them); opening a store on a clone of it gives the same content.
-        Called while nobody writes.
+        Called while no thread writes.
         """
 
     @abstractmethod

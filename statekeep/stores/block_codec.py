@@ -127,7 +127,7 @@ class ZstdCodec(BlockCodec):
     @override
     def decompress(self, stored: bytes, raw_bytes: int) -> bytes:
         try:
-            # The library takes a frame's own word for its size, whatever it is told is the most.
+            # The library trusts a frame's own size, whatever limit it is given.
             if self._frame_bytes(stored) not in {raw_bytes, _UNSAID}:
                 raise ValueError("zstd block is of another size")
             raw = self._decompressor.decompress(stored, max_output_size=raw_bytes)
@@ -142,14 +142,13 @@ _UNSAID: Final = -1
 _CODECS: Final[Mapping[str, Callable[[], BlockCodec]]] = MappingProxyType(
     {"none": NoCodec, "lz4": Lz4Codec, "zstd": ZstdCodec}
 )
-NAMES: Final = tuple(_CODECS)
 _NUMBERED: Final[Mapping[int, Callable[[], BlockCodec]]] = MappingProxyType(
     {codec.number: codec for codec in (NoCodec, Lz4Codec, ZstdCodec)}
 )
 
 
 def codec_named(name: str) -> BlockCodec:
-    """Return the codec of one of `NAMES`.
+    """Return the codec called ``none``, ``lz4`` or ``zstd``.
 
     Raises:
         ConfigError: Its library is not installed.

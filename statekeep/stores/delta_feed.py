@@ -4,8 +4,7 @@ import io
 from collections.abc import Iterator
 from typing import Final
 
-from statekeep.stores.delta import END_MARK, DeltaReader, header_end
-from statekeep.stores.delta_records import Records
+from statekeep.stores.delta import END_MARK, DeltaReader, Records, header_end
 
 _PREAMBLE_BYTES: Final = 16
 _END_BYTES: Final = 24

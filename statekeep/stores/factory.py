@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import assert_never
 
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import ConfigError
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.memory import IMAGE_FILE, MemoryStore, check_memory_image
@@ -84,7 +84,7 @@ def check_image(
     Args:
         name: The store's name, for errors.
         kind: The engine that is to open it.
-        directory: A copy of the image that nobody else uses.
+        directory: A private copy of the image.
         is_deep: Read every record too. An image in memory is always read.
         is_cancelled: Ends a deep check soon.
 

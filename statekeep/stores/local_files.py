@@ -11,7 +11,7 @@ import stat
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 from statekeep.errors import (
@@ -73,6 +73,15 @@ def is_part_of_image(name: str) -> bool:
     return name != "LOCK" and not name.startswith("LOG")
 
 
+def image_directories(root: Path) -> list[PurePosixPath]:
+    """Return the directories of an image, relative to it: an empty one is in no manifest."""
+    return [
+        PurePosixPath(Path(parent, name).relative_to(root))
+        for parent, names, _ in os.walk(root)
+        for name in names
+    ]
+
+
 def clone_image(source: Path, target: Path) -> None:
     """Make ``target`` a directory with the image in ``source``, independent of it.
 
@@ -80,7 +89,7 @@ def clone_image(source: Path, target: Path) -> None:
     store opened on the clone never changes a byte under ``source``. Both lie on one file system.
 
     Args:
-        source: The image; nobody writes to it.
+        source: The image; it is not written to.
         target: Does not exist yet; its parent may not either.
 
     Raises:

@@ -12,42 +12,42 @@ from typing import Final
 from statekeep.errors import RetriableError
 from statekeep.stores.local_files import private_opener
 
-PATIENCE_S: Final = 20.0
-"""Whoever holds the lock does a few renames with it: after so long it is stopped, not slow."""
+TIMEOUT_S: Final = 20.0
+"""A holder of the lock only does a few renames: after so long it is stopped, not slow."""
 _RETRY_S: Final = 0.01
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool, patience_s: float = PATIENCE_S) -> Generator[None]:
+def locked(path: Path, *, shared: bool, timeout_s: float = TIMEOUT_S) -> Generator[None]:
     """Hold a lock file, created where it is missing; blocks until the lock is free.
 
     The operating system gives the lock back when its holder dies, however it dies.
 
     Args:
-        path: The lock file. It is never removed: its name may be locked by somebody else.
-        shared: Whether others may hold it too, as long as nobody holds it alone.
-        patience_s: How long to wait at most.
+        path: The lock file. It is never removed: another process may lock it by its name.
+        shared: Whether others may hold it too, as long as no process holds it exclusively.
+        timeout_s: How long to wait at most.
 
     Raises:
-        RetriableError: Somebody does not let go, such as a process that was stopped.
+        RetriableError: Another process keeps the lock, such as one that was stopped.
     """
     descriptor = private_opener(str(path), os.O_RDWR | os.O_CREAT)
     try:
-        _lock(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, patience_s)
+        _lock(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, timeout_s)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path, operation: int, patience_s: float) -> None:
-    deadline, pause = time.monotonic() + patience_s, threading.Event()
+def _lock(descriptor: int, path: Path, operation: int, timeout_s: float) -> None:
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
     while True:
         try:
             fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 error = RetriableError(
-                    f"a process does not let go of a lock: path={path} pids={_holders(descriptor)}"
+                    f"a process does not release a lock: path={path} pids={_holders(descriptor)}"
                 )
                 error.add_note("hint: continue it (kill -CONT) or end it")
                 raise error from None
@@ -57,7 +57,7 @@ def _lock(descriptor: int, path: Path, operation: int, patience_s: float) -> Non
 
 
 def _holders(descriptor: int) -> str:
-    """Return the processes that hold a lock on an open file, as Linux tells them."""
+    """Return the processes that hold a lock on an open file, according to Linux."""
     inode = f":{os.fstat(descriptor).st_ino}"
     try:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
@@ -95,7 +95,7 @@ class OwnerLock:
 
 
 def has_living_owner(path: Path) -> bool:
-    """Tell whether some process holds the `OwnerLock` of ``path``; False where there is none."""
+    """Return whether some process holds the `OwnerLock` of ``path``; False where there is none."""
     try:
         descriptor = private_opener(str(path), os.O_RDWR)
     except FileNotFoundError:

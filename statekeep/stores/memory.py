@@ -9,8 +9,7 @@ from typing_extensions import override
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.base import START_AGAIN, KeyValueStore
-from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
-from statekeep.stores.delta_records import Records
+from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter, Records
 from statekeep.stores.local_files import explained_errors, open_regular
 
 IMAGE_FILE: Final = "image.delta"

@@ -10,7 +10,7 @@ from typing import Final
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point
 from statekeep.stores.base import KeyValueStore
@@ -50,8 +50,8 @@ class OpenTask:
         self._work: WorkDirectory | None = None
         self._stores: dict[StoreName, KeyValueStore] = {}
         self.untidy_batches: int | None = None
-        """Change sets made since somebody last looked for what is not needed any more; None: nobody
-        has yet."""
+        """Change sets made since the last search for what is not needed any more; None: there was
+        no search yet."""
 
     @property
     def work(self) -> WorkDirectory:
@@ -64,10 +64,18 @@ class OpenTask:
         """Return an open store. What is written to it belongs to the batch at hand."""
         return self._stores[name]
 
+    def stores_but(self, name: StoreName) -> Mapping[StoreName, KeyValueStore]:
+        """Return the open stores without one."""
+        return {other: store for other, store in self._stores.items() if other != name}
+
+    def size_bytes(self) -> int:
+        """Return about how much the content of the open stores takes."""
+        return sum(store.size_bytes() for store in self._stores.values())
+
     def go_to(self, version: VersionId | None) -> bool:
         """Bring the stores to a version; False if it cannot be made of what is on this host.
 
-        What is found damaged is set aside, so that nobody comes across it again.
+        What is found damaged is set aside, so that it is not found again.
 
         Args:
             version: The version, None for empty state.
@@ -108,7 +116,7 @@ class OpenTask:
 
     @contextmanager
     def batch(self) -> Generator[None]:
-        """Run a batch on the stores. After an error they are closed: nobody knows what they hold."""
+        """Run a batch on the stores. After an error they are closed: their content is not known."""
         try:
             yield
         except BaseException:

@@ -50,7 +50,7 @@ def make_private(base: Path, *names: str) -> Path:
 
 
 def is_private(base: Path, *names: str) -> bool:
-    """Tell whether what `make_private` makes is there; nothing is made.
+    """Return whether what `make_private` makes is there, without making it.
 
     Raises:
         ConfigError: As of `make_private`.
@@ -93,7 +93,7 @@ def _close_to_others(directory: Path) -> None:
 
 
 def _check_base(base: Path) -> None:
-    """Check that nobody but this user and root can rename what this user makes in ``base``."""
+    """Check that only this user and root can rename what this user makes in ``base``."""
     trusted = {0, os.geteuid()}
     for part in (base, *base.absolute().parents):
         found = part.lstat()
@@ -124,7 +124,7 @@ def _foreign(path: Path, found: os.stat_result) -> ConfigError:
     return ConfigError(
         f"not a directory of this user: {_described(path, found)}",
         key=LOCAL_DIR_KEY,
-        hint=f"run the job as the user that has its local state, remove {path} if nobody needs it,"
+        hint=f"run the job as the user that has its local state, remove {path} if it is not needed,"
         f" or let {LOCAL_DIR_KEY} and TMPDIR name directories of this user",
     )
 

@@ -18,7 +18,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import (
     CheckpointCorruptError,
     ConfigError,
@@ -95,7 +95,7 @@ def _sweep_unused(mark: Path, now_ns: int) -> bool:
     if now_ns - root.stat().st_mtime_ns < _KEPT_UNUSED_NS or _has_living_work(root):
         return False
     with locked(root / LOCK_FILE, shared=False):
-        # Whoever opens a store takes the mark away, by the same lock.
+        # Opening a store removes the mark, under the same lock.
         if not mark.exists() or _has_living_work(root):
             return False
         mark.unlink()
@@ -184,7 +184,7 @@ class TaskDirectory:
             ConfigError: The disk is full or not writable.
             FileExistsError: The uid was used before.
         """
-        _check_names(stores)
+        check_store_names(stores)
         path = self.root / f"{_WORK_PREFIX}{uid}"
         with explained_errors(self.root):
             self._make_root()
@@ -280,10 +280,10 @@ class TaskDirectory:
     def usage(self) -> LocalUsage:
         """Return how much lies here: for people, so versions that go meanwhile count or not."""
         images, changes = self.versions(), self.change_sets()
-        places = [*map(str, images), *(f"{version}{CHANGES_SUFFIX}" for version in changes)]
+        directories = [*map(str, images), *(f"{version}{CHANGES_SUFFIX}" for version in changes)]
         sizes: dict[int, int] = {}
-        for place in places:
-            for directory, _, names in os.walk(self.root / place):
+        for version in directories:
+            for directory, _, names in os.walk(self.root / version):
                 for name in names:
                     with suppress(FileNotFoundError):
                         found = Path(directory, name).lstat()
@@ -302,8 +302,8 @@ class TaskDirectory:
         """Seal restored stores under the name of the committed version that they are.
 
         Ends the work directory. A version of that name that is here, whole and can be opened stays,
-        and is returned; one that is damaged, or lacks one of the stores, is moved aside. Of racing
-        processes one does it, and all get it.
+        and is returned; one that is damaged, or has more or fewer of the stores, is moved aside. Of
+        racing processes one does it, and all get it.
 
         Args:
             work: Its stores hold the content of ``version``, verified by the restore.
@@ -324,7 +324,7 @@ class TaskDirectory:
                 missing = adopted.lacks(work.stores)
                 if (
                     there is not None
-                    and set(there.lacks(work.stores)) <= set(missing)
+                    and there.lacks(work.stores) == missing
                     and _can_be_opened(work, there, engines, is_deep=self._suspect.exists())
                 ):
                     return there
@@ -383,7 +383,7 @@ class TaskDirectory:
     def _find_usable(self, version: VersionId) -> SealedVersion | None:
         try:
             return self.find(version)
-        except (VersionDamagedError, UnknownFormatError):  # the restore tells the two apart
+        except (VersionDamagedError, UnknownFormatError):  # the restore distinguishes the two
             logger.exception("local version cannot be used: version=%s", version)
             return None
 
@@ -427,7 +427,7 @@ class TaskDirectory:
     def retain(
         self,
         keep: Collection[VersionId],
-        newest_settled_batch: int,
+        newest_resolved_batch: int,
         stores: Sequence[StoreName] = (),
         *,
         is_open: bool = True,
@@ -435,13 +435,13 @@ class TaskDirectory:
         """Remove the versions that nothing needs any more (R13).
 
         A version that stays keeps what it is made from: its image, or the change sets back to the
-        newest image among its ancestors, and that image. The output of settled batches goes. Change sets that are newer than the oldest
+        newest image among its ancestors, and that image. The output of resolved batches goes. Change sets that are newer than the oldest
         image that stays are left too, for stores that are open at one of them.
 
         Args:
             keep: Those that stay whatever their batch: of retained commits, of open attempts and of
                 outboxes.
-            newest_settled_batch: Up to this batch the chosen versions are known; later ones stay.
+            newest_resolved_batch: Up to this batch the chosen versions are known; later ones stay.
             stores: All stores of the task, where there may be change sets.
             is_open: Whether a process of this host may have the task's stores open.
         """
@@ -453,7 +453,7 @@ class TaskDirectory:
                 needed = {
                     version
                     for version in images | changes
-                    if version.batch > newest_settled_batch or version in keep
+                    if version.batch > newest_resolved_batch or version in keep
                 }
                 needed |= self._sources(needed & changes - images, images, stores)
                 oldest = min((v.batch for v in needed & images), default=-1)
@@ -469,7 +469,7 @@ class TaskDirectory:
             for path in removed:
                 remove_tree(path)
             for version in kept_changes:
-                if version.batch <= newest_settled_batch:  # it is delivered
+                if version.batch <= newest_resolved_batch:  # it is delivered
                     (self.root / f"{version}{CHANGES_SUFFIX}" / OUTPUT_FILE).unlink(missing_ok=True)
 
     def is_unused_since(self, time_ns: int) -> bool:
@@ -524,7 +524,10 @@ class TaskDirectory:
         mark = BootMark(self.root)
         if mark.is_current:
             return
-        logger.info("local versions are read once, the host was started: directory=%s", self.root)
+        logger.info(
+            "local versions are read and checked once, as the host was restarted: directory=%s",
+            self.root,
+        )
         checks: list[tuple[Path, Callable[[], None]]] = [
             (self.root / str(version), partial(self._verify_image, version))
             for version in self.versions()
@@ -541,7 +544,7 @@ class TaskDirectory:
                 logger.exception("local version is damaged and set aside: path=%s", directory)
                 self.set_aside(directory)
             except UnknownFormatError:
-                continue  # whoever wants it is told
+                continue  # reported when it is used
         with explained_errors(self.root):
             mark.write()
 
@@ -551,7 +554,7 @@ class TaskDirectory:
             image.verify()
 
     def _is_there(self) -> bool:
-        """Tell whether the root is there; ConfigError if another user has a hand in it."""
+        """Return whether the root is there; ConfigError if another user has a hand in it."""
         if self._local_dir is None:
             return self.root.exists()
         with explained_errors(self.root):
@@ -566,9 +569,9 @@ class TaskDirectory:
         return ChangeSet(directory, version)
 
     def remove_work(self, prefix: str) -> None:
-        """Remove the work directories whose uid begins with ``prefix``, whoever has them open.
+        """Remove the work directories whose uid begins with ``prefix``, also open ones.
 
-        For the end of a driver session: its stores may be open in processes that nobody reaches.
+        For the end of a driver session: its stores may be open in processes that cannot be reached.
         """
         for path in self.root.glob(f"{_WORK_PREFIX}{prefix}*"):
             try:
@@ -591,7 +594,7 @@ class TaskDirectory:
                 changes = None if at in images else self._change_set(at)
                 try:
                     at = None if changes is None else changes.parent(stores[0])
-                except (VersionDamagedError, UnknownFormatError):  # whoever goes there is told
+                except (VersionDamagedError, UnknownFormatError):  # reported when it is used
                     at = None
         return found
 
@@ -653,7 +656,12 @@ def _can_be_opened(
     return True
 
 
-def _check_names(stores: Sequence[StoreName]) -> None:
+def check_store_names(stores: Sequence[StoreName]) -> None:
+    """Refuse a store whose files would lie where a version has its own.
+
+    Raises:
+        ConfigError: There is one.
+    """
     names = {escape_name(store) for store in stores}
     if names & {MANIFEST_FILE, CHECKPOINT_FILE}:
         raise ConfigError(f"reserved name for a store: stores={','.join(stores)}")

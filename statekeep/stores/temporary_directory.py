@@ -24,9 +24,9 @@ def temporary_directory(prefix: str, root: Path | None = None) -> Generator[Path
         prefix: Begins the name; directories with this prefix are swept, of this user alone.
         root: Where to make it; None: where temporary files go.
     """
-    place = Path(tempfile.gettempdir()) if root is None else root
-    _sweep(place, prefix)
-    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    parent = Path(tempfile.gettempdir()) if root is None else root
+    _sweep(parent, prefix)
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = OwnerLock(directory / _LOCK_FILE)
     content = directory / "content"
     content.mkdir()
@@ -37,9 +37,9 @@ def temporary_directory(prefix: str, root: Path | None = None) -> Generator[Path
         lock.release()
 
 
-def _sweep(place: Path, prefix: str) -> None:
+def _sweep(parent: Path, prefix: str) -> None:
     # Without a lock file: another program's, or one that is just being made.
-    for lock in place.glob(f"{prefix}*/{_LOCK_FILE}"):
+    for lock in parent.glob(f"{prefix}*/{_LOCK_FILE}"):
         try:
             is_ours = lock.parent.lstat().st_uid == os.getuid()
         except FileNotFoundError:  # its owner is just removing it

@@ -9,9 +9,11 @@ Layout of a version's directory, ``<batch>_<uid>``::
     <other files>                     such as the output of the batch
 """
 
+import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,6 +26,7 @@ from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError, VersionDamagedError
 from statekeep.stores.local_files import (
+    IMMUTABLE_SUFFIXES,
     crc32_of,
     explained_errors,
     read_document,
@@ -122,7 +125,7 @@ _decoder: Final = msgspec.json.Decoder(_ManifestData)
 class SealedVersion:
     """A version on this disk. Safe to use from any thread and process: nothing in it changes.
 
-    It may go away once it is settled and nobody names it (`TaskDirectory.retain`): then its
+    It may be deleted once its batch is resolved and nothing names it (`TaskDirectory.retain`): then its
     methods raise what a missing file raises.
     """
 
@@ -157,6 +160,32 @@ class SealedVersion:
             if entry.path.startswith(prefix)
         )
 
+    @property
+    def image_bytes(self) -> int:
+        """The size of the images of all stores."""
+        return sum(entry.size for entry in self.manifest.files if "/db/" in entry.path)
+
+    def changed_bytes(self, stores: Iterable[StoreName], base: VersionId | None) -> int | None:
+        """Return the size of the deltas that lead from ``base`` to this version.
+
+        None if ``base`` is none or no ancestor, or not all of the deltas are at hand.
+        """
+        if base is None:
+            return None
+        sizes = {entry.path: entry.size for entry in self.manifest.files}
+        total = 0
+        for store in stores:
+            changes = self._changes_since(store, base, sizes)
+            if changes is None:
+                return None
+            total += sum(sizes[path] for path in changes)
+        return total
+
+    def store_sizes(self, store: StoreName) -> list[int]:
+        """Return the sizes of the files of a store's image."""
+        prefix = f"{image_path(store)}/"
+        return [entry.size for entry in self.manifest.files if entry.path.startswith(prefix)]
+
     def lacks(self, stores: Iterable[StoreName]) -> tuple[StoreName, ...]:
         """Return those of the stores that it has no image of."""
         return tuple(store for store in stores if not self.store_files(store))
@@ -167,15 +196,20 @@ class SealedVersion:
         Returns:
             None if ``base`` is not an ancestor, or not all of the deltas are at hand.
         """
-        held = {entry.path for entry in self.manifest.files}
-        paths: list[Path] = []
+        changes = self._changes_since(store, base, {entry.path for entry in self.manifest.files})
+        return None if changes is None else [self.directory / path for path in changes]
+
+    def _changes_since(
+        self, store: StoreName, base: VersionId, held: Container[str]
+    ) -> list[str] | None:
+        paths: list[str] = []
         for version in (self.id, *self.lineage):
             if version == base:
                 return paths[::-1]
             path = changes_path(store, version)
             if path not in held:
                 return None
-            paths.append(self.directory / path)
+            paths.append(path)
         return None
 
     def verify(self) -> None:
@@ -239,3 +273,95 @@ def image_path(store: StoreName) -> str:
 def changes_path(store: StoreName, version: VersionId) -> str:
     """Return where the delta lies that leads a store to ``version`` from the one before."""
     return f"{escape_name(store)}/changes/{version}.delta"
+
+
+_FileId = tuple[str, int, int, int]
+_SUFFIXES: Final = tuple(IMMUTABLE_SUFFIXES)
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class KnownChecksums:
+    """Gives the manifest entries of an image without reading again what the last one shares.
+
+    A store of a gigabyte is not read for every version. Used by one thread; only `read_ahead` may
+    run beside another method.
+    """
+
+    def __init__(self) -> None:
+        self._crcs: dict[_FileId, int] = {}
+        self._ahead: dict[_FileId, int] = {}
+
+    def learn(self, directory: Path, entries: tuple[FileEntry, ...]) -> None:
+        """Take over what the manifest of the version in ``directory`` says.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+        """
+        self._crcs = {
+            _file_id(entry.path, (directory / entry.path).stat()): entry.crc32
+            for entry in entries
+            if entry.path.endswith(_SUFFIXES)
+        }
+
+    def read_ahead(self, directory: Path) -> None:
+        """Read the files of an image to be, which the engine may be writing just now.
+
+        A file that changes meanwhile is left to `entries`.
+
+        Args:
+            directory: Laid out as the image will be: a file is known by name, inode, size and time.
+        """
+        known, found = self._crcs, dict[_FileId, int]()
+        for name, file in _files_below(directory):
+            if not name.endswith(_SUFFIXES):
+                continue
+            path = Path(file.path)
+            try:
+                file_id = _file_id(name, path.stat())
+                if file_id not in known:
+                    crc = self._ahead.get(file_id)
+                    crc = crc32_of(path) if crc is None else crc
+                    if _file_id(name, path.stat()) == file_id:
+                        found[file_id] = crc
+            except FileNotFoundError:  # compacted away
+                continue
+        self._ahead = found
+
+    def entries(self, directory: Path) -> tuple[FileEntry, ...]:
+        """Return the entry of every file below ``directory``, and know these from now on.
+
+        A file that the engine has made readable for others is closed to them.
+        """
+        crcs: dict[_FileId, int] = {}
+        entries: list[FileEntry] = []
+        for name, file in _files_below(directory):
+            status = file.stat()
+            if status.st_mode & _OTHERS:
+                os.chmod(file.path, stat.S_IMODE(status.st_mode) & ~_OTHERS)  # noqa: PTH101 - as above
+            file_id = _file_id(name, status)
+            crc = self._crcs.get(file_id, self._ahead.get(file_id))
+            if crc is None:
+                crc = crc32_of(Path(file.path))
+            if name.endswith(_SUFFIXES):
+                crcs[file_id] = crc
+            entries.append(FileEntry(name, status.st_size, crc))
+        self._crcs = crcs
+        return tuple(sorted(entries, key=attrgetter("path")))
+
+
+def _files_below(directory: Path | str, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield the files with their relative names; not by `Path.walk`, as this is on the sync pause."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(entry.path, f"{prefix}{entry.name}/")
+            else:
+                yield prefix + entry.name, entry
+
+
+def _file_id(name: str, status: os.stat_result) -> _FileId:
+    """Return what a hard link shares with its original, and no other file has.
+
+    The inode alone would not do: it may be given to a new file once the old one is gone.
+    """
+    return name, status.st_ino, status.st_size, status.st_mtime_ns

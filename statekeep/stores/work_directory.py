@@ -11,13 +11,17 @@ from typing import Final, Protocol, Self
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point
 from statekeep.stores.base import START_AGAIN, KeyValueStore
-from statekeep.stores.change_set import CHANGES_SUFFIX, OUTPUT_FILE, ChangeSet, delta_name
-from statekeep.stores.changes import CapturingStore
-from statekeep.stores.checksums import KnownChecksums
+from statekeep.stores.change_set import (
+    CHANGES_SUFFIX,
+    OUTPUT_FILE,
+    CapturingStore,
+    ChangeSet,
+    delta_name,
+)
 from statekeep.stores.delta import DeltaHeader, DeltaWriter
 from statekeep.stores.factory import check_image, open_store
 from statekeep.stores.local_files import (
@@ -32,6 +36,7 @@ from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.version import (
     LINEAGE_LIMIT,
     MANIFEST_FILE,
+    KnownChecksums,
     SealedVersion,
     SealManifest,
     changes_path,
@@ -94,6 +99,8 @@ class WorkDirectory:
         self._captured = frozenset(captured)
         self._open: dict[StoreName, KeyValueStore] = {}
         self._cloned: set[StoreName] = set()
+        self._has_dropped = False
+        """Whether a store that `head` has begins empty here."""
         self._head: VersionId | None = None
         self._lineage: tuple[VersionId, ...] = ()
         """`head` and its ancestors, nearest first; before them versions whose seal failed."""
@@ -107,6 +114,17 @@ class WorkDirectory:
     def store_directory(self, store: StoreName) -> Path:
         """Return where a store's files are; there only if the base has it or it was opened."""
         return self.path / image_path(store)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the open stores may hold something else than `head` does.
+
+        A store that is not captured may.
+        """
+        return self._has_dropped or any(
+            not isinstance(store, CapturingStore) or store.has_changes
+            for store in self._open.values()
+        )
 
     @property
     def output_path(self) -> Path:
@@ -172,6 +190,7 @@ class WorkDirectory:
         if store in self._cloned:
             remove_tree(self.store_directory(store))
             self._cloned.remove(store)
+            self._has_dropped = True
 
     def check_version(
         self,
@@ -233,8 +252,8 @@ class WorkDirectory:
     ) -> SealedVersion:
         """Write an image of all stores and give it the name of a version: the sync snapshot.
 
-        Blocks for some milliseconds, whatever the size of the stores. Nobody writes to them
-        meanwhile; they stay open. Nothing is fsynced but what the engine syncs itself: a version
+        Blocks for some milliseconds, whatever the size of the stores. They are not written to
+        meanwhile, and stay open. Nothing is fsynced but what the engine syncs itself: a version
         survives the death of the process, and power loss only once it is committed elsewhere.
 
         After an error no version is there, and the call may be repeated with a new uid unless the
@@ -261,7 +280,7 @@ class WorkDirectory:
             self._write_images(image)
             self._cut_changes(version)
             sealed = self._seal_image(image, parent_id, committed)
-        self._head = version
+        self._head, self._has_dropped = version, False
         return sealed
 
     def publish_changes(self, batch: int, uid: str) -> ChangeSet:

@@ -29,7 +29,7 @@ class CrashTests(StateBackendHooks):
             await asyncio.sleep(0)
         upload.cancel()
         await asyncio.wait([upload])
-        task.void(context)
+        task.abort(context)
         assert (await task.restore(first.checkpoint)).content == {STORE: FIRST}
         second = await task.commit(task.seal(SECOND))
         assert (await task.restore(second.checkpoint)).content == {STORE: SECOND}
@@ -77,7 +77,7 @@ class CleanUpTests(StateBackendHooks):
         for content in (FIRST, SECOND, THIRD, SECOND, NOTHING, FIRST):
             failed = task.open_attempt(task.seal(content))
             await task.upload(failed)
-            task.void(failed)
+            task.abort(failed)
             await task.commit(task.seal(content))
             if len(task.commits) > 2:
                 task.release(task.commits[0])

@@ -70,8 +70,8 @@ class BackendHarness:
 
     Attributes:
         commits: Commits that are not released, oldest first.
-        closed_attempts: (epoch, attempt) of released commits and void attempts.
-        sent_bytes: What the backend told of the bytes of its uploads.
+        closed_attempts: (epoch, attempt) of released commits and aborted attempts.
+        sent_bytes: What the backend reported as the bytes of its uploads.
         versions: Where sealed versions lie.
     """
 
@@ -113,7 +113,7 @@ class BackendHarness:
             self.task, self.stores, self._contexts.__getitem__, self._executor, self._clock
         )
         self._manager = self._factory.backup_manager(context)
-        await self._manager.init(self.commits[-1].checkpoint if self.commits else None)
+        await self._manager.init()
 
     async def close(self) -> None:
         """Close the backup manager."""
@@ -176,8 +176,8 @@ class BackendHarness:
 
     async def upload(self, context: CommitContext) -> Markers:
         """Snapshot and upload, as the commit pipeline does; the commit is not recorded."""
-        snapshot_markers = await self._executor.run(self.manager.snapshot, context.checkpoint_id)
-        return await self.manager.upload(context.checkpoint_id, snapshot_markers)
+        snapshot = await self._executor.run(self.manager.snapshot, context.checkpoint_id)
+        return await self.manager.upload(context.checkpoint_id, snapshot)
 
     def record(self, context: CommitContext, markers: Markers) -> Commit:
         """Make an uploaded attempt the newest commit."""
@@ -185,7 +185,7 @@ class BackendHarness:
         self.commits.append(Commit(context, checkpoint, markers))
         return self.commits[-1]
 
-    def void(self, context: CommitContext) -> None:
+    def abort(self, context: CommitContext) -> None:
         """Declare that an attempt never completes."""
         self.closed_attempts.append((context.epoch, context.attempt))
 
@@ -206,7 +206,7 @@ class BackendHarness:
         return LogSnapshot(markers, tuple(self.closed_attempts))
 
     async def clean_up(self, known: LogSnapshot | None = None) -> None:
-        """Clean up by what is known now, or by what somebody knew earlier."""
+        """Clean up by what is known now, or by what was known earlier."""
         known = known or self.log_snapshot()
         await self.manager.clean_up(known.retained, known.closed_attempts)
 

@@ -1,4 +1,4 @@
-"""Conformance kit, first part: what is backed up is restored, and damage is never believed."""
+"""Conformance kit, first part: what is backed up is restored, and damage is never accepted."""
 # ruff: noqa: D102  # the tests' names are sentences that say it
 
 import json
@@ -51,18 +51,27 @@ class RestoreTests(StateBackendHooks):
         assert {path: data for path, data in stored.items() if not path.endswith("/")} == files
 
     @pytest.mark.asyncio
-    async def test_an_upload_tells_how_many_bytes_it_has_sent(self, task: BackendHarness) -> None:
+    async def test_an_upload_reports_how_many_bytes_it_has_sent(self, task: BackendHarness) -> None:
         await task.commit(task.seal(FIRST))
         assert sum(task.sent_bytes) > 0
+
+    @pytest.mark.asyncio
+    async def test_a_snapshot_reports_the_bytes_of_a_full_upload_before_it_begins(
+        self, task: BackendHarness
+    ) -> None:
+        context = task.open_attempt(task.seal(FIRST))
+        snapshot = task.manager.snapshot(context.checkpoint_id)
+        files = [entry.size for entry in context.version.store_files(STORE)]
+        assert (snapshot.bytes, snapshot.stores[STORE].files) == (sum(files), len(files))
 
     @pytest.mark.asyncio
     async def test_a_version_sealed_after_the_snapshot_is_not_in_the_upload(
         self, task: BackendHarness
     ) -> None:
         context = task.open_attempt(task.seal(FIRST))
-        task.manager.snapshot(context.checkpoint_id)
+        snapshot = task.manager.snapshot(context.checkpoint_id)
         task.seal(SECOND)
-        markers = await task.manager.upload(context.checkpoint_id, {})
+        markers = await task.manager.upload(context.checkpoint_id, snapshot)
         commit = task.record(context, markers)
         assert (await task.restore(commit.checkpoint)).content == {STORE: FIRST}
 
@@ -120,7 +129,7 @@ class RestoreTests(StateBackendHooks):
 
 
 class DistrustTests(StateBackendHooks):
-    """What must not be believed."""
+    """What must not be accepted."""
 
     @pytest.mark.asyncio
     async def test_damage_of_anything_stored_is_found_before_use(

@@ -34,7 +34,7 @@ CONTENTS = [
 
 
 def ignore_bytes(size: int) -> None:
-    """Take no note of progress."""
+    """Ignore progress."""
 
 
 class BackupPlaceTests:
@@ -107,7 +107,7 @@ class BackupPlaceTests:
         assert await manager.get_range(blob_id, start, size) == expected
 
     @pytest.mark.asyncio
-    async def test_a_range_of_a_blob_that_is_not_there_is_told(
+    async def test_a_range_of_a_blob_that_is_not_there_is_an_error(
         self, manager: BlobStoreManager
     ) -> None:
         with pytest.raises(BlobNotFoundError):
@@ -143,7 +143,7 @@ class BackupPlaceTests:
         assert list(await manager.list("nothing/here/")) == []
 
     @pytest.mark.asyncio
-    async def test_folders_are_told_one_level_at_a_time(self, manager: BlobStoreManager) -> None:
+    async def test_folders_are_listed_one_level_at_a_time(self, manager: BlobStoreManager) -> None:
         names = ["a/1-1/x", "a/1-1/sub/y", "a/1-10/x", "a/plain", "ab/z"]
         for name in names:
             await manager.put(name, b"1", METADATA)

@@ -7,7 +7,7 @@ _NANOS: Final = 1_000_000_000
 
 
 class FakeClock:
-    """A `statekeep.clock.Clock` whose time passes only when it is told to.
+    """A `statekeep.clock.Clock` whose time passes only on request.
 
     `sleep` advances the time by what was asked for and lets the other coroutines run, so code
     that backs off or polls runs through at once, in a defined order. Every sleep is recorded.

@@ -48,7 +48,7 @@ def content_of(version: SealedVersion, scratch: Path) -> Mapping[bytes, bytes]:
 
 
 def content_at(directory: Path) -> Mapping[bytes, bytes]:
-    """Return the entries of the RocksDB store in ``directory``, which nobody has open."""
+    """Return the entries of the RocksDB store in ``directory``, which is not open."""
     store = open_store(STORE, "rocksdb", directory, is_new=False)
     try:
         return dict(store.scan())

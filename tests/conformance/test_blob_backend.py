@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.memory_manager import (
+from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.memory import (
     MemoryBlobStoreManager,
     forget_root,
 )
-from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.testing.backend_tests import StateBackendTests
 from statekeep.testing.sealed_files import StoreContent
@@ -36,13 +36,13 @@ def blobs_of(index: Mapping[str, Any]) -> set[str]:
 def content_of(file: Mapping[str, Any], read: Callable[[str], bytes]) -> bytes:
     """Put a file together by its index."""
     blobs = sorted(file["blobs"], key=lambda blob: blob["offset"])
-    stored = b"".join(stretch(blob, read(blob["blob-id"])) for blob in blobs)
+    stored = b"".join(part_of_blob(blob, read(blob["blob-id"])) for blob in blobs)
     if "stored-form" not in file:
         return stored
     return read_stream(stored, place_of(blobs[0]["blob-id"], blobs[0]["range"]["start"]))
 
 
-def stretch(blob: Mapping[str, Any], stored: bytes) -> bytes:
+def part_of_blob(blob: Mapping[str, Any], stored: bytes) -> bytes:
     if "range" not in blob:
         return stored
     start = blob["range"]["start"]

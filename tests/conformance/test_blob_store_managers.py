@@ -7,26 +7,19 @@ import pytest
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.pacing import TokenBucket
-from statekeep.backends.retry import Retrier, RetryPolicy
-from statekeep.backends.wrappers import (
-    InFlightLimit,
-    LimitedBlobStoreManager,
-    LoggedBlobStoreManager,
-    PacedBlobStoreManager,
-    RetryingBlobStoreManager,
-)
+from statekeep.backends.retry import RetryPolicy
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
+from statekeep.backends.storage.requests import RequestingBlobStoreManager, Requests, TransferLimits
 from statekeep.testing.blob_store_tests import BlobStoreManagerTests
 from statekeep.testing.clock import FakeClock
+from statekeep.testing.storage import bare_manager
 
 
 class TestFsspecManagerOnADirectory(BlobStoreManagerTests):
     @override
     def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
-        return FsspecBlobStoreManager(f"file://{place}", {}, executor)
+        return bare_manager(f"file://{place}", {}, executor)
 
     @override
     def read_back(self, place: Path, blob_id: str) -> bytes:
@@ -53,8 +46,12 @@ class TestMemoryManager(BlobStoreManagerTests):
 class TestWrappedManager(TestFsspecManagerOnADirectory):
     @override
     def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
-        clock = FakeClock()
-        logged = LoggedBlobStoreManager(super().make_manager(place, executor), "blob", clock)
-        limited = LimitedBlobStoreManager(logged, InFlightLimit(2))
-        paced = PacedBlobStoreManager(limited, TokenBucket(1 << 20, clock), executor)
-        return RetryingBlobStoreManager(paced, Retrier(RetryPolicy(), clock), executor)
+        limits = TransferLimits(
+            "blob",
+            max_in_flight=2,
+            task_max_in_flight=2,
+            buffer_bytes=1 << 20,
+            bytes_per_second=1 << 20,
+        )
+        requests = Requests(limits, executor, FakeClock(), RetryPolicy())
+        return RequestingBlobStoreManager(super().make_manager(place, executor), requests)

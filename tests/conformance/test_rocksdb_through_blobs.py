@@ -73,7 +73,7 @@ class Job:
 async def test_each_commit_of_a_rocksdb_store_restores_its_own_content(tmp_path: Path) -> None:
     versions = TaskDirectory.of(tmp_path / "local", TASK)
     job = Job(tmp_path / "place")
-    await job.manager.init(None)
+    await job.manager.init()
     large = {b"%06d" % number: b"v" * 200 for number in range(5_000)}
     first = seal_version(versions, "0_00000000", None, large)
     second = seal_version(versions, "1_00000001", first, {b"000001": b"new", b"000002": None})
@@ -95,7 +95,7 @@ async def test_each_commit_of_a_rocksdb_store_restores_its_own_content(tmp_path:
 async def test_a_restore_beside_the_identical_version_fetches_nothing(tmp_path: Path) -> None:
     versions = TaskDirectory.of(tmp_path / "local", TASK)
     job = Job(tmp_path / "place")
-    await job.manager.init(None)
+    await job.manager.init()
     version = seal_version(versions, "0_00000000", None, {b"k": b"v"})
     checkpoint = await job.commit(version)
     assert await job.restore(checkpoint, tmp_path / "restored", version) == 0

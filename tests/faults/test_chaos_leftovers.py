@@ -80,7 +80,7 @@ def test_the_place_of_a_container_that_was_killed_is_left_to_the_next_applicatio
     assert leftovers(places, has_killed=False) == [lock, outbox]
 
 
-def test_a_hand_over_that_failed_is_left_to_the_next_application(places: Places) -> None:
+def test_a_submission_that_failed_is_left_to_the_next_application(places: Places) -> None:
     outbox = leave_an_outbox(places)
     (outbox / "000000000001-000000000001-00000003.json").touch()
     assert leftovers(places, has_killed=False) == []

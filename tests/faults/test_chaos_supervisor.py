@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from chaos.backends import places as backup_places
+from chaos.fault_profile import FaultProfile
 from chaos.spark.level import watch_of
 from chaos.spark.places import Places
 from chaos.spark.plan import BadDay, Consequence, Damage, Drift, Loss, PlannedFault, Schedule
 from chaos.spark.pool import SessionPool
 from chaos.spark.supervisor import Setting, Supervisor
-from chaos.weather import Weather
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, encode_record
 from statekeep.testing.faults.process_plan import Action, ArmedFault, ProcessKind, Strike
 
@@ -167,13 +167,13 @@ def test_a_job_that_goes_on_from_its_commit_is_right(places: Places) -> None:
     assert 23 in job.history.checked
 
 
-def test_a_job_that_goes_on_from_an_older_commit_is_told(places: Places) -> None:
+def test_a_job_that_goes_on_from_an_older_commit_is_reported(places: Places) -> None:
     job = job_of(places, SCHEDULE, commits_and_dies(places), began(3))
     assert failures_of(job) == ["23"]
 
 
 @pytest.mark.parametrize("loss", [Loss.LOG, Loss.LOG_RECORD])
-def test_a_job_that_goes_on_without_its_log_is_told(places: Places, loss: Loss) -> None:
+def test_a_job_that_goes_on_without_its_log_is_reported(places: Places, loss: Loss) -> None:
     schedule = replace(SCHEDULE, losses=[loss])
     job = job_of(places, schedule, commits_and_dies(places), began(4))
     assert "22" in failures_of(job)
@@ -195,7 +195,7 @@ def test_a_clear_error_brings_back_what_was_lost(places: Places, loss: Loss, err
     assert (places.checkpoint / "commits" / "4").exists()
 
 
-def test_a_recovery_that_touched_the_location_is_told(places: Places) -> None:
+def test_a_recovery_that_touched_the_location_is_reported(places: Places) -> None:
     def touches(order: Mapping[str, Any]) -> list[Event]:
         del order
         (places.checkpoint / "commits" / "4").write_text("{ }")
@@ -210,7 +210,7 @@ def test_a_recovery_that_touched_the_location_is_told(places: Places) -> None:
 def changes_the_log(places: Places) -> Answer:
     def answer(order: Mapping[str, Any]) -> list[Event]:
         (places.checkpoint / "metadata").write_text("{}")
-        return fails("ConfigError: the job cannot go on with another partitions")(order)
+        return fails("ConfigError: the job cannot go on with another grouping key")(order)
 
     return answer
 
@@ -218,7 +218,7 @@ def changes_the_log(places: Places) -> Answer:
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (lambda _: fails("ConfigError: cannot go on with another partitions: 3 4"), []),
+        (lambda _: fails("ConfigError: cannot go on with another grouping key: 3 4"), []),
         (lambda _: began(4), ["21"]),
         (lambda _: fails("ValueError: something else"), ["21"]),
         (changes_the_log, ["21"]),
@@ -230,11 +230,11 @@ def test_a_changed_job_is_refused_and_leaves_nothing(
 ) -> None:
     (places.checkpoint / "commits").mkdir(parents=True)
     job = job_of(places, SCHEDULE, answer(places))
-    job.start_changed(Drift.PARTITIONS)
+    job.start_changed(Drift.KEY_TYPE)
     assert [failure.split(":")[0] for failure in job.history.failures] == expected
 
 
-BAD_DAY = BadDay(Weather.OUTAGE, place=1, after_batch=0, seconds=60.0)
+BAD_DAY = BadDay(FaultProfile.OUTAGE, place=1, after_batch=0, seconds=60.0)
 
 
 def ends_batch(answer: Answer) -> Answer:
@@ -245,8 +245,8 @@ def test_a_bad_day_excuses_the_runs_that_it_meets(places: Places) -> None:
     schedule = replace(SCHEDULE, bad_day=BAD_DAY)
     job = job_of(places, schedule, ends_batch(fails("down")), fails("still down"), began(-1))
     assert failures_of(job) == []
-    assert job.history.strikes == {"weather": ["outage"]}
-    told = json.loads(places.weather.read_text())["weather"]
+    assert job.history.strikes == {"fault-profile": ["outage"]}
+    told = json.loads(places.profile.read_text())["profile"]
     assert told == {f"file://{places.backup('blob-2')}": "outage"}
 
 
@@ -272,7 +272,7 @@ def test_a_loss_that_a_bad_day_hides_is_judged_when_it_has_passed(places: Places
     assert job.history.strikes[Loss.LOG] == ["lost", "refused"]
 
 
-def test_without_a_bad_day_a_hidden_loss_is_told(places: Places) -> None:
+def test_without_a_bad_day_a_hidden_loss_is_reported(places: Places) -> None:
     schedule = replace(SCHEDULE, losses=[Loss.LOG])
     job = job_of(places, schedule, commits_and_dies(places), fails("down"), began(4))
     assert failures_of(job) == ["22"]

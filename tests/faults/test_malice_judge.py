@@ -65,9 +65,9 @@ def test_what_may_happen_has_a_verdict(events: tuple[Event, ...], verdict: str) 
     ("events", "failure"),
     [
         ((_started(5, content=3),), "with another state"),
-        ((_started(3),), "nobody was told"),
-        ((_started(3, "blob-1"),), "nobody was told"),
-        ((_started(-1),), "nobody was told"),
+        ((_started(3),), "without a message"),
+        ((_started(3, "blob-1"),), "without a message"),
+        ((_started(-1),), "without a message"),
         ((_started(4, "blob-1", "blob-2"),), "where no commit was begun"),
         ((_started(9),), "where no commit was begun"),
         ((_started(3, "blob-1", "blob-2"), _started(5)), "where no commit was begun"),

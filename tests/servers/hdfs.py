@@ -1,15 +1,14 @@
-"""HDFS (one NameNode, some DataNodes), from the Java artefacts that PySpark's Ivy fetches."""
+"""HDFS: one NameNode, some DataNodes."""
 
-import os
 import shutil
 import subprocess
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from servers.hadoop import hadoop_class_path
 from servers.process import (
     ServerUnavailableError,
     free_ports,
@@ -18,15 +17,6 @@ from servers.process import (
     temporary_directory,
 )
 
-_VERSION: Final = "3.4.2"
-_ARTEFACTS: Final = (
-    ("org.apache.hadoop", "hadoop-client-minicluster", _VERSION),
-    ("org.apache.hadoop", "hadoop-client-api", _VERSION),
-    ("org.apache.hadoop", "hadoop-client-runtime", _VERSION),
-    # What WebHDFS needs and Java has no longer.
-    ("javax.xml.bind", "jaxb-api", "2.3.1"),
-    ("javax.activation", "javax.activation-api", "1.2.0"),
-)
 _ANSWER_S: Final = 60
 _PROGRAM: Final = """\
 import java.io.BufferedReader;
@@ -72,7 +62,7 @@ public class Mini {
           cluster.getFileSystem().setQuota(new Path(words[2]), Long.MAX_VALUE - 1, Long.parseLong(words[3])); break;
         case "read-only":
           cluster.getFileSystem().mkdirs(new Path(words[2]));
-          cluster.getFileSystem().setOwner(new Path(words[2]), "somebody", "else");
+          cluster.getFileSystem().setOwner(new Path(words[2]), "another", "user");
           cluster.getFileSystem().setPermission(new Path(words[2]), new FsPermission((short) 0555)); break;
         default: throw new IllegalArgumentException(line);
       }
@@ -128,7 +118,7 @@ class HdfsCluster:
         self._do(f"space-quota {path} {size}")
 
     def make_read_only(self, path: str) -> None:
-        """Create a directory that belongs to somebody else."""
+        """Create a directory of another user."""
         self._do(f"read-only {path}")
 
     def _do(self, command: str) -> None:
@@ -163,7 +153,7 @@ def hdfs_cluster(datanodes: int = 3) -> Generator[HdfsCluster]:
     Raises:
         ServerUnavailableError: There is no Java, or the artefacts cannot be fetched.
     """
-    libraries = _libraries()
+    class_path = hadoop_class_path()
     java = shutil.which("java")
     if java is None:
         raise ServerUnavailableError("HDFS needs Java 17: install a JRE")
@@ -173,7 +163,7 @@ def hdfs_cluster(datanodes: int = 3) -> Generator[HdfsCluster]:
         answers = directory / "answers"
         ports = free_ports(2)
         command = [
-            *(java, "-Xmx512m", "-cp", f"{libraries}/*", str(source), str(directory / "data")),
+            *(java, "-Xmx512m", "-cp", class_path, str(source), str(directory / "data")),
             *(str(ports[0]), str(ports[1]), str(datanodes), str(answers)),
         ]
 
@@ -182,48 +172,3 @@ def hdfs_cluster(datanodes: int = 3) -> Generator[HdfsCluster]:
 
         with running(command, log=directory / "hdfs.log", is_ready=is_ready, timeout_s=90) as node:
             yield HdfsCluster(node, answers, ports)
-
-
-def _libraries() -> Path:
-    """Return the directory of the jars, fetched at first use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "statekeep-test"
-    libraries = cache / f"hdfs-{_VERSION}-web"
-    if libraries.is_dir():
-        return libraries
-    cache.mkdir(parents=True, exist_ok=True)
-    with temporary_directory("ivy") as scratch:
-        for artefact in _ARTEFACTS:
-            _run(
-                [
-                    *("java", "-cp", str(_ivy_jar()), "org.apache.ivy.Main"),
-                    *("-cache", str(scratch / "cache")),
-                    *("-dependency", *artefact),
-                    *("-confs", "runtime,master,default"),
-                    *("-retrieve", f"{scratch}/lib/[artifact]-[revision].[ext]"),
-                ]
-            )
-        staged = cache / f"hdfs-{_VERSION}-web-{uuid.uuid4().hex}"
-        shutil.copytree(scratch / "lib", staged)
-        try:
-            staged.rename(libraries)
-        except OSError:  # another run was first; its jars are the same
-            shutil.rmtree(staged)
-    return libraries
-
-
-def _ivy_jar() -> Path:
-    spec = find_spec("pyspark")
-    jars = sorted(Path(spec.origin or "").parent.glob("jars/ivy-*.jar")) if spec else []
-    if not jars:
-        raise ServerUnavailableError("HDFS is fetched by PySpark's Ivy: install statekeep[spark]")
-    return jars[0]
-
-
-def _run(command: list[str]) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-    except FileNotFoundError as exc:
-        raise ServerUnavailableError("HDFS needs Java 17: install a JRE") from exc
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
-        output = (exc.output or b"")[-2000:].decode(errors="replace")
-        raise ServerUnavailableError(f"{command[0]} failed: {output}") from exc

@@ -1,20 +1,18 @@
 """Apache Kafka (KRaft, one node or several), from the artefacts that PySpark's Ivy fetches."""
 
-import os
 import signal
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from servers.java_artefacts import fetched, run_java
 from servers.process import (
-    ServerUnavailableError,
     free_ports,
     is_listening,
     running,
@@ -114,7 +112,7 @@ class KafkaBroker:
     def format(self, cluster_id: str) -> None:
         """Prepare the empty data directory, once."""
         tool = [*self._java("kafka.tools.StorageTool"), "format", "-t", cluster_id]
-        _run([*tool, "-c", str(self._settings)])
+        run_java([*tool, "-c", str(self._settings)])
 
     def start(self, is_ready: Callable[[], bool] | None = None) -> None:
         """Start the node and wait until it answers.
@@ -232,7 +230,7 @@ def kafka_cluster(*, nodes: int = 3, makes_topics: bool = False) -> Generator[Ka
     Raises:
         ServerUnavailableError: There is no Java, or the artefacts cannot be fetched.
     """
-    libraries = _fetched(f"kafka-{_VERSION}", _ARTEFACTS)
+    libraries = fetched(f"kafka-{_VERSION}", _ARTEFACTS)
     free = free_ports(2 * nodes)
     ports = list(zip(free[:nodes], free[nodes:], strict=True))
     cluster_id = _new_cluster_id()
@@ -262,63 +260,5 @@ def spark_source_jars() -> list[Path]:
     Raises:
         ServerUnavailableError: There is no Java, or they cannot be fetched.
     """
-    directory = _fetched(f"spark-kafka-{_SPARK_SOURCE[0][2]}", _SPARK_SOURCE, "-notransitive")
+    directory = fetched(f"spark-kafka-{_SPARK_SOURCE[0][2]}", _SPARK_SOURCE, "-notransitive")
     return sorted(directory.iterdir())
-
-
-def _fetched(name: str, artefacts: Sequence[tuple[str, str, str]], *options: str) -> Path:
-    """Return a directory of jars, fetched at first use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "statekeep-test"
-    libraries = cache / name
-    if libraries.is_dir():
-        return libraries
-    cache.mkdir(parents=True, exist_ok=True)
-    with temporary_directory("ivy") as scratch:
-        for group, artefact, version in artefacts:
-            _run(
-                [
-                    *("java", "-cp", str(_ivy_jar()), "org.apache.ivy.Main"),
-                    *("-cache", str(scratch / "cache"), "-dependency", group, artefact, version),
-                    *("-confs", "runtime,master,default", *options),
-                    *("-retrieve", f"{scratch}/lib/[artifact]-[revision].[ext]"),
-                ]
-            )
-        staged = cache / f"{name}-{uuid.uuid4().hex}"
-        _copy(scratch / "lib", staged)
-        try:
-            staged.rename(libraries)
-        except OSError:  # another run was first; its jars are the same
-            _remove(staged)
-    return libraries
-
-
-def _ivy_jar() -> Path:
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise ServerUnavailableError("Kafka is fetched by PySpark's Ivy: install statekeep[spark]")
-    jars = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar"))
-    if not jars:
-        raise ServerUnavailableError("PySpark has no Ivy: install statekeep[spark]")
-    return jars[0]
-
-
-def _run(command: list[str]) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-    except FileNotFoundError as exc:
-        raise ServerUnavailableError("Kafka needs Java 17: install a JRE") from exc
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
-        output = (exc.output or b"")[-2000:].decode(errors="replace")
-        raise ServerUnavailableError(f"{command[0]} failed: {output}") from exc
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.mkdir()
-    for path in source.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-
-
-def _remove(directory: Path) -> None:
-    for path in directory.iterdir():
-        path.unlink()
-    directory.rmdir()

@@ -30,7 +30,7 @@ class ServerUnavailableError(Exception):
 
 
 def free_ports(count: int = 1) -> list[int]:
-    """Return ports that nobody listens on, all different."""
+    """Return unused ports, all different."""
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
         for listener in listeners:
@@ -45,7 +45,7 @@ def find_program(name: str) -> str | None:
 
 
 def is_listening(port: int) -> bool:
-    """Return whether somebody accepts connections on a port of this machine."""
+    """Return whether a process accepts connections on a port of this machine."""
     with socket.socket() as client:
         client.settimeout(1)
         return client.connect_ex(("127.0.0.1", port)) == 0
@@ -73,7 +73,7 @@ def running(
     Args:
         command: Starts the server in the foreground. Standard input is a pipe that stays open.
         log: Where its output goes.
-        is_ready: Asked again and again; an `OSError` means not yet.
+        is_ready: Asked repeatedly; an `OSError` means not yet.
         env: Added to this process's environment.
         timeout_s: For it to get ready.
         grace_s: For it to end when asked, before it is killed.

@@ -73,7 +73,7 @@ def seaweedfs() -> Generator[S3Server]:
             "-s3",
             f"-s3.port={s3}",
             f"-s3.port.grpc={s3_grpc}",
-            "-s3.port.iceberg=0",  # of this and the next nobody asks anything, and their ports
+            "-s3.port.iceberg=0",  # this and the next are not used, and their ports
             "-s3.port.lance=0",  # would be the same for every server on this machine
         ]
         bucket = f"http://127.0.0.1:{s3}/readiness"
@@ -85,7 +85,7 @@ def seaweedfs() -> Generator[S3Server]:
                 is_ready=lambda: _stores(bucket),
                 # With these set it would want signatures by them.
                 env={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
-                # It takes half a minute to end in order, and nobody wants its files.
+                # It takes half a minute to end in order, and its files are not needed.
                 grace_s=0,
             )
 

@@ -18,7 +18,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.fault_points import HANDLER_VARIABLE
 from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, ArmedFault, ProcessPlan
 
@@ -80,7 +80,7 @@ def spark(fault_plan: Path) -> Iterator[SparkSession]:
         "spark.sql.streaming.stopTimeout": "60s",  # a stop that hangs says where
         # Executors import what the tests import, wherever another copy may be installed.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(
-            map(str, [Path(__file__).parent, Path(sk.__file__).parents[2]])
+            map(str, [Path(__file__).parent, Path(sk.__file__).parents[1]])
         ),
         f"spark.executorEnv.{HANDLER_VARIABLE}": HANDLER,
         f"spark.executorEnv.{PLAN_VARIABLE}": str(fault_plan),
@@ -212,6 +212,12 @@ def arm(fault_plan: Path, tmp_path: Path) -> Iterator[Callable[..., ProcessPlan]
 
     yield write
     write()
+
+
+def lose_directory(directory: Path) -> None:
+    """Delete a directory as a lost disk would, though a query may be writing there."""
+    while directory.exists():
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def state_of(settings: Mapping[str, Any], variable: str = "count") -> dict[Any, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import racing_driver
 from conftest import Rows
 
-import statekeep.spark as sk
+import statekeep as sk
 
 
 class Driver:
@@ -26,7 +26,7 @@ class Driver:
                 **os.environ,
                 "SPARK_LOCAL_IP": "127.0.0.1",
                 "PYTHONPATH": os.pathsep.join(
-                    map(str, [Path(__file__).parent, Path(sk.__file__).parents[2]])
+                    map(str, [Path(__file__).parent, Path(sk.__file__).parents[1]])
                 ),
                 **environment,
             },
@@ -64,7 +64,7 @@ class Driver:
 
 
 def deliveries(root: Path) -> dict[int, list[Rows]]:
-    """Return what was delivered of each batch, by whomever."""
+    """Return what was delivered of each batch, by any driver."""
     found: dict[int, list[Rows]] = {}
     for path in sorted((root / "delivered").iterdir()):
         rows = {key: (n, s) for key, (n, s) in json.loads(path.read_text()).items()}

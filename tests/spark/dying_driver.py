@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conftest import PARTITIONS, Stream
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.fault_points import fault_handler
 
 

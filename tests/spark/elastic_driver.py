@@ -16,7 +16,7 @@ from conftest import Stream
 from pyspark.sql import SparkSession
 from spark_processes import wait_until
 
-import statekeep.spark as sk
+import statekeep as sk
 
 MOST = 2
 IDLE = "8s"
@@ -40,7 +40,7 @@ def session() -> SparkSession:
         "spark.dynamicAllocation.initialExecutors": str(MOST),
         "spark.dynamicAllocation.maxExecutors": str(MOST),
         "spark.dynamicAllocation.executorIdleTimeout": IDLE,
-        # Unset, an executor that caches a part of the anchor is kept for ever.
+        # Unset, an executor that caches a part of the placement table is never released.
         "spark.dynamicAllocation.cachedExecutorIdleTimeout": IDLE,
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
     }.items():

@@ -7,9 +7,9 @@ from typing import TypeVar
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
+from statekeep.testing.storage import bare_manager
 
 T = TypeVar("T")
 
@@ -26,4 +26,4 @@ class HangingManager(WrappedBlobStoreManager):
 
 def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
     """Build the client of a place; named by ``backends.<name>.manager.factory``."""
-    return HangingManager(FsspecBlobStoreManager(settings["uri"], {}, executor))
+    return HangingManager(bare_manager(settings["uri"], {}, executor))

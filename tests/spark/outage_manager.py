@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.errors import RetriableError
+from statekeep.testing.storage import bare_manager
 
 T = TypeVar("T")
 
@@ -38,4 +38,4 @@ class OutageManager(WrappedBlobStoreManager):
 def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
     """Build the client of a place; named by ``backends.<name>.manager.factory``."""
     uri = settings["uri"]
-    return OutageManager(FsspecBlobStoreManager(uri, {}, executor), Path(urlsplit(uri).path))
+    return OutageManager(bare_manager(uri, {}, executor), Path(urlsplit(uri).path))

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pandas as pd
+from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor import TimerValues
@@ -367,3 +368,45 @@ class KeysSeenOfFrames(KeysSeen):
     @override
     def _row(self, what: str, key: Any, count: int) -> Any:
         return pd.DataFrame({"what": [what], "key": [repr(key)], "n": [count]})
+
+
+OUTPUT_OF_STORES = f"{OUTPUT}, calls long"
+
+
+class InStores(Count):
+    """Counts as `Count` does; keeps each row too, and in a cache how often the key had rows."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self._seen = handle.getMapState("seen", "v long", "n int")
+        self._calls = handle.getValueState("calls", "n long")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        kept = list(rows)
+        for row in kept:
+            self._seen.updateValue((row.v,), (1,))
+        (calls,) = self._calls.get() or (0,)
+        self._calls.update((calls + 1,))
+        (found,) = super().handleInputRows(key, iter(kept), timerValues)
+        yield Row(**found.asDict(), calls=calls)
+
+
+class InStoresOfExecutors(InStores):
+    """Needs what only executors have."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        if TaskContext.get() is None:
+            raise OSError("there is no such file on the driver")
+        super().init(handle)
+
+
+class WithoutStores(Count):
+    """What `InStores` was before it had more than one variable."""
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        for found in super().handleInputRows(key, rows, timerValues):
+            yield Row(**found.asDict(), calls=0)

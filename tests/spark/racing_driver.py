@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from spark_processes import wait_until
 from typing_extensions import override
 
-import statekeep.spark as sk
+import statekeep as sk
 
 PARTITIONS = 2
 LOCAL_DIR_VARIABLE = "RACING_DRIVER_LOCAL_DIR"

@@ -1,5 +1,6 @@
 """A processor that does what its rows say, in a module that executors can import."""
 
+import datetime as dt
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from typing_extensions import override
 
-OUTPUT = "key string, what string, text string"
+OUTPUT = "key string, what string, text string, at timestamp"
 BASE_MS = 1_704_067_200_000
 NEVER_MS = 4_000_000_000_000
 ORDERS = ("set", "clear", "append", "put", "empty", "enter", "leave", "wipe", "timer", "untimer")
@@ -102,7 +103,10 @@ class Obedient(StatefulProcessor):
         items = [tuple(item) for item in self._list.get()]
         watermark = times.getCurrentWatermarkInMs() if self._time_mode == "EventTime" else None
         text = f"{self._value.get()} {items} {entries} {timers} {watermark}"
-        yield Row(key=key[0], what=what, text=text)
+        # Newer than the watermark, as Spark asks of an event time that goes to another operator.
+        newer_ms = None if watermark is None else watermark + 1000 * (1 + len(text) % 9)
+        at = None if newer_ms is None else dt.datetime.fromtimestamp(newer_ms / 1000, dt.UTC)
+        yield Row(key=key[0], what=what, text=text, at=at)
 
     def _expired_seen(self) -> str:
         return "; ".join(

@@ -1,4 +1,4 @@
-"""Somebody who runs what the README and the pages print, in a directory of their own, on Spark."""
+"""A reader who runs what the README and the pages print, in a directory of their own, on Spark."""
 
 import shlex
 import sys
@@ -12,7 +12,7 @@ from pages_kit import block
 from processors import Totals
 from pyspark.sql import DataFrame, SparkSession
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.cli import app
 
 START = block("README.md", "Use it", "python")
@@ -20,7 +20,7 @@ PRINT = block("docs/how-to/read-state.md", "Print it", "python")
 
 
 class Reader:
-    """Somebody who runs what the README prints, in a directory of their own."""
+    """A reader who runs what the README prints, in a directory of their own."""
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:
         self.spark = spark

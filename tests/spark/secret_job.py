@@ -6,7 +6,7 @@ from pathlib import Path
 from processors import OUTPUT, Count
 from pyspark.sql import DataFrame
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.spark.redaction import REDACTION_KEY
 
 

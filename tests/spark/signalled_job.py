@@ -6,20 +6,18 @@ from pathlib import Path
 from processors import OUTPUT, Count
 from pyspark.sql import DataFrame
 
-import statekeep.spark as sk
+import statekeep as sk
 
 
 def main(root: Path) -> None:
-    """Run the stream below ``root``, say ``delivered N`` after each batch, until somebody ends it."""
+    """Run the stream below ``root``, say ``idle`` once it has no more rows, until a signal ends it."""
     builder = sk.session_builder("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    spark.sparkContext.setLogLevel("WARN")  # the default, but not of spark-submit
     frame = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
 
     def sink(output: DataFrame, batch: int) -> None:
         output.collect()
-        sys.stdout.write(f"delivered {batch}\n")
-        sys.stdout.flush()
 
     settings = {
         "job.name": "counts",
@@ -31,6 +29,9 @@ def main(root: Path) -> None:
     counts = grouped.transformWithState(Count(), OUTPUT, "Append", "None")
     writer = counts.writeStream.foreachBatch(sink)
     query = writer.option("checkpointLocation", str(root / "checkpoint")).start()
+    query.processAllAvailable()
+    sys.stdout.write("idle\n")
+    sys.stdout.flush()
     query.awaitTermination()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from statekeep.spark.driver.job import StatefulJob
-from statekeep.spark.worker.errands import answer
 from statekeep.spark.worker.executor_identity import executor_identity
+from statekeep.spark.worker.task_functions import answer
 
 
 def container_processes(local_dir: Path) -> dict[int, str]:
@@ -40,9 +40,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
 def executors_of(job: StatefulJob) -> dict[int, dict[str, Any]]:
     """Return the executor and the process of its JVM of each task of a running job."""
 
-    def whereabouts(tasks: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    def executor_location(tasks: Sequence[int]) -> Iterator[pa.RecordBatch]:
         own = executor_identity()
         yield answer({"tasks": list(tasks), "executor": own.executor_id, "jvm_pid": own.jvm_pid})
 
-    found = job._jobs.anchor.run(whereabouts)
+    found = job._jobs.placement.run(executor_location)
     return {task: place for place in found for task in place["tasks"]}

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row
 from spark_processes import wait_until
 from typing_extensions import override
 
-import statekeep.spark as sk
+import statekeep as sk
 
 LONG_S = 120
 

@@ -1,18 +1,16 @@
 """Bad input on Spark: a clear error that names what is wrong, before anything is lost."""
 
 import shutil
-from typing import cast
 
 import pytest
 from conftest import Stream
-from processors import OUTPUT, Count, Overflowing
+from processors import Count, Overflowing
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.streaming import StatefulProcessorHandle
 from typing_extensions import override
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.errors import (
     CheckpointCorruptError,
     CheckpointLocationError,
@@ -23,18 +21,21 @@ from statekeep.errors import (
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def test_another_number_of_tasks_is_refused(stream: Stream) -> None:
-    stream.add_batches(1)
-    stream.run()
-    with pytest.raises(ConfigError, match="partitions: before=4 now=3"):
-        stream.run(task__count=3)
-
-
 def test_a_used_checkpoint_location_beside_an_empty_log_is_refused(stream: Stream) -> None:
     stream.add_batches(1)
     stream.run()
     with pytest.raises(CheckpointLocationError, match="job log has no commit"):
         stream.run(blob__store__uri=str(stream.root / "elsewhere"))
+
+
+def test_the_error_of_a_renamed_query_has_its_name_and_where_that_comes_from(
+    stream: Stream,
+) -> None:
+    stream.add_batches(1)
+    stream.run()
+    with pytest.raises(CheckpointLocationError) as caught:
+        stream.run(job__name="renamed")
+    assert "the job's name is 'renamed', set by settings" in str(caught.value)
 
 
 def test_the_checkpoint_location_of_another_query_is_refused(stream: Stream) -> None:
@@ -82,17 +83,11 @@ def test_an_unknown_store_is_refused(stream: Stream) -> None:
         stream.run(stores__stat__backup__factories="blob")
 
 
-def test_timers_on_a_batch_frame_are_refused_by_name(stream: Stream) -> None:
-    grouped = sk.grouped(stream.spark.range(3).groupBy("id"))
-    with pytest.raises(ConfigError, match="timers and TTL are not supported yet on a batch frame"):
-        grouped.transformWithState(Count(), OUTPUT, "Append", "ProcessingTime")
-
-
 def test_a_sink_without_idempotence_is_refused_by_name(stream: Stream) -> None:
     stream.add_batches(1)
     writer = stream.stateful().writeStream.option("checkpointLocation", str(stream.location))
-    with pytest.raises(ConfigError, match="format='memory' supported=csv"):
-        writer.format("memory").start()
+    with pytest.raises(ConfigError, match="format='delta' supported=csv"):
+        writer.format("delta").start()
 
 
 def test_a_local_directory_that_cannot_be_written_is_named(stream: Stream) -> None:
@@ -113,7 +108,7 @@ def test_another_type_of_the_key_is_refused(stream: Stream) -> None:
     stream.add_batches(1)
     stream.run()
     stream.key = F.length("key").alias("key_length")
-    with pytest.raises(ConfigError, match="key_schema: before='struct<key:string>'"):
+    with pytest.raises(ConfigError, match="another grouping key: before='struct<key:string>'"):
         stream.run()
 
 
@@ -136,15 +131,6 @@ def test_a_value_that_does_not_fit_the_schema_names_variable_key_and_types(
     assert stream.delivered == []
     stream.run()
     assert stream.received() == stream.expected(1)
-
-
-class ConnectSession:
-    """What a Spark Connect session has: no JVM behind it."""
-
-
-def test_a_spark_connect_session_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="this one is Spark Connect"):
-        sk.check_session(cast("SparkSession", ConnectSession()))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated"])

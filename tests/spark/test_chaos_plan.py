@@ -1,9 +1,9 @@
 """What the crash harness draws from a seed."""
 
 from chaos.backends import fault_points_of
+from chaos.fault_profile import FaultProfile
 from chaos.spark.draw import POINTS, RECOVERY_POINTS, draw_schedule
 from chaos.spark.plan import Consequence, Drift, Loss
-from chaos.weather import Weather
 from statekeep.fault_points import (
     FAULT_POINTS,
     HDFS_FAULT_POINTS,
@@ -36,12 +36,23 @@ def test_a_few_hundred_seeds_draw_every_consequence_loss_and_drift() -> None:
     assert {planned.consequence for planned in faults} == set(Consequence)
     assert {loss for schedule in schedules for loss in schedule.losses} == {None, *Loss}
     assert {schedule.drift for schedule in schedules} == {None, *Drift}
+    modes = {schedule.modes for schedule in schedules}
+    assert {mode for of_operators in modes for mode in of_operators} == {
+        "None",
+        "EventTime",
+        "ProcessingTime",
+    }
+    assert {len(of_operators) for of_operators in modes} == {1, 2}
 
 
 def test_a_few_hundred_seeds_draw_bad_days_and_damage_of_either_place() -> None:
     schedules = [draw_schedule(seed) for seed in range(300)]
     days = [schedule.bad_day for schedule in schedules if schedule.bad_day is not None]
-    assert {day.weather for day in days} == {Weather.SLOW, Weather.FLAPPING, Weather.OUTAGE}
+    assert {day.profile for day in days} == {
+        FaultProfile.SLOW,
+        FaultProfile.FLAPPING,
+        FaultProfile.OUTAGE,
+    }
     assert {day.place for day in days} == {0, 1}
     damages = [schedule.damage for schedule in schedules if schedule.damage is not None]
     assert {(damage.place, damage.is_truncated) for damage in damages} == {
@@ -90,3 +101,13 @@ def test_what_strikes_a_recovery_has_something_that_brings_it_about() -> None:
         faults = draw_schedule(seed).faults
         if any(planned.from_run > 1 for planned in faults):
             assert any(planned.from_run == 1 and planned.ends_driver for planned in faults)
+
+
+def test_what_strikes_a_move_of_tasks_finds_one() -> None:
+    schedules = [draw_schedule(seed) for seed in range(300)]
+    moving = [s for s in schedules if any(p.fault.point.startswith("move.") for p in s.faults)]
+    assert moving
+    for schedule in moving:
+        assert schedule.settings["task.commit.ms"] == "1"
+        assert schedule.batches >= 8
+        assert Consequence.EXECUTOR in {planned.consequence for planned in schedule.faults}

@@ -1,10 +1,13 @@
 """Containers that die while they restore or take over a backup: their successors do it."""
 
-import shutil
+import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
-from conftest import PARTITIONS, Stream, events_of
+from conftest import PARTITIONS, Stream, events_of, lose_directory
+from spark_processes import container_processes, wait_until
 
 from statekeep.errors import RestoreFailedError
 from statekeep.testing.faults import Action, ArmedFault, ProcessKind, ProcessPlan
@@ -21,7 +24,7 @@ def crash(point: str, *, is_once: bool = True) -> ArmedFault:
 
 def lose_disk(stream: Stream) -> None:
     for state in stream.local_dir.glob("*/main"):
-        shutil.rmtree(state)
+        lose_directory(state)
 
 
 def stream_with_commit(stream: Stream) -> Stream:
@@ -67,7 +70,7 @@ def test_containers_that_die_over_every_restore_fail_the_start_with_their_log(
 
 
 @pytest.mark.parametrize("point", ["outbox.before_write", "outbox.after_write"])
-def test_a_hand_over_is_repeated_to_the_successor_of_a_container_that_died_over_it(
+def test_a_submission_is_repeated_to_the_successor_of_a_container_that_died_over_it(
     stream: Stream, arm: Arm, point: str
 ) -> None:
     stream.add_batches(3)
@@ -81,3 +84,29 @@ def test_a_hand_over_is_repeated_to_the_successor_of_a_container_that_died_over_
     stream.add_batches(1)
     stream.run()
     assert stream.received() == stream.expected(4)
+
+
+def test_containers_that_are_killed_between_batches_are_replaced(stream: Stream) -> None:
+    """An upload that one was killed over is submitted again once its commit takes long."""
+    stream.add_batches(6)
+    killed: list[int] = []
+
+    def kill(batch: int) -> None:
+        if batch in {1, 3}:
+            assert wait_until(lambda: container_processes(stream.local_dir) != {})
+            for pid in container_processes(stream.local_dir):
+                with suppress(ProcessLookupError):  # one that only launches another
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+
+    stream.on_batch = kill
+    query = stream.run(task__commit__ms=1, task__commit__max__delay__ms=2000)
+    assert len(killed) >= 2
+    assert [batch for batch, _ in stream.delivered] == list(range(6))
+    assert query.lastCommit is not None
+    assert query.lastCommit.batch == 5
+    lose_disk(stream)
+    stream.add_batches(1)
+    stream.on_batch = lambda _: None
+    stream.run()
+    assert stream.received() == stream.expected(7)

@@ -11,13 +11,13 @@ from typing import Any
 
 import dying_driver
 import pytest
-from conftest import PARTITIONS, Stream, events_of
+from conftest import PARTITIONS, Stream, events_of, lose_directory
 from processors import Count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from spark_processes import container_processes, wait_until
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.checkpoint.records import BatchRecord, decode_record
 from statekeep.errors import (
     CheckpointLocationError,
@@ -83,7 +83,7 @@ def take_over_beside(stream: Stream) -> None:
     second = StatefulJob(
         spark=stream.spark,
         frame=stream.frame(),
-        operator=query_job._operator,
+        stages=query_job._stages,
         config=query_job._config,
         location=query_job._location,
         sink=stream.sink,
@@ -143,7 +143,7 @@ def test_a_commit_is_completed_whose_driver_was_killed_after_the_last_upload(
             os.killpg(driver.pid, signal.SIGKILL)
     assert code == -signal.SIGKILL, (stream.root / "driver.log").read_text()[-4000:]
     for state in stream.local_dir.glob("*/main"):
-        shutil.rmtree(state)
+        lose_directory(state)
     stream.add_batches(1)
 
     query = stream.run()
@@ -187,7 +187,7 @@ def test_a_commit_whose_containers_died_with_the_driver_is_not_waited_for(
 
     query = stream.run()
 
-    assert "nobody is left to finish a task's backup" in caplog.text
+    assert "no container is left to finish a task's backup" in caplog.text
     assert all(not commit["was_rolled_forward"] for commit in events_of(query, "commit"))
     assert stream.delivered == []
     assert query.lastCommit is not None
@@ -288,6 +288,22 @@ def test_an_idle_query_fails_soon_after_it_was_replaced(stream: Stream) -> None:
     exception = query.exception()
     assert exception is not None
     assert "another driver has taken over" in str(exception)
+
+
+def test_a_query_that_spark_stops_for_a_second_start_says_that_it_was_replaced(
+    stream: Stream,
+) -> None:
+    """It has nothing left to commit, so no append of its own would tell it."""
+    stream.add_batches(1)
+    operator = stream.stateful(settings={"task.commit.every.batch": True})
+    writer = operator.writeStream.foreachBatch(stream.sink)
+    writer = writer.option("checkpointLocation", str(stream.location))
+    first = writer.start()
+    first.processAllAvailable()
+    writer.start().stop()
+    with pytest.raises(StreamingQueryException) as caught:
+        first.awaitTermination(60)
+    assert isinstance(caught.value.__cause__, TaskFencedError)
 
 
 def test_a_checkpoint_location_that_was_set_back_is_refused(stream: Stream) -> None:

@@ -14,7 +14,7 @@ from elastic_driver import GIVES, MOST, TAKES
 from pyspark.sql import SparkSession
 from spark_processes import container_processes, wait_until
 
-import statekeep.spark as sk
+import statekeep as sk
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(500)]
 
@@ -24,7 +24,7 @@ BATCHES = 6
 def said_by_driver(root: Path) -> dict[str, object]:
     """Run the driver to its end; return what it said."""
     here = Path(__file__).parent
-    python_path = os.pathsep.join(map(str, [here, Path(sk.__file__).parents[2]]))
+    python_path = os.pathsep.join(map(str, [here, Path(sk.__file__).parents[1]]))
     log = root / "driver.log"
     with (
         log.open("wb") as errors,

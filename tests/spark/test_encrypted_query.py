@@ -40,7 +40,7 @@ def test_it_goes_on_after_lost_disks_and_needs_the_new_key_alone_after_a_rotatio
     (stream.root / "keys").write_text(f"{NEW}\n{OLD}")
     stream.add_batches(3)
     query = stream.run(task__commit__ms=0)
-    assert [event["reason"] for event in events_of(query, "commit-void")] == []
+    assert [event["reason"] for event in events_of(query, "void")] == []
     assert all(
         b" sealed " in path.read_bytes()[:20] for path in (place / "counts" / "log").iterdir()
     )

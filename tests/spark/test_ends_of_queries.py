@@ -1,4 +1,4 @@
-"""How a query ends that has nothing to process: a commit that fails, a stop that nobody answers."""
+"""How a query ends that has nothing to process: a commit that fails, a stop without an answer."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,12 @@ from conftest import Stream
 from pyspark.errors import StreamingQueryException
 from spark_processes import wait_until
 
-import statekeep.spark as sk
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+import statekeep as sk
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.errors import CommitFailedError, RetriableError, StateBackupError
-from statekeep.spark.driver.query_watch import StopPatience
+from statekeep.spark.driver.query_watch import StopDeadline
 from statekeep.spark.driver.task_jobs import TaskJobs
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.spark.worker.job_spec import SubmitPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -49,7 +49,7 @@ def test_a_commit_that_fails_while_the_stream_is_idle_ends_the_query(
     refuse(monkeypatch, times=1000)
     query = start_idle(stream, task__commit__ms=200)
     assert wait_until(lambda: not query.isActive)
-    assert wait_until(lambda: query._job._is_closed)  # though nobody has waited for the end
+    assert wait_until(lambda: query._job._is_closed)  # without a wait for the end
     failure = query.exception()
     assert failure is not None
     assert isinstance(failure.__cause__, CommitFailedError)
@@ -78,7 +78,7 @@ def test_a_query_that_failed_while_idle_is_started_again_and_commits(
 
 
 def sleep(tasks: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
-    """What a task does that nobody will ever run."""
+    """What a task does that will never run."""
     threading.Event().wait(3600)
     yield pa.RecordBatch.from_pydict({"answer": [str(tasks)]})
 
@@ -86,10 +86,10 @@ def sleep(tasks: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
 def test_a_stop_does_not_wait_for_executors_that_never_come(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(jobs: TaskJobs, _plan: HandOverPlan) -> Any:
-        return jobs.anchor.run(sleep)
+    def never(jobs: TaskJobs, _plan: SubmitPlan) -> Any:
+        return jobs.placement.run(sleep)
 
-    monkeypatch.setattr(TaskJobs, "hand_over", never)
+    monkeypatch.setattr(TaskJobs, "submit_versions", never)
     query = start_idle(stream, task__commit__ms=0, task__shutdown__ms=1000)
     assert wait_until((stream.location / "commits" / "0").exists)  # else there is nothing to commit
     query.stop()
@@ -101,19 +101,19 @@ def test_a_stop_lets_a_delivered_batch_be_committed_where_every_batch_is(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_delivered, has_begun = threading.Event(), threading.Event()
-    really, begin = TaskJobs.hand_over, StopPatience.begin
+    really, begin = TaskJobs.submit_versions, StopDeadline.begin
 
-    def wait_for_the_stop(jobs: TaskJobs, plan: HandOverPlan) -> Mapping[int, str]:
+    def wait_for_the_stop(jobs: TaskJobs, plan: SubmitPlan) -> Mapping[int, str]:
         is_delivered.set()
         assert has_begun.wait(60)
         return really(jobs, plan)
 
-    def note_and_begin(patience: StopPatience) -> None:
-        begin(patience)
+    def note_and_begin(deadline: StopDeadline) -> None:
+        begin(deadline)
         has_begun.set()
 
-    monkeypatch.setattr(TaskJobs, "hand_over", wait_for_the_stop)
-    monkeypatch.setattr(StopPatience, "begin", note_and_begin)
+    monkeypatch.setattr(TaskJobs, "submit_versions", wait_for_the_stop)
+    monkeypatch.setattr(StopDeadline, "begin", note_and_begin)
     query = start_idle(stream, task__commit__every__batch=True, task__shutdown__ms=60_000)
     assert is_delivered.wait(60)
     query.stop()

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.tws_tester import TwsTester
 from pyspark.sql.types import StructType
@@ -24,6 +23,7 @@ from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.spark.operator.clock import BatchClock
+from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.runner import OperatorSpec, run_operator
 from statekeep.stores.memory import MemoryStore
@@ -126,7 +126,7 @@ class Ours:
     def batch(
         self, rows: list[tuple[Any, ...]], *, is_sorted: bool = False
     ) -> list[dict[str, Any]]:
-        arrow = to_arrow_schema(self._rows, timezone="UTC")
+        arrow = arrow_schema(self._rows)
         columns: list[Any] = list(zip(*rows, strict=True)) or [[] for _ in arrow]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, arrow, strict=True)]
         whole = pa.RecordBatch.from_arrays(arrays, schema=arrow)

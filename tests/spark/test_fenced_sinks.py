@@ -9,7 +9,7 @@ import pytest
 from conftest import Rows, Stream
 from pyspark.sql import DataFrame
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.errors import ConfigError, TaskFencedError
 from statekeep.spark.batch_token import delivering
 from statekeep.spark.fenced_sinks import FENCE_TABLE, batch_directory_sink, upsert_sink

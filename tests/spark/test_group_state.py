@@ -2,16 +2,16 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import lose_directory
 from group_functions import obey
 from pyspark.sql import DataFrame, SparkSession
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.errors import ConfigError
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(220)]
@@ -61,7 +61,7 @@ def run(spark: SparkSession, tmp_path: Path) -> Iterator[Run]:
             writer = writer.option("checkpointLocation", str(root / "checkpoint"))
             writer.trigger(once=True).start().awaitTermination()
             if loses_disk and number == 0:
-                shutil.rmtree(root / "local")
+                lose_directory(root / "local")
         return [rows for rows in seen if rows]
 
     yield run_batches

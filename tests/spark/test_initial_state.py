@@ -1,17 +1,20 @@
 """Initial state and batch frames: the rows are those of Spark's own operator in the same session."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Stream
+from chained_processors import FIRST, Counts
+from conftest import Stream, lose_directory
 from processors import OUTPUT, Begun, BegunFrames
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
+from random_processor import ORDERS, Obedient, ObedientOfFrames
+from random_processor import OUTPUT as RANDOM_OUTPUT
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.errors import ConfigError, ReplayDivergedError
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -82,6 +85,44 @@ def test_a_batch_gives_the_rows_that_spark_gives(
     assert set(ours) == set(transformed(data, begin, is_pandas=is_pandas).collect())
 
 
+@pytest.mark.parametrize("is_pandas", [False, True], ids=["rows", "frames"])
+@pytest.mark.parametrize("time_mode", ["ProcessingTime", "EventTime"])
+def test_timers_and_a_time_to_live_on_a_batch_give_the_rows_that_spark_gives(
+    spark_of_rocksdb: SparkSession, time_mode: str, *, is_pandas: bool
+) -> None:
+    rows = [(key, v, ORDERS[(v * 7 + n) % 10]) for n, key in enumerate("aabbc") for v in range(9)]
+    data = spark_of_rocksdb.createDataFrame(rows, "key string, v long, op string").groupBy("key")
+    begun = spark_of_rocksdb.createDataFrame([("a", 3), ("d", 4)], "key string, v long")
+
+    def run(grouped: Any) -> list[tuple[str, ...]]:
+        kind = ObedientOfFrames if is_pandas else Obedient
+        call = "transformWithStateInPandas" if is_pandas else "transformWithState"
+        frame = getattr(grouped, call)(
+            kind(time_mode), RANDOM_OUTPUT, "Update", time_mode, begun.groupBy("key")
+        )
+        return sorted(tuple(map(str, row)) for row in frame.collect())
+
+    ours = run(sk.grouped(data))
+    assert ours == run(data)
+    # Those of processing time lie in the past, or beyond the year 2090. There is no watermark.
+    assert any(what.startswith("fired") for _, what, *_ in ours) == (time_mode == "ProcessingTime")
+
+
+def test_no_row_of_a_batch_is_late_as_on_spark(spark_of_rocksdb: SparkSession) -> None:
+    """What foreachBatch gets, and files written there, keep the metadata of the watermark."""
+    marked = F.col("t").alias("t", metadata={"spark.watermarkDelayMs": 3000})
+    years = spark_of_rocksdb.range(1965, 2025, 10).select(F.make_timestamp("id", *[F.lit(1)] * 5))
+    data = years.toDF("t").select(F.lit("a").alias("key"), marked).groupBy("key")
+
+    def run(grouped: Any) -> set[Any]:
+        frame = grouped.transformWithState(Counts("None"), FIRST, "Append", "EventTime")
+        return set(frame.collect())
+
+    ours = run(sk.grouped(data))
+    assert len(ours) == 6
+    assert ours == run(data)
+
+
 def start(stream: Stream, begin: list[Any] | None = None, **settings: Any) -> Any:
     """Start the query with an initial state."""
     given = {"job.name": "counts", "job.logged.store.base.dir": str(stream.local_dir)}
@@ -117,7 +158,7 @@ def test_state_that_is_lost_after_the_first_batch_begins_with_the_initial_state_
     def lose(batch: int) -> None:
         if batch == 1 and not lost.exists():
             lost.touch()
-            shutil.rmtree(stream.local_dir)
+            lose_directory(stream.local_dir)
 
     stream.on_batch = lose
     settings: dict[str, Any] = {"task__commit__ms": 600_000}
@@ -154,7 +195,7 @@ def test_another_initial_state_at_a_replay_is_an_error(stream: Stream) -> None:
     def fail(batch: int) -> None:
         if batch == 1:
             failed.touch()
-            shutil.rmtree(stream.local_dir)
+            lose_directory(stream.local_dir)
             raise RuntimeError("the sink fails")
 
     stream.on_batch = fail

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from processors import KeysSeen, KeysSeenOfFrames
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     DoubleType,
     FloatType,
@@ -23,7 +22,8 @@ from pyspark.sql.types import (
 )
 from test_rescale import KEY_TYPES, random_key
 
-import statekeep.spark as sk
+import statekeep as sk
+from statekeep.spark.operator.columns import arrow_schema
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(220)]
 
@@ -76,7 +76,7 @@ def compare(spark: SparkSession, tmp_path: Path) -> Iterator[Compare]:
 
 
 def _write(path: Path, rows: list[tuple[Any, ...]], schema: StructType, number: int) -> None:
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrow = arrow_schema(schema)
     columns = zip(*[(*row, 0) for row in rows], strict=True)
     arrays = [pa.array(values, kind.type) for values, kind in zip(columns, arrow, strict=True)]
     partial = path.with_suffix(".partial")

@@ -1,5 +1,6 @@
-"""Jobs on Spark that somebody has migrated, saved or reset between two runs."""
+"""Jobs on Spark that are migrated, saved or reset between two runs."""
 
+import json
 import shutil
 
 import pytest
@@ -12,13 +13,14 @@ from statekeep.errors import CheckpointLocationError
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def run_command(stream: Stream, *line: str, **settings: str) -> None:
+def run_command(stream: Stream, *line: str, **settings: str) -> str:
     given = {"job.name": "counts", **stream.settings} | {
         key.replace("__", "."): value for key, value in settings.items()
     }
     options = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
     result = CliRunner().invoke(app, [*line, *options], catch_exceptions=False)
     assert result.exit_code == 0
+    return result.stdout
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def job(stream: Stream) -> Stream:
     return stream
 
 
-def test_a_migrated_job_goes_on_from_the_new_place_alone(job: Stream) -> None:
+def test_a_migrated_job_goes_on_from_the_new_backend_alone(job: Stream) -> None:
     third = {
         "backends.third.factory": "hdfs",
         "backends.third.uri": (job.root / "third").as_uri(),
@@ -72,3 +74,22 @@ def test_a_reset_job_starts_anew_at_a_new_checkpoint_location_only(job: Stream) 
     job.run()
     assert [batch for batch, _ in job.delivered] == [0, 1, 2, 3]
     assert state_of(job.settings) == job.expected(4)
+
+
+def test_the_history_of_a_stopped_job_has_its_commits_and_their_phases(job: Stream) -> None:
+    found = json.loads(run_command(job, "report", "--json"))
+    commits = [attempt for attempt in found["attempts"] if attempt["outcome"] == "committed"]
+    assert commits[-1]["batch"] == found["newest_batch"] == 3
+    for commit in commits:
+        assert commit["phases"].keys() == {"pause", "wait", "upload", "record"}
+        assert commit["phases"]["upload"] <= commit["elapsed_ms"]
+        (figures,) = commit["uploads"].values()
+        assert figures["bytes"] == commit["bytes_uploaded"] > 0
+    assert commits[-1]["state_bytes"] > 0
+    (session,) = found["sessions"]
+    assert session["has_stopped"]
+    assert sum(session["phases_ms"].values()) > 0
+    page = job.root / "page.html"
+    run_command(job, "report", str(page))
+    assert "<h1>counts</h1>" in page.read_text(encoding="utf-8")
+    assert "nothing is wrong by the records" in run_command(job, "doctor")

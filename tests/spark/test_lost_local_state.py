@@ -1,11 +1,10 @@
 """Local state that is deleted while its query runs: it comes back from a backend."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Stream, events_of
+from conftest import Stream, events_of, lose_directory
 from spark_processes import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -38,7 +37,7 @@ def test_a_directory_of_local_state_that_is_deleted_under_a_query_costs_nothing(
         if batch == 3 and not lost.exists():
             lost.touch()
             for directory in find(stream):
-                shutil.rmtree(directory)
+                lose_directory(directory)
 
     stream.on_batch = lose
     query = stream.run(task__commit__ms=1, task__commit__every__batch=is_every_batch)
@@ -59,7 +58,7 @@ def test_state_that_is_lost_before_the_last_commit_is_healed_and_committed(
 
     def lose(batch: int) -> None:
         if batch == 2:
-            shutil.rmtree(stream.local_dir)
+            lose_directory(stream.local_dir)
 
     stream.on_batch = lose
     query = stream.run(task__commit__ms=3_600_000)
@@ -82,7 +81,7 @@ def test_state_that_is_lost_while_the_stream_is_idle_is_healed_and_committed(
 
     def lose(batch: int) -> None:
         if batch == 1:
-            shutil.rmtree(stream.local_dir)
+            lose_directory(stream.local_dir)
 
     stream.on_batch = lose
     writer = stream.stateful(settings={"task.commit.ms": 1_000}).writeStream

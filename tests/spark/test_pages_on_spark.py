@@ -1,5 +1,9 @@
 """The how-to pages on a query that has run: their commands in the order of the pages, and new jobs."""
 
+import shlex
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 READ = "docs/how-to/read-state.md"
 SINKS = "docs/how-to/sinks.md"
+ARROW = "docs/how-to/arrow.md"
+IMPORT = "docs/how-to/import-from-spark.md"
 PANDAS = "docs/coming-from/apply-in-pandas-with-state.md"
 
 
@@ -38,6 +44,18 @@ def goes_on(reader: Reader, capsys: pytest.CaptureFixture[str], **settings: str)
     reader.names, reader.delivered, reader.expected = before, delivered, expected
 
 
+def look_at_page(line: str) -> None:
+    """Run the command that serves a page until it is ended, on a port of its own, and load the page."""
+    command = [sys.executable, "-m", "statekeep.cli", *shlex.split(line)[1:], "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(address, timeout=20) as answer:  # noqa: S310
+            assert "<h1>totals</h1>" in answer.read().decode()
+        process.terminate()
+        assert process.wait(20) == 0
+
+
 def test_a_job_is_watched_kept_copied_and_rescaled_as_the_pages_say(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,7 +69,10 @@ def test_a_job_is_watched_kept_copied_and_rescaled_as_the_pages_say(
         for line in commands(f"docs/how-to/{page}.md", heading):
             if line.startswith("statekeep "):
                 here = line.replace("/mnt/checkpoints", str(reader.directory / "checkpoints"))
-                run_command(here, monkeypatch, capsys)
+                if line.startswith("statekeep ui"):
+                    look_at_page(here)
+                else:
+                    run_command(here, monkeypatch, capsys)
 
     run("choose-a-backend")
     run("operate")
@@ -62,6 +83,17 @@ def test_a_job_is_watched_kept_copied_and_rescaled_as_the_pages_say(
     goes_on(reader, capsys, **{"job.name": "totals-copy"})
     goes_on(reader, capsys, **{"job.name": "totals-8", "task.count": "8"})
     run("savepoints", "Drop it")
+
+
+def test_a_query_takes_its_state_to_another_number_of_tasks_as_the_page_says(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader.process(START)
+    reader.process(block("docs/how-to/rescale.md", "A query on Spark", "python"))
+    assert reader.state(capsys) == reader.expected
+    reader.write_properties()
+    (line,) = commands("docs/how-to/rescale.md", "A query on Spark")
+    assert "before-task-count-8-commit-" in run_command(line, monkeypatch, capsys)
 
 
 def test_the_state_of_a_query_without_settings_is_read(
@@ -130,6 +162,28 @@ def test_a_function_of_pandas_frames_runs_as_printed_or_as_a_class(
     assert rows == dict.fromkeys([0, 1, 2, 3], 1)
 
 
+@pytest.mark.parametrize(
+    ("heading", "share"), [("", 1), ("Fewer rows in the shuffle", 1), ("State", 0.1)]
+)
+def test_a_function_of_record_batches_runs_as_printed(
+    reader: Reader, heading: str, share: float
+) -> None:
+    rows: dict[int, float] = {}
+
+    def write(frame: DataFrame, _: int) -> None:
+        rows.update({row[0]: row[1] for row in frame.collect()})
+
+    reader.add_batch()
+    reader.names["write"] = write
+    reader.run("import pyarrow as pa\nimport pyarrow.compute as pc\n")
+    for program in blocks(ARROW, heading, "python"):
+        reader.run(program)
+    query: Any = reader.names["query"]
+    query.processAllAvailable()
+    query.stop()
+    assert rows == pytest.approx({key: share * v for key, v in reader.expected.items()})
+
+
 @pytest.mark.parametrize("heading", ["A driver that was paused", "A directory for each batch"])
 def test_the_functions_for_foreach_batch_run_as_printed(
     reader: Reader, capsys: pytest.CaptureFixture[str], heading: str
@@ -144,3 +198,30 @@ def test_the_functions_for_foreach_batch_run_as_printed(
         assert capsys.readouterr().out.split()[2:] == ["1", "0"]
     else:
         assert list((reader.directory / "totals" / "batch=0").glob("*.parquet"))
+
+
+@pytest.mark.parametrize("is_command", [False, True], ids=["program", "command"])
+def test_a_query_of_sparks_own_operator_is_taken_over_as_printed(
+    reader: Reader,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_command: bool,
+) -> None:
+    reader.names["path"] = str(reader.directory / "checkpoints" / "totals")
+    provider = "spark.sql.streaming.stateStore.providerClass"
+    reader.spark.conf.set(
+        provider, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+    program = block(IMPORT, "Start it here", "python")
+    reader.process(program.replace('sk.grouped(df.groupBy("id"), settings)', 'df.groupBy("id")'))
+    reader.spark.conf.unset(provider)
+    if is_command:
+        (line,) = commands(IMPORT, "Import")
+        line = line.replace("/mnt/checkpoints", str(reader.directory / "checkpoints"))
+        run_command(line, monkeypatch, capsys)
+        reader.names["settings"] = {"job.name": "totals"}
+    else:
+        reader.run(block(IMPORT, "Import", "python"))
+        assert capsys.readouterr().out.split()[-2:] == ["0", "total"]
+    reader.process(program)

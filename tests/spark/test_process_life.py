@@ -1,4 +1,4 @@
-"""What begins and ends beside a query: containers, anchors, shadow locations, executors."""
+"""What begins and ends beside a query: containers, placement tables, shadow locations, executors."""
 
 import logging
 import os
@@ -7,24 +7,29 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
 from conftest import PARTITIONS, Stream, events_of
-from container_process_kit import VERSION, hand_over
+from container_process_kit import VERSION, submit_versions
+from newcomer_kit import without_daemon
 from pyspark import SparkContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from spark_processes import container_processes, executors_of, wait_until
 
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.spark.container.launch import take_lock
 from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.place import ContainerPlace, container_place
+from statekeep.spark.container.paths import ContainerPaths, container_paths
+from statekeep.spark.driver.batch_loop import BatchLoop
 from statekeep.spark.driver.job import StatefulJob
-from statekeep.spark.driver.query_watch import StopPatience
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.spark.driver.query_watch import StopDeadline
+from statekeep.spark.placement import Placement, spread
+from statekeep.spark.worker.job_spec import SubmitPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -51,11 +56,11 @@ def test_nothing_is_left_behind_after_a_stop(stream: Stream) -> None:
     query.processAllAvailable()
     query.stop()
     assert container_processes(stream.local_dir) == {}
-    places = [ContainerPlace(path) for path in stream.local_dir.glob("*/container-*")]
-    assert places
-    for place in places:
-        assert [path.name for path in place.directory.iterdir()] == ["container.log"]
-        assert not place.socket.exists()
+    containers = [ContainerPaths(path) for path in stream.local_dir.glob("*/container-*")]
+    assert containers
+    for paths in containers:
+        assert [path.name for path in paths.directory.iterdir()] == ["container.log"]
+        assert not paths.socket.exists()
     assert list(stream.local_dir.rglob("work-*")) == []
     assert {path.name for path in stream.root.iterdir()} == {
         "in",
@@ -91,7 +96,17 @@ def test_a_start_runs_no_more_spark_jobs_than_it_needs_and_copies_no_settings(
     assert jobs == [0, 1]  # nothing to be found at first; then each task looks for its version
 
 
-def test_a_container_is_there_before_anything_is_handed_over(stream: Stream) -> None:
+def test_placement_needs_no_python_workers_of_its_own(spark: SparkSession) -> None:
+    placement = Placement(spark, spread(PARTITIONS, 2), "test")
+    try:
+        plan = str(placement._frame._jdf.queryExecution().logical().toString())
+    finally:
+        placement.close()
+    assert "Range" in plan
+    assert "RDD" not in plan  # what a list becomes: Spark sends it through workers of another kind
+
+
+def test_a_container_is_there_before_anything_is_submitted(stream: Stream) -> None:
     stream.add_batches(1)
     stream.settings = {"task.commit.ms": 600_000}
     writer = stream.stateful().writeStream.foreachBatch(stream.sink)
@@ -111,14 +126,14 @@ def test_a_container_is_there_before_anything_is_handed_over(stream: Stream) -> 
     assert container_processes(stream.local_dir) == {}
 
 
-def test_a_start_sees_which_uploads_of_an_older_driver_somebody_works_on(
+def test_a_start_sees_which_uploads_of_an_older_driver_are_in_progress(
     stream: Stream, open_jobs: list[StatefulJob]
 ) -> None:
     stream.add_batches(1)
     writer = stream.stateful().writeStream.foreachBatch(stream.sink)
     query = writer.option("checkpointLocation", str(stream.location)).start()
     jobs = open_jobs[0]._jobs
-    plan = HandOverPlan(
+    plan = SubmitPlan(
         epoch=1,
         attempt=1,
         checkpoint_id="7-1",
@@ -127,11 +142,14 @@ def test_a_start_sees_which_uploads_of_an_older_driver_somebody_works_on(
         bases={},
         checkpoints={},
     )
-    place = container_place(stream.local_dir, jobs._spec.local_name, "older", "1")
-    place.prepare()
-    Outbox(place.outbox).replace(hand_over(partition=1))
+    # The container of this query sweeps what dead ones of other applications left, before it listens.
+    found = partial(stream.local_dir.glob, "*/container-*")
+    assert wait_until(lambda: any(ContainerPaths(path).socket.exists() for path in found()))
+    paths = container_paths(stream.local_dir, jobs._spec.local_name, "older", "1")
+    paths.prepare()
+    Outbox(paths.outbox).replace(submit_versions(partition=1))
     assert jobs.abandoned(plan) == set(range(PARTITIONS))
-    container = take_lock(place)
+    container = take_lock(paths)
     assert container is not None
     assert jobs.abandoned(plan) == set(range(PARTITIONS)) - {1}
     container.leave()
@@ -151,8 +169,8 @@ def test_a_stop_that_comes_just_before_a_batch_returns(
             job_ended_early.wait(2)
         run_batch(job, rows, batch)
 
-    def noted_end(job: StatefulJob, patience: StopPatience, *, is_committing: bool) -> None:
-        end(job, patience, is_committing=is_committing)
+    def noted_end(job: StatefulJob, deadline: StopDeadline, *, is_committing: bool) -> None:
+        end(job, deadline, is_committing=is_committing)
         job_ended_early.set()
 
     monkeypatch.setattr(StatefulJob, "run_batch", late_batch)
@@ -168,9 +186,29 @@ def test_a_stop_that_comes_just_before_a_batch_returns(
     assert committed.batch == max(batch for batch, _ in stream.delivered)
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "once jobs are refused"])
 def test_a_stop_ends_the_wait_of_a_batch_for_a_commit(
-    stream: Stream, caplog: pytest.LogCaptureFixture
+    stream: Stream,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_late: bool,
 ) -> None:
+    given_up = threading.Event()
+    give_up, commit_now = Placement.give_up, BatchLoop._commit_now
+
+    def noted_give_up(placement: Placement) -> None:
+        give_up(placement)
+        given_up.set()
+
+    def late_commit(loop: BatchLoop, batch: int) -> str:
+        checkpoint_id = commit_now(loop, batch)
+        assert given_up.wait(60)  # the batch thread is slow to see that its commit has ended
+        return checkpoint_id
+
+    if is_late:
+        monkeypatch.setattr(Placement, "give_up", noted_give_up)
+        monkeypatch.setattr(BatchLoop, "_commit_now", late_commit)
     stream.settings = {
         "stores.state.backup.factories": "slow",
         "backends.slow.factory": "blob",
@@ -208,7 +246,7 @@ def test_shadow_locations_of_earlier_drivers_are_swept_at_the_next_start(stream:
     assert newer.exists()
 
 
-def test_bytes_of_a_commit_are_told(stream: Stream) -> None:
+def test_bytes_of_a_commit_are_reported(stream: Stream) -> None:
     stream.add_batches(2)
     query = stream.run(task__commit__every__batch=True)
     assert query.lastCommit is not None
@@ -340,42 +378,100 @@ def spark_submit() -> list[str]:
     return [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
 
 
+def as_process_1() -> list[str]:
+    """As in an image without an init process."""
+    return ["unshare", "--pid", "--fork", "--mount-proc", *spark_submit()]
+
+
+def can_be_process_1() -> bool:
+    unshare = shutil.which("unshare")
+    command = [unshare or "", "--pid", "--fork", "--mount-proc", "true"]
+    return unshare is not None and subprocess.run(command, check=False).returncode == 0
+
+
+def send_to_group(driver: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to the driver and all that it has started, as systemd does."""
+    os.killpg(driver.pid, number)
+
+
+def send_signal(driver: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to the driver, or to its JVM where that is process 1 of its own processes."""
+    children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+    is_wrapped = Path(f"/proc/{driver.pid}/comm").read_text() == "unshare\n"
+    os.kill(int(children[0]) if is_wrapped else driver.pid, number)
+
+
 @pytest.mark.parametrize(
-    ("number", "launcher", "ends_with"),
+    ("number", "send", "launcher", "ends_with"),
     [
-        pytest.param(signal.SIGTERM, [sys.executable], -signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGTERM, send_signal, [sys.executable], -signal.SIGTERM, id="SIGTERM"),
         pytest.param(
-            signal.SIGINT, [sys.executable], -signal.SIGINT, id="Ctrl-C", marks=pytest.mark.long
+            signal.SIGTERM, send_to_group, [sys.executable], -signal.SIGTERM, id="to the group"
         ),
         pytest.param(
-            signal.SIGTERM, spark_submit(), 128 + 15, id="spark-submit", marks=pytest.mark.long
+            signal.SIGINT,
+            send_signal,
+            [sys.executable],
+            -signal.SIGINT,
+            id="Ctrl-C",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            signal.SIGTERM,
+            send_signal,
+            spark_submit(),
+            128 + 15,
+            id="spark-submit",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            signal.SIGTERM,
+            send_signal,
+            as_process_1(),
+            128 + 15,
+            id="process 1",
+            marks=[
+                pytest.mark.long,
+                pytest.mark.skipif(
+                    not can_be_process_1(), reason="needs root and unshare, of util-linux"
+                ),
+            ],
         ),
     ],
 )
 def test_a_driver_that_is_told_to_end_commits_first(
-    stream: Stream, number: signal.Signals, launcher: list[str], ends_with: int
+    stream: Stream,
+    number: signal.Signals,
+    send: Callable[[subprocess.Popen[bytes], signal.Signals], None],
+    launcher: list[str],
+    ends_with: int,
 ) -> None:
     stream.add_batches(3)
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
-    with subprocess.Popen(
-        [*launcher, str(here / "signalled_job.py"), str(stream.root)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
-        start_new_session=True,
-    ) as driver:
+    log = stream.root / "stderr"
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            [*launcher, str(here / "signalled_job.py"), str(stream.root)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
+            start_new_session=True,
+        ) as driver,
+    ):
         try:
             assert driver.stdout is not None
-            for line in driver.stdout:
-                if line == b"delivered 2\n":
-                    break
-            # The sink was called inside the batch: only what Spark has ended is delivered for good.
-            assert wait_until((stream.location / "commits" / "2").exists)
-            driver.send_signal(number)
+            assert b"idle\n" in driver.stdout  # reads up to there
+            begin = log.stat().st_size
+            send(driver, number)
             assert driver.wait(timeout=60) == ends_with
         finally:
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
+    said = without_daemon(log.read_bytes()[begin:].decode())
+    assert len(said.splitlines()) < 20, said
+    assert "Traceback" not in said
     assert wait_until(lambda: container_processes(stream.local_dir) == {})
     stream.settings = {"blob.store.uri": str(stream.root / "backup"), "task.count": 2}
     shutil.rmtree(stream.local_dir)

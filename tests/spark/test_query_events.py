@@ -1,6 +1,7 @@
 """What a query tells of itself outlives it, beside the checkpoints."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import AttemptRecord
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.commit.pipeline import TaskStorageCommitManager
 from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError
 from statekeep.inspection.job import open_job
@@ -60,7 +61,7 @@ def test_a_clean_up_that_fails_shows_in_the_status_until_one_ends_well(
     settings = {"task.commit.every.batch": "true", "checkpoint.clean.up.ms": "0"}
     writer = stream.stateful(settings=settings).writeStream.foreachBatch(stream.sink)
     with monkeypatch.context() as patched:
-        patched.setattr(TaskCommitPipeline, "clean_up", refuse)
+        patched.setattr(TaskStorageCommitManager, "clean_up", refuse)
         query = writer.option("checkpointLocation", str(stream.location)).start()
         assert wait_until(lambda: query.status["cleanUpFailing"] is not None)
         failing = query.status["cleanUpFailing"]
@@ -70,18 +71,37 @@ def test_a_clean_up_that_fails_shows_in_the_status_until_one_ends_well(
     query.stop()
 
 
-def test_an_attempt_that_a_dead_driver_left_open_is_told_as_void(stream: Stream) -> None:
+def test_a_query_proves_its_commits_while_it_runs(stream: Stream) -> None:
+    stream.add_batches(3)
+    settings = {"job.verify.interval.ms": "300", "task.commit.every.batch": "true"}
+    writer = stream.stateful(settings=settings).writeStream.foreachBatch(stream.sink)
+    query = writer.option("checkpointLocation", str(stream.location)).start()
+    assert wait_until(lambda: query.status["lastVerifiedCommit"] is not None)
+    verified = query.status["lastVerifiedCommit"]
+    assert verified["backends"] == ("blob",)
+    assert verified["task"].startswith("Partition ")
+    backups = f"{stream.location}-statekeep"
+    for path in Path(backups).rglob("*"):
+        if path.is_file() and "/blob/" in str(path):
+            path.write_bytes(b"damaged")
+    assert wait_until(lambda: query.status["verifyFailing"] is not None)
+    (failed, *_) = [event for event in query.events if event.kind == "verify-failed"]
+    assert (failed.details["backend"], failed.details["is_damaged"]) == ("blob", True)
+    query.stop()
+
+
+def test_an_attempt_that_a_dead_driver_left_open_is_reported_as_aborted(stream: Stream) -> None:
     stream.add_batches(1)
     stream.run()
     asyncio.run(leave_an_attempt_open(stream))
     stream.run()
-    (void,) = [event for event in written_events(stream) if event.kind == "void"]
-    assert void.epoch == 3
-    assert (void.details["attempt_epoch"], void.details["attempt"]) == (2, 1)
-    assert void.details["reason"] == "its owner is gone"
+    (aborted,) = [event for event in written_events(stream) if event.kind == "void"]
+    assert aborted.epoch == 3
+    assert (aborted.details["attempt_epoch"], aborted.details["attempt"]) == (2, 1)
+    assert aborted.details["reason"] == "its owner is gone"
 
 
-def test_the_events_of_each_reign_are_written_beside_the_checkpoints(stream: Stream) -> None:
+def test_the_events_of_each_session_are_written_beside_the_checkpoints(stream: Stream) -> None:
     stream.add_batches(3)
     stream.run(task__commit__every__batch=True)
     stream.add_batches(1)

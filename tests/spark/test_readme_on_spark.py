@@ -58,7 +58,7 @@ def test_state_is_where_the_settings_say_and_can_be_looked_at(
 
 
 class Mover:
-    """Somebody who follows the steps of the README's migration, on a fresh disk at each."""
+    """A reader who follows the steps of the README's migration, on a fresh disk at each."""
 
     def __init__(self, reader: Reader, capsys: pytest.CaptureFixture[str]) -> None:
         self.reader = reader

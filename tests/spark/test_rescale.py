@@ -33,9 +33,9 @@ from pyspark.sql.types import (
 from typer.testing import CliRunner
 
 from statekeep.cli.app import app
-from statekeep.spark.anchor import routed
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.key_hash import KeyHasher
+from statekeep.spark.placement import routed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -1,17 +1,17 @@
 """A query that fails is started again behind its handle, and goes on exactly where it was."""
 
 import asyncio
-import shutil
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Stream, events_of
+from conftest import Stream, events_of, lose_directory
 from processors import Overflowing
 from pyspark.errors import StreamingQueryException
 
-import statekeep.spark as sk
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+import statekeep as sk
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError, TaskFencedError
@@ -33,7 +33,7 @@ RESTARTS: dict[str, Any] = {
 
 
 class UnavailableError(Exception):
-    """What the client of a sink's database may raise, which nobody here knows."""
+    """What the client of a sink's database may raise, a class that is not known here."""
 
 
 def failing(batch: int, times: int) -> Callable[[int], None]:
@@ -138,7 +138,7 @@ def test_a_fenced_query_is_not_started_again(stream: Stream) -> None:
             second = StatefulJob(
                 spark=stream.spark,
                 frame=stream.frame(),
-                operator=job._operator,
+                stages=job._stages,
                 config=job._config,
                 location=job._location,
                 sink=stream.sink,
@@ -154,6 +154,27 @@ def test_a_fenced_query_is_not_started_again(stream: Stream) -> None:
     assert isinstance(caught.value.__cause__, TaskFencedError)
     assert events_of(query, "restart") == []
     assert events_of(query, "fenced") == [{"own_epoch": 1, "newer_epoch": 2}]
+
+
+def test_a_query_goes_on_after_an_older_driver_has_planned_the_files_of_its_next_batch(
+    stream: Stream,
+) -> None:
+    stream.add_batches(3)
+
+    def plan_next() -> None:
+        written, entry = (stream.location / "sources" / "0" / "1").read_text().split("\n")
+        following = json.loads(entry.replace("001.parquet", "002.parquet")) | {"batchId": 2}
+        following["timestamp"] += 1000
+        planned = stream.location / "sources" / "0" / "2"
+        planned.write_text(f"{written}\n{json.dumps(following)}")
+
+    stream.on_batch = lambda batch: plan_next() if batch == 1 else None
+    query = stream.start()
+    query.awaitTermination()
+    (restart,) = events_of(query, "restart")
+    assert "Multiple streaming jobs detected for 2" in restart["reason"]
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2]
+    assert stream.received() == stream.expected(3)
 
 
 def test_a_stop_during_the_back_off_ends_the_query(stream: Stream) -> None:
@@ -177,7 +198,7 @@ def test_a_restart_that_finds_lost_disks_restores_them(stream: Stream) -> None:
         if batch == 2 and not is_lost:
             is_lost.append(True)
             for path in stream.local_dir.glob("*/main"):
-                shutil.rmtree(path)
+                lose_directory(path)
             raise UnavailableError("no connection")
 
     stream.on_batch = lose_disk_and_fail

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PARTITIONS, Stream, events_of, state_of
+from conftest import PARTITIONS, Stream, events_of, lose_directory, state_of
 from processors import (
     MANY_TYPES,
     OUTPUT,
@@ -22,9 +22,9 @@ from processors import (
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from rich.console import Console
-from spark_processes import executors_of
+from spark_processes import executors_of, wait_until
 
-import statekeep.spark as sk
+import statekeep as sk
 from chaos.evidence.files import LocalFiles
 from chaos.evidence.snapshots import attempt_of, list_blobs, read_snapshot
 from statekeep.checkpoint.records import TaskBatch
@@ -114,15 +114,14 @@ def test_a_query_without_commits_replays_what_was_delivered(stream: Stream) -> N
     assert stream.received() == stream.expected(4)
 
 
-def test_a_job_for_which_nobody_says_how_many_tasks_has_32_and_keeps_them(
+def test_a_job_without_a_number_of_tasks_has_32_and_keeps_them(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StatefulJob, "_wanted_tasks", lambda _: None)
+    monkeypatch.setattr(job, "wanted_tasks", lambda *_: None)
     stream.add_batches(2)
     first = stream.run(task__commit__ms=1)
     assert events_of(first, "job-initialised")[0]["partitions"] == 32
     monkeypatch.setattr(opening, "DEFAULT_TASKS", 5)
-    monkeypatch.setattr(job, "DEFAULT_TASKS", 5)
     stream.add_batches(1)
     second = stream.run()
     assert events_of(second, "job-initialised")[0]["partitions"] == 32
@@ -169,7 +168,7 @@ def test_an_executor_killed_between_receipts_and_sink_is_healed(
             victim = min(places.values())
             for partition in [p for p, pid in places.items() if pid == victim]:
                 for task in stream.local_dir.glob(f"*/main/Partition_{partition}"):
-                    shutil.rmtree(task)
+                    lose_directory(task)
             os.kill(victim, signal.SIGKILL)
 
     stream.on_batch = kill
@@ -204,9 +203,9 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _tasks_of_open_batch() -> list[TaskBatch]:
     """Return what the tasks did in the newest recorded batch, as the log has it."""
-    place = _open_jobs[0]._place
-    assert place is not None
-    records = list(place.log.view.batches.values())
+    storage = _open_jobs[0]._storage
+    assert storage is not None
+    records = list(storage.log.view.batches.values())
     return [task for record in records[-1:] for task in record.tasks.values()]
 
 
@@ -348,7 +347,7 @@ def test_an_idle_stream_completes_its_commit(stream: Stream) -> None:
     query = writer.trigger(processingTime="100 milliseconds").start()
     try:
         query.processAllAvailable()
-        assert query._job.wait_committed(1, timeout_s=60)
+        assert wait_until(lambda: query.status["lastCommittedBatch"] == 1)
         assert query.isActive
     finally:
         query.stop()
@@ -376,7 +375,7 @@ def test_a_second_driver_fences_the_first(stream: Stream) -> None:
             second = StatefulJob(
                 spark=stream.spark,
                 frame=stream.frame(),
-                operator=job._operator,
+                stages=job._stages,
                 config=job._config,
                 location=job._location,
                 sink=stream.sink,
@@ -390,6 +389,24 @@ def test_a_second_driver_fences_the_first(stream: Stream) -> None:
         stream.run()
     seen.append(caught.value.__cause__ or caught.value)
     assert isinstance(seen[0], TaskFencedError)
+
+
+@pytest.mark.parametrize("chosen", [None, "FileContextBasedCheckpointFileManager"])
+def test_a_query_renames_files_of_a_local_location_itself_unless_the_program_says_how(
+    stream: Stream, chosen: str | None
+) -> None:
+    key = "spark.sql.streaming.checkpointFileManagerClass"
+    package = "org.apache.spark.sql.execution.streaming.checkpointing."
+    if chosen is not None:
+        stream.spark.conf.set(key, package + chosen)
+    try:
+        stream.add_batches(1)
+        query = stream.run()
+        of_query = query._query._jsq.streamingQuery().sparkSessionForStream().conf()
+        assert of_query.get(key) == package + (chosen or "FileSystemBasedCheckpointFileManager")
+        assert (stream.spark.conf.get(key, None) is None) == (chosen is None)
+    finally:
+        stream.spark.conf.unset(key)
 
 
 def test_committed_state_is_read_from_the_backup(stream: Stream) -> None:

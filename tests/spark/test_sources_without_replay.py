@@ -16,14 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import split
 from typing_extensions import override
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.errors import ConfigError
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 class LineServer:
-    """Sends lines to whoever is connected; what was sent is gone."""
+    """Sends lines to connected clients; what was sent is gone."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -39,7 +39,7 @@ class LineServer:
 
     def close(self) -> None:
         self._lines.put(None)
-        # Nobody may ever have connected.
+        # There may have been no client.
         socket.create_connection(("127.0.0.1", self.port)).close()
         self._thread.join(10)
         self._listening.close()

@@ -12,7 +12,7 @@ from processors import OfEveryKind
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-import statekeep.spark as sk
+import statekeep as sk
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(220)]
 
@@ -165,7 +165,7 @@ def test_the_frame_is_the_table_of_read_state(job: Stream) -> None:
     [
         ({"stateVarName": "cuont"}, "did you mean 'count'"),
         ({"stateVarNam": "count"}, "did you mean 'stateVarName'"),
-        ({"stateVarName": "count", "commit": "nobody"}, "no such commit: commit=nobody"),
+        ({"stateVarName": "count", "commit": "absent"}, "no such commit: commit=absent"),
         ({"stateVarName": "count", "batchId": "one"}, "batchId='one'"),
         ({"stateVarName": "count", "readChangeFeed": "true"}, "a change feed needs its begin"),
         ({"stateVarName": "count", "changeEndBatchId": "1"}, "use batchId"),
@@ -192,7 +192,7 @@ def test_no_plan_shows_a_secret(job: Stream, tmp_path: Path) -> None:
     assert "hunter2" not in text
 
 
-SPARE = {"factory": "blob", "uri": "s3://somebody:hunter2@bucket/state"}
+SPARE = {"factory": "blob", "uri": "s3://user:hunter2@bucket/state"}
 
 
 def test_any_session_can_be_taught_the_format(job: Stream) -> None:

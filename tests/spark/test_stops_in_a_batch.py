@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import stopping_driver
 
-import statekeep.spark as sk
+import statekeep as sk
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("where", ["sink", "processor"])
 def test_a_stop_in_a_batch_overflows_no_stack_of_spark(tmp_path: Path, where: str) -> None:
-    paths = [Path(__file__).parent, Path(sk.__file__).parents[2]]
+    paths = [Path(__file__).parent, Path(sk.__file__).parents[1]]
     driver = subprocess.run(
         [sys.executable, stopping_driver.__file__, str(tmp_path), where],
         env={

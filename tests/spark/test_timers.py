@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import events_of
+from conftest import events_of, lose_directory
 from processors import Alarms, AlarmsOnFrames, ForgetfulAlarms
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from typing_extensions import override
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.checkpoint.records import BadMarkerRecord, BatchRecord
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, StateSchemaError
 from statekeep.spark.driver.recovery import Recovery
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(220)]
@@ -182,30 +181,33 @@ def test_timers_fire_on_an_idle_stream_and_for_keys_without_rows(
     make: Callable[..., Timed],
 ) -> None:
     stream = make("ProcessingTime", Alarms())
-    soon = (time.time_ns() // 1_000_000 // 10_000 + 1) * 10_000 + 7
-    stream.add([("a", 1, soon), ("b", 1, soon + 500)])
+    stream.add([("c", 1, NEVER)])
     query = stream.start()
     try:
-        query.processAllAvailable()
+        query.processAllAvailable()  # a first batch takes seconds
+        soon = time.time_ns() // 1_000_000 + 3_000
+        stream.add([("a", 1, soon), ("b", 1, soon + 500)])
         deadline = time.monotonic() + 60
         while sum(what == "fired" for _, what, _ in stream.rows()) < 2:
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, stream.rows()
             assert query.exception() is None
             query.awaitTermination(1)
-        entry = query.recentProgress[-1]["stateOperators"]
         assert [source["description"][:10] for source in query.lastProgress["sources"]] == [
             "FileStream"
         ]
     finally:
         query.stop()
-    assert entry == [] or entry[0]["customMetrics"]["numExpiredTimers"] <= 1
+    # On a slow machine one batch fires both.
+    for entry in query.lastProgress["stateOperators"]:
+        assert entry["customMetrics"]["numExpiredTimers"] in {1, 2}
     assert [(key, what) for key, what, _ in stream.rows()] == [
+        ("c", "rows"),
         ("a", "rows"),
         ("b", "rows"),
         ("a", "fired"),
         ("b", "fired"),
     ]
-    assert len(stream.batches) <= 5  # idle until a timer is due
+    assert len(stream.batches) <= 6  # idle until a timer is due
 
 
 def test_available_now_ends_although_timers_register_timers(make: Callable[..., Timed]) -> None:
@@ -237,7 +239,7 @@ def test_lost_state_fires_the_same_timers_in_a_replay(make: Callable[..., Timed]
     def lose(batch: int) -> None:
         if batch == 2 and not (stream.root / "lost").exists():
             (stream.root / "lost").touch()
-            shutil.rmtree(stream.root / "local")
+            lose_directory(stream.root / "local")
 
     stream.on_batch = lose
     query = stream.run(*batches, last)
@@ -259,7 +261,7 @@ def test_a_crash_in_a_replay_fires_each_timer_once_for_the_sink(
 
     def lose(batch: int) -> None:
         if batch == 2 and not crashed:
-            shutil.rmtree(stream.root / "local")
+            lose_directory(stream.root / "local")
 
     def crash(recovery: Recovery, record: BatchRecord | BadMarkerRecord) -> None:
         if not crashed and isinstance(record, BatchRecord):
@@ -285,9 +287,8 @@ def test_another_time_mode_of_a_query_is_refused(make: Callable[..., Timed]) -> 
     with pytest.raises(ConfigError, match="began with another time mode: timeMode=None"):
         stream.run()
     stream.time_mode, stream.watermark = "EventTime", "1 second"
-    with pytest.raises(StreamingQueryException) as caught:
+    with pytest.raises(StateSchemaError, match="stored=ProcessingTime timeMode=EventTime"):
         stream.run([("a", 1, 10)])
-    assert "stored=ProcessingTime timeMode=EventTime" in str(caught.value)
     stream.time_mode, stream.watermark = "ProcessingTime", None
     stream.run()
     # Timers that timers have registered may be due before the end.

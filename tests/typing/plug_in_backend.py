@@ -1,6 +1,7 @@
 """What the author of a state backend writes; checked by mypy and pyright, never run."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import assert_type
 
 from typing_extensions import override
@@ -11,10 +12,12 @@ from statekeep.backends.base import (
     BlockingExecutor,
     JobTasks,
     RestoreContext,
+    Snapshot,
     StateBackendAdmin,
     StateBackendFactory,
     TaskBackupManager,
     TaskRestoreManager,
+    take_snapshot,
 )
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
@@ -33,22 +36,24 @@ class TapeBackupManager(TaskBackupManager):
         self._context = context
 
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
-        if checkpoint is not None:
-            assert_type(checkpoint.markers_of(BackendName("tape")), Mapping[StoreName, Marker])
+    async def init(self) -> None:
+        return None
 
     @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
-        return {}
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot:
+        commit = self._context.commit(checkpoint_id)
+        return take_snapshot(commit, BackendName("tape"), self._context.stores)
 
     @override
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot
     ) -> Mapping[StoreName, Marker]:
         commit = self._context.commit(checkpoint_id)
         assert_type(commit.base, CheckpointV2 | None)
+        assert_type(snapshot.bytes, int)
         done: dict[StoreName, Marker] = {}
-        for store in self._context.stores:
+        for store, taken in snapshot.stores.items():
+            assert_type(taken.changes, Sequence[Path] | None)
             name = await self._context.executor.run(copy_blocking, store, size=commit.epoch)
             assert_type(name, str)
             done[store] = Marker(name)

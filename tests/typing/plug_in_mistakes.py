@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from typing_extensions import override
 
-from statekeep.backends.base import TaskBackupManager, TaskRestoreManager
+from statekeep.backends.base import Snapshot, TaskBackupManager, TaskRestoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
 
@@ -32,18 +32,18 @@ class ForgetfulBackupManager(TaskBackupManager):
     """Lacks `clean_up`."""
 
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+    async def init(self) -> None:
         return None
 
     @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
-        return {"state": "marker"}  # type: ignore[dict-item]  # pyright: ignore[reportReturnType]  # plain strings
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot:
+        return Snapshot({})
 
     @override
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot
     ) -> Mapping[StoreName, Marker]:
-        return markers
+        return {"state": "marker"}  # type: ignore[dict-item]  # pyright: ignore[reportReturnType]  # plain strings
 
     @override
     async def close(self) -> None:

@@ -10,10 +10,10 @@ from golden_topics_kit import TopicFile, TopicRecord
 
 from statekeep.backends.kafka import (
     admin,
+    cluster,
     compacted_topic,
     job_log,
     reader,
-    shared_cluster,
     writer,
 )
 from statekeep.backends.kafka.cluster import TopicFacts, TopicForm
@@ -22,7 +22,7 @@ from statekeep.backends.kafka.settings import KafkaSettings
 
 OnDelivery = Callable[[KafkaError | None, Message], None]
 SERVERS: Final = "127.0.0.1:1"
-"""Where nobody listens: what gets round the broker in memory does not get far."""
+"""Without a server: what gets round the broker in memory does not get far."""
 _MINUTE_MS: Final = 60_000
 
 
@@ -101,8 +101,8 @@ class FakeBroker:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let every client of the backend be one of this broker."""
-        for module in (admin, compacted_topic, job_log, shared_cluster):
-            monkeypatch.setattr(module, "Cluster", lambda _: FakeCluster(self))
+        for module in (admin, compacted_topic, job_log, cluster):
+            monkeypatch.setattr(module, "Cluster", lambda *_: FakeCluster(self))
         monkeypatch.setattr(reader, "build_consumer", self._consumer)
         for module in (compacted_topic, writer):
             monkeypatch.setattr(module, "build_producer", self._producer)

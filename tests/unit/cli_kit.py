@@ -46,6 +46,15 @@ async def commit_numbers(
             await commit.wait()
 
 
+def damage_a_blob(place: Path) -> Path:
+    """Flip a bit in the largest blob of a backend."""
+    path = max((p for p in place.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return path
+
+
 @dataclass
 class Result:
     """What a command did."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from log_kit import driver_on, new_blobs
 from typing_extensions import override
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
@@ -21,16 +21,17 @@ from statekeep.checkpoint.records import (
     QueryState,
 )
 from statekeep.checkpoint.serde import (
+    BackendUpload,
     FinishedTask,
     encode_attempt_entry,
 )
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.commit.committer import CommitSummary
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
+from statekeep.events import CommitSummary, Event
 from statekeep.spark.driver.job_commits import JobCommits
 from statekeep.spark.tasks import STATE_STORE, task_name
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.spark.worker.job_spec import SubmitPlan
 from statekeep.testing.clock import FakeClock
 
 V0, V1, V2 = "0_0123456789abcdef", "1_0123456789abcdef", "2_0123456789abcdef"
@@ -49,6 +50,16 @@ class PollingClock(FakeClock):
         await super().sleep(seconds)
 
 
+Backends = tuple[str, ...] | Mapping[BackendName, Collection[StoreName]]
+"""Those of the state, or with their stores."""
+
+
+def _with_stores(backends: Backends) -> Mapping[BackendName, Collection[StoreName]]:
+    if isinstance(backends, Mapping):
+        return backends
+    return {name: [STATE_STORE] for name in map(BackendName, backends)}
+
+
 class Rig:
     """A committer over blobs in memory."""
 
@@ -56,8 +67,9 @@ class Rig:
         self,
         writer: LogSession,
         checkpoints: BlobCheckpointStore,
-        required_backends: tuple[str, ...] = (),
-        optional_backends: tuple[str, ...] = (),
+        required_backends: Backends = (),
+        optional_backends: Backends = (),
+        identity: JobIdentity = IDENTITY,
     ) -> None:
         self.writer = writer
         self.checkpoints = checkpoints
@@ -71,23 +83,24 @@ class Rig:
         self.outdated: set[Marker] = set()
         """What a rotation of keys has left behind."""
         self.key_error: Exception | None = None
-        writer._note = self._take_note
+        writer._report = self._take
         self.committer = JobCommits(
             log=writer,
             checkpoints=checkpoints,
             gate=self.gate,
             clock=self.clock,
-            identity=IDENTITY,
+            identity=identity,
             query_state=self._query_state,
             on_commit=self.summaries.append,
-            required_backends=required_backends,
-            optional_backends=optional_backends,
+            required_backends=_with_stores(required_backends),
+            optional_backends=_with_stores(optional_backends),
             find_outdated=self._find_outdated,
-            note=self._take_note,
+            report=self._take,
         )
 
-    def _take_note(self, kind: str, **details: Any) -> None:
-        self.notes.append((kind, details))
+    def _take(self, event: Event) -> None:
+        if event.is_recorded:
+            self.notes.append((event.kind, event.details()))
 
     async def _query_state(self, batch: int) -> QueryState:
         if self.state_error is not None:
@@ -102,37 +115,50 @@ class Rig:
         found = {m for stores in markers.values() for of_store in stores.values() for m in of_store}
         return found & self.outdated
 
-    async def begin(self, batch: int, versions: Mapping[int, str]) -> HandOverPlan:
+    async def begin(self, batch: int, versions: Mapping[int, str]) -> SubmitPlan:
         plan = await self.committer.prepare(batch, versions, is_forced=True)
         assert plan is not None
         return plan
 
     async def finish(
-        self, plan: HandOverPlan, partition: int, base_id: CheckpointId | None = None
+        self, plan: SubmitPlan, partition: int, base_id: CheckpointId | None = None
     ) -> None:
         checkpoint = CheckpointV2(
             CheckpointId.parse(plan.checkpoint_id), {}, {BLOB: {STATE_STORE: Marker("m")}}
         )
         version_id = VersionId.parse(plan.versions[partition])
-        entry = FinishedTask(checkpoint, version_id, 7, elapsed_ms=30, base_id=base_id)
+        entry = FinishedTask(
+            checkpoint,
+            version_id,
+            7,
+            elapsed_ms=30,
+            base_id=base_id,
+            uploads={BackendName("blob"): BackendUpload(bytes=7, elapsed_ms=20)},
+            changed_bytes=5,
+            state_bytes=4096,
+        )
         await self.enter(plan, partition, encode_attempt_entry(entry))
 
-    async def enter(self, plan: HandOverPlan, partition: int, entry: bytes) -> None:
+    async def enter(self, plan: SubmitPlan, partition: int, entry: bytes) -> None:
         name = f"{plan.epoch}-{plan.attempt}"
         await self.checkpoints.write(name, task_name(partition), entry)
 
 
 async def new_rig(
-    required_backends: tuple[str, ...] = (), optional_backends: tuple[str, ...] = ()
+    required_backends: Backends = (),
+    optional_backends: Backends = (),
+    identity: JobIdentity = IDENTITY,
 ) -> Rig:
     blobs = new_blobs()
     writer = await driver_on(blobs)
-    return Rig(writer, BlobCheckpointStore(blobs, "job"), required_backends, optional_backends)
+    return Rig(
+        writer, BlobCheckpointStore(blobs, "job"), required_backends, optional_backends, identity
+    )
 
 
 async def committed(rig: Rig, versions: Mapping[int, str]) -> None:
     plan = await rig.begin(rig.committer.committed_batch + 1, versions)
     for partition in plan.versions:
         await rig.finish(plan, partition)
-    await rig.committer.handed_over(plan, {})
-    await rig.committer.settle(60)
+    await rig.committer.submitted(plan, {})
+    await rig.committer.resolve(60)

@@ -13,6 +13,7 @@ from statekeep.backends.base import (
     BlockingExecutor,
     JobTasks,
     RestoreContext,
+    Snapshot,
     StateBackendAdmin,
     StateBackendFactory,
     TaskBackupManager,
@@ -122,16 +123,16 @@ class _HeldBackup(TaskBackupManager):
         self._controls = controls
 
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
-        await self._inner.init(checkpoint)
+    async def init(self) -> None:
+        await self._inner.init()
 
     @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot:
         return self._inner.snapshot(checkpoint_id)
 
     @override
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot
     ) -> Mapping[StoreName, Marker]:
         self._controls.uploading += 1
         self._controls.most_uploading = max(self._controls.most_uploading, self._controls.uploading)
@@ -139,7 +140,7 @@ class _HeldBackup(TaskBackupManager):
             await self._controls.gate.wait()
             if self._controls.upload_error is not None:
                 raise self._controls.upload_error()
-            return await self._inner.upload(checkpoint_id, markers)
+            return await self._inner.upload(checkpoint_id, snapshot)
         finally:
             self._controls.uploading -= 1
 

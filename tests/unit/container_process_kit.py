@@ -12,15 +12,19 @@ import statekeep
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.spark.container.handshake import CONTAINER, TASK, is_proof, job_key, proof
-from statekeep.spark.container.place import NO_JVM, ContainerPlace, ContainerSpec
+from statekeep.spark.container.paths import NO_JVM, ContainerPaths, ContainerSpec
 from statekeep.spark.container.protocol import (
-    HandOver,
+    CONTAINER,
+    TASK,
     Hello,
     Proof,
+    SubmitVersion,
     Welcome,
     decode_greeting,
     encode_frame,
+    is_proof,
+    job_key,
+    proof,
     read_frame_from,
 )
 
@@ -49,15 +53,15 @@ def spec_in(root: Path, **settings: str) -> ContainerSpec:
     )
 
 
-def place_in(root: Path) -> ContainerPlace:
-    place = ContainerPlace(root / "container")
-    place.prepare()
-    return place
+def paths_in(root: Path) -> ContainerPaths:
+    paths = ContainerPaths(root / "container")
+    paths.prepare()
+    return paths
 
 
-def hand_over(attempt: int = 1, partition: int = 0, version: str = VERSION) -> HandOver:
+def submit_versions(attempt: int = 1, partition: int = 0, version: str = VERSION) -> SubmitVersion:
     checkpoint = encode_checkpoint_v2(CheckpointV2(CheckpointId(7, attempt), {}, {}))
-    return HandOver(
+    return SubmitVersion(
         epoch=1,
         attempt=attempt,
         partition=partition,
@@ -72,9 +76,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def greet_task(connection: socket.socket, stream: BinaryIO, place: ContainerPlace) -> None:
-    """Greet a task as the container of ``place`` does."""
-    key = job_key(place)
+def greet_task(connection: socket.socket, stream: BinaryIO, paths: ContainerPaths) -> None:
+    """Greet a task as the container of ``paths`` does."""
+    key = job_key(paths)
     connection.sendall(encode_frame(Hello(nonce="n")))
     given = decode_greeting(read_frame_from(stream))
     assert isinstance(given, Proof)

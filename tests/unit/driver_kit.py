@@ -8,18 +8,19 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState, Record
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
+from statekeep.events import report_nothing
+from statekeep.spark.driver.commit_records import query_state
 from statekeep.spark.driver.commit_thread import CommitThread
-from statekeep.spark.driver.events import EventList
+from statekeep.spark.driver.first_start import first_commit, with_query
 from statekeep.spark.driver.job_commits import JobCommits
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.new_query import first_commit, query_state, with_query
-from statekeep.spark.driver.opening import JobPlace, open_place
-from statekeep.spark.driver.takeover import Resumption, Takeover, settled_identity
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.spark.driver.opening import JobStorage, open_storage
+from statekeep.spark.driver.takeover import Resumption, Takeover, resolved_identity
+from statekeep.spark.worker.job_spec import SubmitPlan
 from statekeep.testing.clock import FakeClock
 
 
-def nobody(_: HandOverPlan) -> Collection[int]:
+def no_uploads(_: SubmitPlan) -> Collection[int]:
     """Find no task whose upload was abandoned."""
     return ()
 
@@ -32,14 +33,14 @@ class Driver:
         self.location = cast("CheckpointLocation", location)
         self.clock = FakeClock()
         self.thread = CommitThread("statekeep-commit", config.container, self.clock)
-        self.place: JobPlace | None = None
+        self.storage: JobStorage | None = None
         self.commits: JobCommits | None = None
         self._is_closed = False
 
     @property
     def log(self) -> LogSession:
-        assert self.place is not None
-        return self.place.log
+        assert self.storage is not None
+        return self.storage.log
 
     @property
     def view(self) -> LogView:
@@ -51,8 +52,8 @@ class Driver:
 
     @property
     def log_backend(self) -> str:
-        assert self.place is not None
-        return self.place.log_backend
+        assert self.storage is not None
+        return self.storage.log_backend
 
     @property
     def retained_batches(self) -> list[int]:
@@ -60,10 +61,10 @@ class Driver:
 
     @property
     def takeover(self) -> Takeover:
-        assert self.place is not None
+        assert self.storage is not None
         return Takeover(
-            self.place.log,
-            self.place.checkpoints,
+            self.storage.log,
+            self.storage.checkpoints,
             self.location,
             self.thread,
             start_from=self.config.job.start_from_checkpoint,
@@ -71,32 +72,34 @@ class Driver:
         )
 
     def open(self, partitions: int | None) -> CommitRecord | None:
-        self.place = self.thread.run(
-            open_place(
+        self.storage = self.thread.run(
+            open_storage(
                 self.config,
                 self.location,
                 partitions,
                 executor=self.thread.executor,
                 clock=self.clock,
-                note=EventList(self.clock).add,
+                report=report_nothing,
             )
         )
         return self.view.last_commit
 
     def check_location(self) -> None:
-        self.takeover.check_location()
+        """Check it for a job with the stores that it has."""
+        same = JobIdentity(job_uid="u", job_name="j", partitions=1, stores=self.view.stores)
+        self.takeover.check_location(same)
 
     def check_followed(self, own_epoch: int) -> None:
         self.takeover.check_followed(own_epoch)
 
     def fence(self, identity: JobIdentity) -> JobIdentity:
         self.takeover.fence()
-        return settled_identity(self.view.last_commit, identity)
+        return resolved_identity(self.view.last_commit, identity)
 
     def take_over(self, identity: JobIdentity) -> Resumption | None:
-        assert self.place is not None
-        self.commits = self._commits(self.place, identity)
-        return self.takeover.take_over(self.commits, identity, nobody)
+        assert self.storage is not None
+        self.commits = self._commits(self.storage, identity)
+        return self.takeover.take_over(self.commits, identity, no_uploads)
 
     def begin(self, identity: JobIdentity, checkpoint_id: str) -> None:
         """Write the commit with which a query begins."""
@@ -109,17 +112,17 @@ class Driver:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            if self.place is not None:
-                self.thread.run(self.place.close())
+            if self.storage is not None:
+                self.thread.run(self.storage.close())
             self.thread.close()
 
-    def _commits(self, place: JobPlace, identity: JobIdentity) -> JobCommits:
+    def _commits(self, storage: JobStorage, identity: JobIdentity) -> JobCommits:
         async def read_query_state(batch: int) -> QueryState:
-            return query_state(self.location, place.log.view.last_commit, batch)
+            return query_state(self.location, storage.log.view.last_commit, batch)
 
         return JobCommits(
-            log=place.log,
-            checkpoints=place.checkpoints,
+            log=storage.log,
+            checkpoints=storage.checkpoints,
             gate=CommitGate(self.config.task),
             clock=self.clock,
             identity=identity,

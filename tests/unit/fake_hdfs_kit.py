@@ -88,7 +88,7 @@ class FakeHdfs:
             yield Status(child, len(self.files[child]) if is_file else 0, isdir=not is_file)
 
     def add(self, path: str, content: bytes) -> None:
-        """Put a file there that nobody writes."""
+        """Put a file there without a writer."""
         self.directories.update(map(str, PurePosixPath(path).parents))
         self.files[path] = content
 

@@ -9,11 +9,11 @@ from typing import Final, TypeVar
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
+from statekeep.testing.storage import bare_manager
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class RemoteManager(WrappedBlobStoreManager):
 
 def make_manager(settings: Mapping[str, str], executor: BlockingExecutor) -> BlobStoreManager:
     uri = settings["uri"]
-    return RemoteManager(FsspecBlobStoreManager(uri, {}, executor), _servers[uri], executor)
+    return RemoteManager(bare_manager(uri, {}, executor), _servers[uri], executor)
 
 
 @contextmanager

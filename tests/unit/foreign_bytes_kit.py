@@ -1,4 +1,4 @@
-"""Bytes as somebody else might have left them: valid ones that were changed, and nonsense."""
+"""Bytes as another program might have left them: valid ones that were changed, and nonsense."""
 
 import json
 import struct

@@ -70,7 +70,7 @@ def with_old_marker(commit: Commit) -> CheckpointV2:
 
 
 def rewrite(path: Path, left_out: int) -> None:
-    """Write a file anew without some of its records, as somebody does who knows the format."""
+    """Write a file anew without some of its records, as an attacker does who knows the format."""
     with path.open("rb") as file:
         reader = DeltaReader(file, where=str(path))
         header, records = reader.header, list(reader)

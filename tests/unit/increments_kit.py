@@ -18,11 +18,11 @@ from statekeep.backends.base import (
 )
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.index import IndexAddition, SnapshotIndex, decode_index
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.memory import MemoryBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, TaskName
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.config.store_settings import StoreFactoryName
 from statekeep.stores.factory import open_store, open_to_load
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
@@ -125,7 +125,9 @@ class IncrementJob:
 
     async def commit(self, version: SealedVersion) -> Made:
         context = self.open_attempt(version)
-        markers = await self.manager.upload(context.checkpoint_id, {})
+        markers = await self.manager.upload(
+            context.checkpoint_id, self.manager.snapshot(context.checkpoint_id)
+        )
         checkpoint = CheckpointV2(context.checkpoint_id, {}, {BLOB: dict(markers)})
         index = await read_index(self.blobs, markers[STORE])
         self.commits.append(Made(checkpoint, version, index, (1, context.attempt)))

@@ -6,7 +6,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.parts import Part
+from statekeep.backends.storage.transfers import Part
 from statekeep.testing.executor import SerialExecutor
 
 P = ParamSpec("P")

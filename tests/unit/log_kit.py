@@ -10,14 +10,15 @@ from typing import ParamSpec, TypeVar
 import msgspec
 from typing_extensions import override
 
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.job_log import BlobJobLog
+from statekeep.backends.storage.memory import MemoryBlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
+    AbortRecord,
     AttemptRecord,
     BaseRecord,
     BatchRecord,
@@ -26,7 +27,6 @@ from statekeep.checkpoint.records import (
     QueryState,
     Record,
     TaskBatch,
-    VoidRecord,
 )
 from statekeep.errors import RetriableError
 
@@ -192,5 +192,5 @@ def base_record(head: int, *, query_id: str = "q", commit_position: int = 0) -> 
     return BaseRecord(query_id=query_id, commit_position=commit_position, head=head)
 
 
-def void_record(attempt: int, *, attempt_epoch: int = 1) -> VoidRecord:
-    return VoidRecord(attempt_epoch=attempt_epoch, attempt=attempt, reason="test")
+def abort_record(attempt: int, *, attempt_epoch: int = 1) -> AbortRecord:
+    return AbortRecord(attempt_epoch=attempt_epoch, attempt=attempt, reason="test")

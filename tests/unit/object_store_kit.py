@@ -6,19 +6,17 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.object_client import (
+from statekeep.backends.retry import RetryPolicy
+from statekeep.backends.storage.client import (
     ObjectClient,
     ObjectRange,
     ObjectStamps,
     PartLimits,
+    SharedClient,
     UnfinishedUpload,
 )
-from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
-from statekeep.backends.blob.managers.object_requests import Requests, SharedLimits
-from statekeep.backends.blob.managers.shared_client import SharedClient
-from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
-from statekeep.backends.retry import Retrier, RetryPolicy
-from statekeep.backends.wrappers import InFlightLimit
+from statekeep.backends.storage.manager import StorageManager
+from statekeep.backends.storage.requests import Requests, TransferLimits
 from statekeep.clock import Clock
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 from statekeep.testing.clock import FakeClock
@@ -98,7 +96,7 @@ class ObjectsInMemory(ObjectClient):
         self._done("complete")
 
     @override
-    def abort_parts(self, name: str, upload: str) -> None:
+    def abort(self, name: str, upload: str) -> None:
         self._begin("abort")
         self.uploads.pop(upload, None)
 
@@ -175,27 +173,27 @@ class ObjectStoreRig:
     clock: Clock = field(default_factory=FakeClock)
     part_bytes: int = 10
     buffer_bytes: int = 40
-    bandwidth: TokenBucket | None = None
+    bytes_per_second: int | None = None
     own_calls: int = 4
     max_retries: int = 3
     uncommitted_tags: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        self.shared = SharedLimits(
-            InFlightLimit(8),
-            ByteBudget(self.buffer_bytes),
-            Throttle(self.clock),
-            self.bandwidth,
+        self.limits = TransferLimits(
+            "memory",
+            max_in_flight=8,
+            task_max_in_flight=self.own_calls,
+            buffer_bytes=self.buffer_bytes,
+            bytes_per_second=self.bytes_per_second,
         )
         self.shared_client = SharedClient(lambda: self.client)
 
-    def manager(self) -> ObjectBlobStoreManager:
-        retrier = Retrier(RetryPolicy(max_retries=self.max_retries, jitter_factor=0), self.clock)
-        requests = Requests(self.executor, retrier, self.shared, InFlightLimit(self.own_calls))
-        return ObjectBlobStoreManager(
+    def manager(self) -> StorageManager:
+        policy = RetryPolicy(max_retries=self.max_retries, jitter_factor=0)
+        return StorageManager(
             self.shared_client,
             "memory",
-            requests,
+            Requests(self.limits, self.executor, self.clock, policy),
             part_bytes=self.part_bytes,
             uncommitted_tags=self.uncommitted_tags,
         )

@@ -1,12 +1,11 @@
 """What the tests of the operator share: a store, a way to run batches, small processors."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessor,
     StatefulProcessorHandle,
@@ -16,6 +15,7 @@ from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.spark.operator.clock import BatchClock, TimeMode
+from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.runner import (
     OperatorOutcome,
@@ -35,10 +35,10 @@ def memory_store() -> MemoryStore:
 
 
 def record_batch(rows: Sequence[Sequence[Any]], schema: str = ROWS) -> pa.RecordBatch:
-    arrow_schema = to_arrow_schema(parse_schema(schema), timezone="UTC")
-    columns: list[Any] = list(zip(*rows, strict=True)) or [[] for _ in arrow_schema]
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, arrow_schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+    row_types = arrow_schema(parse_schema(schema))
+    columns: list[Any] = list(zip(*rows, strict=True)) or [[] for _ in row_types]
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, row_types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=row_types)
 
 
 class ByFunction(StatefulProcessor):
@@ -86,6 +86,8 @@ def run(
     time_mode: TimeMode = TimeMode.NONE,
     clock: BatchClock | None = None,
     event_time_column: str | None = None,
+    others: Mapping[StoreName, KeyValueStore] | None = None,
+    session: str = "",
     **options: Any,
 ) -> tuple[OperatorOutcome, pa.Table]:
     """Run one batch; return its outcome and output. Options are those of the operator."""
@@ -115,5 +117,7 @@ def run(
         clock=clock or BatchClock(-1, -1),
         write_output=written.append,
         digest_column=digest_column,
+        others=others,
+        session=session,
     )
-    return outcome, pa.Table.from_batches(written, to_arrow_schema(output_schema, timezone="UTC"))
+    return outcome, pa.Table.from_batches(written, arrow_schema(output_schema))

@@ -1,4 +1,4 @@
-"""A blob backend that can be cut off, and a clock that waits until somebody moves it."""
+"""A blob backend that can be cut off, and a clock that waits until it is moved."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Final
 from typing_extensions import override
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
+from statekeep.backends.storage.memory import MemoryBlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.faults import Fault, FaultPlan, FaultyBlobStoreManager
@@ -26,7 +26,7 @@ def cut_off(uri: str) -> None:
 
 
 class OutageBackendFactory(BlobBackendFactory):
-    """The blob backend with its usual patience, on blobs in memory that can be cut off."""
+    """The blob backend with its usual timeouts, on blobs in memory that can be cut off."""
 
     def __init__(self, name: BackendName, settings: Mapping[str, str]) -> None:
         super().__init__(
@@ -62,7 +62,7 @@ class WaitingClock(FakeClock):
             self._sleepers.remove(sleeper)
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and wake whoever has slept for long enough."""
+        """Let time pass, and wake sleepers whose time is over."""
         self.advance(seconds)
         for moment, event in self._sleepers:
             if moment <= self.monotonic_ns():

@@ -13,8 +13,10 @@ from statekeep.backends.base import (
     CommitContext,
     JobTasks,
     RestoreContext,
+    Snapshot,
     StateBackendAdmin,
     StateBackendFactory,
+    StoreSnapshot,
     TaskBackupManager,
     TaskIdentity,
     TaskRestoreManager,
@@ -30,8 +32,9 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.clock import Clock
 from statekeep.commit.metrics import CommitMetrics
-from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.config.model import StoreSettings
+from statekeep.commit.pipeline import TaskStorageCommitManager
+from statekeep.config.store_settings import StoreSettings
+from statekeep.reporter import Reporter
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.clock import FakeClock
@@ -64,19 +67,20 @@ class FakeBackup(TaskBackupManager):
             raise self.fail[step]
 
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+    async def init(self) -> None:
         self.note("init")
 
     @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot:
         assert self.context.commit(checkpoint_id).checkpoint_id == checkpoint_id
         self.note("snapshot")
-        return {}
+        return Snapshot({store: StoreSnapshot(None, 1, 5) for store in self.context.stores})
 
     @override
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot
     ) -> Mapping[StoreName, Marker]:
+        assert snapshot.bytes == 5 * len(self.context.stores)
         self.note("upload")
         if self.hang:
             try:
@@ -157,13 +161,13 @@ class Rig:
             )
             for name in (S0, S1)
         }
-        self.pipeline = TaskCommitPipeline(
+        self.pipeline = TaskStorageCommitManager(
             TASK,
             stores,
             self.factories,
             executor=SerialExecutor(),
             clock=FakeClock(),
-            metrics=self.metrics,
+            report=Reporter(FakeClock(), "job", parts=[self.metrics]).report,
             optional_timeout_s=0.001 if optional else None,
         )
         directory = TaskDirectory.of(root, TASK)
@@ -177,4 +181,4 @@ class Rig:
 
     async def commit(self) -> CheckpointV2:
         context = CommitContext(ID, 1, 1, self.version, None, None)
-        return await self.pipeline.commit(context, {INPUT: "41"})
+        return (await self.pipeline.commit(context, {INPUT: "41"})).checkpoint

@@ -21,18 +21,15 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     TaskName,
 )
-from statekeep.commit.metrics import CommitMetrics
-from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.config.model import StoreSettings
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.commit.pipeline import TaskStorageCommitManager
+from statekeep.config.store_settings import StoreFactoryName, StoreSettings
 from statekeep.errors import RetriableError, UnknownFormatError
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.plan import BadMarkers
 from statekeep.restore.progress import RestoreProgress
-from statekeep.stores.checksums import KnownChecksums
 from statekeep.stores.factory import open_store
 from statekeep.stores.task_directory import TaskDirectory
-from statekeep.stores.version import MANIFEST_FILE, SealedVersion
+from statekeep.stores.version import MANIFEST_FILE, KnownChecksums, SealedVersion
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -46,9 +43,11 @@ OLD = [b"old of a", b"old of b"]
 class SilentBackendFactory(MemoryBackendFactory):
     """Holds what it held, and does not answer."""
 
+    text = "no answer, on purpose"
+
     @override
     def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
-        raise RetriableError("no answer, on purpose")
+        raise RetriableError(self.text)
 
 
 class NewerBackendFactory(MemoryBackendFactory):
@@ -101,20 +100,19 @@ class Rig:
         spoil(version.store_directory(A))
         version = sealed_anew(version)
         self.versions.append(version)
-        pipeline = TaskCommitPipeline(
+        pipeline = TaskStorageCommitManager(
             TASK,
             self.stores,
             self.factories,
             executor=SerialExecutor(),
             clock=FakeClock(),
-            metrics=CommitMetrics(),
         )
-        await pipeline.init(None)
-        checkpoint = await pipeline.commit(
+        await pipeline.init()
+        backed_up = await pipeline.commit(
             CommitContext(CheckpointId(number, 0), 1, number, version, None, None), {}
         )
         await pipeline.close()
-        return RestoreCandidate(checkpoint, version.id, frozenset({A, B}))
+        return RestoreCandidate(backed_up.checkpoint, version.id, frozenset({A, B}))
 
     def lose_disk(self) -> None:
         shutil.rmtree(self.root / "local")

@@ -12,23 +12,23 @@ import pytest
 
 from statekeep.stores.local_files import remove_tree
 
-NOBODY = 65534
+OTHER_USER = 65534
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="not run as root: there is no second user to try it with"
 )
 
 
-def run_as_nobody(imports: str, code: str, *arguments: object) -> str:
-    """Run Python code as the user nobody, and return what it printed.
+def run_as_other_user(imports: str, code: str, *arguments: object) -> str:
+    """Run Python code as another user, and return what it printed.
 
     Args:
-        imports: Done as root: the interpreter may lie where nobody else can read.
-        code: Done as nobody.
+        imports: Done as root: the interpreter may lie where only root can read.
+        code: Done as the other user.
         arguments: Its ``sys.argv[1:]``.
     """
-    program = f"import os, sys\n{imports}\nos.setgroups([])\nos.setresgid(*[{NOBODY}] * 3)\n"
-    program += f"os.setresuid(*[{NOBODY}] * 3)\n{code}"
+    program = f"import os, sys\n{imports}\nos.setgroups([])\nos.setresgid(*[{OTHER_USER}] * 3)\n"
+    program += f"os.setresuid(*[{OTHER_USER}] * 3)\n{code}"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
@@ -45,7 +45,7 @@ def shared_directory() -> Iterator[Path]:
         remove_tree(directory)
 
 
-def give_to_nobody(directory: Path) -> None:
-    """Make a directory and all that is in it nobody's."""
+def give_to_other_user(directory: Path) -> None:
+    """Give a directory and all that is in it to the other user."""
     for path in (directory, *directory.rglob("*")):
-        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+        os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)

@@ -1,7 +1,7 @@
 """Every decoder of the package: foreign bytes are damage, or a newer format, and nothing else.
 
 The table below is the list of all decoders. Each gets random bytes and changed valid ones, with the
-checksums around them put right, as somebody would who can write to the place.
+checksums around them put right, as an attacker would who can write to the storage.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,18 +31,19 @@ from typing_extensions import override
 
 from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.encoded_stream import Encoding
-from statekeep.backends.blob.encryption_keys import EncryptionKey, KeyProvider
+from statekeep.backends.blob.index import IndexAddition, SnapshotIndex, decode_index
 from statekeep.backends.blob.names import attempt_of as attempt_of_blob
 from statekeep.backends.blob.names import index_digest, stream_place
+from statekeep.backends.encryption_keys import EncryptionKey, KeyProvider
 from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker
 from statekeep.backends.hdfs.spark_files import plan_spark_load, read_spark_file, write_spark_file
 from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import changed_bytes_of, check_header, lineage_of
 from statekeep.backends.kafka.checkpoint_store import entry_key
-from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.backends.kafka.epochs import HEADER, EpochStamp, check_epoch
 from statekeep.backends.kafka.job_log import position_of
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
+from statekeep.backends.seals import Sealer
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
@@ -53,9 +55,10 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.escaping import is_escaped
 from statekeep.checkpoint.event_log import decode_segment
-from statekeep.checkpoint.framing import frame, unframe
+from statekeep.checkpoint.framing import frame, sealed, unframe
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
+    AbortRecord,
     AttemptRecord,
     BadMarkerRecord,
     BaseRecord,
@@ -63,12 +66,13 @@ from statekeep.checkpoint.records import (
     CommitRecord,
     EpochRecord,
     JobIdentity,
+    MovedRecord,
     PinRecord,
     QueryState,
     Record,
     ReleaseRecord,
     TaskBatch,
-    VoidRecord,
+    UnpinRecord,
     decode_record,
     encode_record,
 )
@@ -77,8 +81,10 @@ from statekeep.checkpoint.serde import (
     FinishedTask,
     decode_attempt_entry,
     decode_checkpoint_v2,
+    decode_entries,
     encode_attempt_entry,
     encode_checkpoint_v2,
+    encode_entries,
 )
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import (
@@ -87,32 +93,40 @@ from statekeep.errors import (
     TaskFencedError,
     UnknownFormatError,
 )
+from statekeep.spark.batch_token import BatchToken, decode_token, encode_token
 from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.place import NO_JVM, ContainerSpec
+from statekeep.spark.container.paths import NO_JVM, ContainerSpec
 from statekeep.spark.container.protocol import (
     Candidate,
     Done,
-    HandOver,
+    Hello,
     Restore,
+    SubmitVersion,
     decode_answer,
+    decode_greeting,
     decode_request,
     encode,
 )
-from statekeep.spark.driver.source_offsets import stands_apart, topic_offsets
-from statekeep.spark.operator.codec import ValueCodec
+from statekeep.spark.driver.commit_records import stands_apart, topic_offsets
+from statekeep.spark.operator.clock import encode_time
+from statekeep.spark.operator.codec import ValueCodec, list_header
 from statekeep.spark.operator.ddl import parse_schema
+from statekeep.spark.operator.evolution import EvolvedCodec
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.registry import (
     REGISTRY_KEY,
     RegisteredVariable,
+    VariableKind,
     encode_registry,
     read_schema,
     stored_variables,
 )
+from statekeep.spark.state.variable import StoredRows
 from statekeep.stores.delta import MAGIC, Change, DeltaHeader, DeltaReader, DeltaWriter
 from statekeep.stores.delta_feed import DeltaFeed
 from statekeep.stores.memory import MemoryStore
 from statekeep.stores.version import FileEntry, SealManifest
+from statekeep.testing.executor import SerialExecutor
 
 MIB: Final = 1 << 20
 _MOST_MEMORY: Final = 24 * MIB
@@ -195,12 +209,14 @@ RECORDS: Sequence[Record] = (
         versions={"t": "3_00000000"},
         query=QueryState(query_id="q", metadata="{}"),
     ),
-    VoidRecord(epoch=1, nonce="aa", attempt_epoch=1, attempt=2, reason="late"),
+    AbortRecord(epoch=1, nonce="aa", attempt_epoch=1, attempt=2, reason="late"),
     ReleaseRecord(epoch=1, nonce="aa", positions=[1, 2]),
     PinRecord(epoch=1, nonce="aa", name="p", position=1),
     BadMarkerRecord(
         epoch=1, nonce="aa", backend="blob", task="t", store="s", marker="m", reason="gone"
     ),
+    UnpinRecord(epoch=1, nonce="aa", name="p"),
+    MovedRecord(epoch=1, nonce="aa", backend="blob"),
 )
 
 
@@ -219,7 +235,7 @@ def read_record(data: bytes) -> None:
     for commit in view.commit_records.values():
         for task in commit.checkpoints:
             view.usable_checkpoint(commit, task)
-    _ = view.trusted_batches, view.newest_possible_batch, view.lowest_needed, view.pins_of_oldest
+    _ = view.trusted_batches, view.newest_possible_batch, view.lowest_needed, view.pinned_behind(0)
 
 
 def record_decoder(record: Record) -> Decoder:
@@ -261,6 +277,12 @@ def checkpoint_decoders() -> Sequence[Decoder]:
             read_entry,
             [payload_of(encode_attempt_entry(failed))],
             framed_as("failed-task"),
+        ),
+        Decoder(
+            "entries of tasks",
+            partial(decode_entries, where="x"),
+            [payload_of(encode_entries({TaskName("t"): encode_attempt_entry(failed)}))],
+            framed_as("task-entries"),
         ),
         Decoder(
             "seal manifest",
@@ -486,7 +508,12 @@ INDEX: Mapping[str, Any] = {
 
 
 def read_index(data: bytes) -> None:
-    index = full_index(data, where="x")
+    found = decode_index(data, where="x")
+    if isinstance(found, SnapshotIndex):
+        look_at_index(found)
+
+
+def look_at_index(index: SnapshotIndex) -> None:
     index.blob_ids()
     index.key_ids()
     index.image_bytes()
@@ -494,6 +521,30 @@ def read_index(data: bytes) -> None:
     for file in index.files():
         os.fsencode(file.file_name)
         _ = file.stored_bytes
+
+
+ADDITION: Mapping[str, Any] = {
+    name: INDEX[name]
+    for name in ("creation-time-millis", "snapshot-metadata", "schema-version", "deltas")
+} | {
+    "full-index-blob-id": "job/1-1/aa-snapshot-index-00.json",
+    "prev-snapshot-index-blob-id": "job/1-1/aa-snapshot-index-00.json",
+    "version": "5_00000000",
+    "schema-version": 4,
+    "deltas": [{**INDEX["deltas"][0], "parent": "4_00000000", "version": "5_00000000"}],
+}
+FULL: Final = full_index(json.dumps(INDEX).encode(), where="x")
+
+
+def read_addition(data: bytes) -> None:
+    found = decode_index(data, where="x")
+    if isinstance(found, IndexAddition):
+        look_at_index(found.joined(FULL, where="x"))
+
+
+SEALER: Final = Sealer(
+    [OneKey()], "job", is_on=True, accepts_plain=lambda: False, executor=SerialExecutor()
+)
 
 
 def stream_decoders() -> Sequence[Decoder]:
@@ -543,6 +594,14 @@ def blob_decoders() -> Sequence[Decoder]:
     marker = f"job/state-1/blob/main/Partition_0/s/1-1/aa-snapshot-index-{digest}.json".encode()
     return [
         Decoder("snapshot index", read_index, [json.dumps(INDEX).encode()]),
+        Decoder("index that adds to another", read_addition, [json.dumps(ADDITION).encode()]),
+        Decoder(
+            "seal of a record",
+            partial(SEALER.open, ["job-log", "0"], where="x"),
+            [payload_of(SEALER.seal(["job-log", "0"], b"x").data).partition(b"\n")[0]],
+            lambda part: sealed(part + b"\nx"),
+            (*_DAMAGE, *_key_errors()),
+        ),
         Decoder("marker of a blob", lambda data: index_digest(Marker(text_of(data))), [marker]),
         Decoder("name of a blob", lambda data: _names(text_of(data)), [marker], errors=()),
         *stream_decoders(),
@@ -550,7 +609,7 @@ def blob_decoders() -> Sequence[Decoder]:
 
 
 def _names(blob_id: str) -> None:
-    """Foreign names are not ours, and no error at all."""
+    """Fosession names are not ours, and no error at all."""
     attempt_of_blob(blob_id)
     stream_place(blob_id)
     is_escaped(blob_id)
@@ -627,7 +686,7 @@ def _find_spark_start(data: bytes) -> None:
 
 
 def kafka_decoders() -> Sequence[Decoder]:
-    marker = ChangelogMarker(
+    marker = KafkaStateCheckpointMarker(
         "job-s-changelog",
         3,
         17,
@@ -652,7 +711,7 @@ def kafka_decoders() -> Sequence[Decoder]:
 
 
 def _read_marker(data: bytes) -> None:
-    found = ChangelogMarker.decode(Marker(text_of(data)))
+    found = KafkaStateCheckpointMarker.decode(Marker(text_of(data)))
     found.topic.encode("ascii")
     assert 0 <= found.partition < 2**31
     assert found.offset is None or 0 <= found.offset < 2**63
@@ -660,15 +719,17 @@ def _read_marker(data: bytes) -> None:
 
 # Spark's side
 
+NOW: Final = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
 
 def spark_decoders(outbox: Path) -> Sequence[Decoder]:
-    hand_over = HandOver(
+    submit_versions = SubmitVersion(
         epoch=1, attempt=2, partition=0, version="3_00000000", checkpoint=RAW_CHECKPOINT
     )
     restore = Restore(
         epoch=1,
         partition=0,
-        candidates=[Candidate(version="3_00000000", checkpoint=RAW_CHECKPOINT)],
+        candidates=[Candidate(version="3_00000000", checkpoint=RAW_CHECKPOINT, stores=["state"])],
     )
     spec = ContainerSpec(
         job_name="job",
@@ -688,10 +749,41 @@ def spark_decoders(outbox: Path) -> Sequence[Decoder]:
         "a int, b string, c array<date>, d map<string, decimal(10,2)>, e timestamp"
     )
     values = ValueCodec(schema)
-    keys = KeyCodec(parse_schema("a string, b long, c date, d timestamp_ntz, e decimal(38,4)"))
+    keys = KeyCodec(
+        parse_schema("a string, b long, c date, d timestamp_ntz, e decimal(38,4), f timestamp")
+    )
     value = values.encode((1, "x", None, None, None))
     variable = RegisteredVariable(1, "map", schema.json(), schema.json())
     registry = encode_registry(parse_schema("a int"), {"v": variable})
+
+    evolved = EvolvedCodec(schema, 1, {0: parse_schema("a int, b string")})
+    expiring: dict[VariableKind, bool] = {
+        "value": False,
+        "list": True,
+        "map": True,
+        "timers": False,
+    }
+    kinds: dict[str, RegisteredVariable] = {
+        kind: RegisteredVariable(
+            1, kind, schema.json(), keys.schema.json() if kind == "map" else None, expires=expires
+        )
+        for kind, expires in expiring.items()
+    }
+    key = keys.encode(("x", 3, None, None, None, None))
+    time = encode_time(17)
+    one = list_header(1) + value
+    entries = {
+        "value": (key, value),
+        "list": (key, time + time + len(one).to_bytes(4, "big") + one),
+        "map": (key + key, time + value),
+        "timers": (key + time, b""),
+    }
+
+    def read_rows(kind: str, entry_key: bytes, data: bytes) -> None:
+        store = MemoryStore(StoreName("s"), outbox, is_new=True)
+        rows = StoredRows(store, keys, kinds[kind], has_values=True)
+        for row in rows.rows(entry_key, data):
+            repr(row)
 
     def read_registry(data: bytes) -> None:
         store = MemoryStore(StoreName("s"), outbox, is_new=True)
@@ -706,14 +798,34 @@ def spark_decoders(outbox: Path) -> Sequence[Decoder]:
         Outbox(outbox).pending()
 
     return [
-        Decoder("request to a container", decode_request, [encode(hand_over), encode(restore)]),
+        Decoder(
+            "request to a container", decode_request, [encode(submit_versions), encode(restore)]
+        ),
         Decoder("answer of a container", decode_answer, [encode(Done(version="3_00000000"))]),
-        Decoder("entry of an outbox", read_outbox, [encode(hand_over)]),
+        Decoder("entry of an outbox", read_outbox, [encode(submit_versions)]),
         Decoder("spec of a container", ContainerSpec.decode, [msgspec.json.encode(spec)]),
         Decoder("registry of variables", read_registry, [registry]),
         Decoder("stored value", values.decode, [value]),
         Decoder("stored list", values.decode_list, [b"\xdd\x00\x00\x00\x01" + value]),
-        Decoder("stored key", keys.decode, [keys.encode(("x", 3, None, None, None))]),
+        Decoder("stored key", keys.decode, [key, keys.encode(("x", 3, None, None, None, NOW))]),
+        Decoder(
+            "value of an older schema", evolved.decode, [evolved.encode((1, "x", None, None, None))]
+        ),
+        Decoder("list of an older schema", evolved.decode_list, [evolved.header + one]),
+        *(
+            Decoder(f"entry of {kind}", partial(read_rows, kind, of), [data])
+            for kind, (of, data) in entries.items()
+        ),
+        *(
+            Decoder(f"key of {kind}", partial(read_rows, kind, data=data), [of])
+            for kind, (of, data) in entries.items()
+        ),
+        Decoder(
+            "token of a batch",
+            partial(decode_token, where="x"),
+            [encode_token(BatchToken("uid", "query", 1, 2))],
+        ),
+        Decoder("greeting", decode_greeting, [encode(Hello(nonce="a"))]),
         Decoder(
             "offsets of a source",
             lambda data: (topic_offsets(text_of(data)), stands_apart(text_of(data))),

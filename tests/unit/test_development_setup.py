@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import tomllib
+from collections import Counter
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +40,7 @@ def bootstrap(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_java_is_not_installed_unasked_and_the_remedy_is_told(
+def test_java_is_not_installed_unasked_and_the_remedy_is_printed(
     bootstrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
@@ -129,3 +130,9 @@ def test_a_database_that_knows_no_package_counts_as_none() -> None:
     assert answers_of(json.dumps({"dependencies": [unknown]})) is None
     answers = answers_of(json.dumps({"dependencies": [unknown, weak]}))
     assert answers == (["advisory: b 1 X-1"], ["a"])
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest imports them by their names alone, and a run of all of them would end at the second."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [name for name, count in Counter(names).items() if count > 1] == []

@@ -40,6 +40,13 @@ def test_what_a_job_holds_and_asks_for_does_not_grow() -> None:
         assert getattr(marks[-1], name) == pytest.approx(getattr(marks[3], name), rel=0.1), name
 
 
+@pytest.mark.slow
+def test_a_pin_keeps_its_commit_and_not_the_log() -> None:
+    marks = measured(AgeingJob, 1, "pin", 0, commits=400)
+    assert max(mark.log_records for mark in marks) < 1_100
+    assert max(mark.start_requests for mark in marks) < 1_200
+
+
 def test_a_task_in_plain_python_is_measured_with_its_indexes() -> None:
     marks = measured(AgeingTask, commits=16)
     assert marks[-1].index_kb > 0

@@ -1,14 +1,17 @@
 """README.md and the pages in docs/: every program, setting and command on them is tested."""
 
 import base64
+import inspect
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 from pages_kit import PAGES, ROOT, commands, printed, text_of
+from pyspark.sql import DataFrame
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -26,11 +29,16 @@ ON_SPARK = "tests/spark/test_pages_on_spark.py"
 README = "tests/spark/test_readme_on_spark.py"
 START = "tests/spark/test_start_page.py"
 MIGRATION = "tests/unit/cli/test_migration_page.py"
+MONITOR = "tests/unit/metrics/test_monitor_page.py"
+CHANGES = "tests/unit/cli/test_cli_state_changes.py"
 AFTER = "docs/how-to/after-the-operator.md"
 BACKEND = "docs/how-to/write-a-backend.md"
+DELTA = "tests/integration/test_delta_sink.py"
+KILLED = "tests/integration/test_killed_sinks.py"
 PROGRAMS = {
     "README.md": {("Use it", README)},
     "docs/start.md": {("A first job", START), ("Look at the state", START)},
+    "docs/how-to/rescale.md": {("A query on Spark", ON_SPARK)},
     "docs/how-to/read-state.md": {
         ("", README),
         ("Print it", README),
@@ -40,7 +48,26 @@ PROGRAMS = {
         ("As a DataFrame", ON_SPARK),
         ("A query without settings", ON_SPARK),
     },
-    "docs/how-to/operate.md": {("Watch", ON_SPARK)},
+    "docs/how-to/change-state.md": {
+        ("", CHANGES),
+        ("Put values", CHANGES),
+        ("Delete keys", CHANGES),
+    },
+    "docs/how-to/operate.md": {
+        ("Watch", ON_SPARK),
+        ("Find out what is wrong", "tests/spark/test_doctor.py"),
+    },
+    "docs/reference/metrics.md": {
+        ("On Spark: the query", "tests/spark/test_writer_and_query.py"),
+    },
+    "docs/how-to/monitor.md": {("OpenTelemetry", MONITOR), ("A listener of yours", MONITOR)},
+    "docs/how-to/import-from-spark.md": {("Import", ON_SPARK), ("Start it here", ON_SPARK)},
+    "docs/how-to/arrow.md": {
+        ("", ON_SPARK),
+        ("State", ON_SPARK),
+        ("Fewer rows in the shuffle", ON_SPARK),
+    },
+    AFTER: {("Another operator", "tests/spark/test_operators_in_a_row.py")},
     "docs/how-to/move-state.md": {
         ("In short, on Spark", README),
         ("A job to try it with", MIGRATION),
@@ -53,8 +80,11 @@ PROGRAMS = {
     },
     "docs/how-to/sinks.md": {
         ("A driver that was paused", ON_SPARK),
-        ("Upsert into a database", PARSED),
+        ("Upsert into a database", KILLED),
+        ("Large batches", KILLED),
         ("A directory for each batch", ON_SPARK),
+        ("Delta Lake", DELTA),
+        ("Kafka", KILLED),
     },
     "docs/coming-from/transform-with-state.md": {("", README)},
     "docs/coming-from/apply-in-pandas-with-state.md": {("", ON_SPARK), ("As a class", ON_SPARK)},
@@ -78,6 +108,30 @@ def test_it_is_known_what_runs_each_program_of_the_pages() -> None:
     for programs in PROGRAMS.values():
         for _, test in programs:
             assert (ROOT / test).is_file(), test
+
+
+RUN = {
+    "docs/start.md": START,
+    "docs/how-to/change-state.md": CHANGES,
+    "docs/how-to/choose-a-backend.md": ON_SPARK,
+    "docs/how-to/guard.md": "tests/unit/guard/test_guard_copies.py",
+    "docs/how-to/import-from-spark.md": ON_SPARK,
+    "docs/how-to/move-state.md": MIGRATION,
+    "docs/how-to/operate.md": ON_SPARK,
+    "docs/how-to/read-state.md": ON_SPARK,
+    "docs/how-to/rescale.md": ON_SPARK,
+    "docs/how-to/savepoints.md": ON_SPARK,
+}
+"""By page: the test that runs its commands."""
+
+
+def test_the_commands_of_the_pages_are_run_by_a_test() -> None:
+    with_commands = {
+        page for page in PAGES if any(line.startswith("statekeep ") for line in commands(page))
+    }
+    assert with_commands == RUN.keys()
+    for page, test in RUN.items():
+        assert Path(page).stem in text_of(test)
 
 
 SETTINGS = [
@@ -132,6 +186,7 @@ def test_every_other_command_of_the_pages_is_known_to_a_test() -> None:
         "python read.py",  # test_start_page.py
         "rm -r /tmp/first-job/local",  # test_start_page.py
         "python -m examples.kafka_consumer --servers broker-1:9092 --topic words --local-dir ./local",
+        "spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 job.py",  # the jars: DELTA
     }
 
 
@@ -144,6 +199,14 @@ ERRORS = re.findall(r"^\| `([^`]+)` \|", text_of("docs/how-to/troubleshoot.md"),
 @pytest.mark.parametrize("error", ERRORS)
 def test_the_code_raises_the_errors_that_people_look_for(error: str) -> None:
     assert error in CODE
+
+
+SAMZA = "docs/coming-from/samza.md"
+
+
+@pytest.mark.parametrize("name", re.findall(r"\| `((?:statekeep|sk)\.[\w.]+)`", text_of(SAMZA)))
+def test_what_samzas_names_are_called_here_is_there(name: str) -> None:
+    resolve_name(re.sub(r"^sk\.", "statekeep:", name))
 
 
 METRICS = [
@@ -183,11 +246,41 @@ def test_the_settings_that_pages_name_are_known(page: str, key: str) -> None:
         find_key(re.sub(r"<\w+>", "s1", key), page)
 
 
+_DEFAULT = re.compile(
+    r"`((?:job|task|stores|kafka|blob\.store|hdfs\.store|checkpoint)\.[a-z0-9.<>-]+)`"
+    r" \((a|two|\d[\d.]*)( (?:MiB|seconds|minutes?))?[);]"
+)
+_UNITS = {"": 1, " MiB": 1 << 20, " seconds": 1_000, " minute": 60_000, " minutes": 60_000}
+DEFAULTS = sorted(
+    {
+        (page, *found)
+        for page in PAGES
+        if page not in _OLDER
+        for found in _DEFAULT.findall(text_of(page))
+        if found[0] not in _NO_KEYS
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "key", "number", "unit"), DEFAULTS)
+def test_the_defaults_that_pages_name_are_right(
+    page: str, key: str, number: str, unit: str
+) -> None:
+    value = float({"a": "1", "two": "2"}.get(number, number)) * _UNITS[unit]
+    assert value == find_key(re.sub(r"<\w+>", "s1", key), page).key.default
+
+
 def test_the_page_lists_what_works_after_the_operator() -> None:
     rows = re.findall(
         r"^\| (?!works)[a-z ]+ \| (.*) \|$", text_of(AFTER).partition("##")[0], re.MULTILINE
     )
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == _STATELESS
+
+
+def test_what_works_after_the_operator_gives_a_frame_on_spark() -> None:
+    """What gives a column, such as `colRegex`, cannot be chained."""
+    kinds = {inspect.signature(getattr(DataFrame, name)).return_annotation for name in _STATELESS}
+    assert kinds == {"DataFrame"}
 
 
 @pytest.mark.parametrize("name", [*FILE_FORMATS, *_OTHERS])

@@ -25,6 +25,26 @@ def test_every_block_of_the_readme_is_run_by_a_test() -> None:
     assert [(heading, language) for heading, language, _ in printed("README.md")] == RUN
 
 
+def test_the_readme_fits_three_screens() -> None:
+    assert len(text_of("README.md").splitlines()) <= 3 * 36
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "docs/images").iterdir()))
+def test_a_picture_has_colours_for_light_and_dark_pages(name: str) -> None:
+    style = text_of(f"docs/images/{name}").partition("</style>")[0]
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    assert _coloured(light) == _coloured(dark) != set()
+    assert any(f"images/{name}" in text_of(page) for page in PAGES)
+
+
+def _coloured(style: str) -> set[str]:
+    """Return what has colours of its own, and which."""
+    found = re.findall(r"([.#\w ]+)\{([^{}]*)\}", style)
+    return {
+        f"{name} {what}" for name, rules in found for what in re.findall(r"(fill|stroke):#", rules)
+    }
+
+
 def test_the_extras_that_pages_install_are_those_of_the_package() -> None:
     named = re.findall(r"'\.\[([a-z0-9,]+)\]'", "".join(map(text_of, PAGES)))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,6 +52,9 @@ def test_the_extras_that_pages_install_are_those_of_the_package() -> None:
     assert {extra for names in named for extra in names.split(",")} < set(
         extras["optional-dependencies"]
     )
+    installs = [line for page in PAGES for line in commands(page) if line.startswith("pip ")]
+    # From a clone: no package index has a release yet.
+    assert [line for line in installs if not line.startswith("pip install '.[")] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -75,3 +75,4 @@ def test_the_table_has_a_reason_for_every_test_that_does_not_pass(suite: ModuleT
     table = suite.read_table(suite.TABLE.read_text())
     assert table
     assert all(table.values())
+    assert all(".test_" in pattern for pattern in table), "rows of another table of the page"

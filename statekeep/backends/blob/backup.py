@@ -9,14 +9,30 @@ from typing import Final
 
 from typing_extensions import override
 
-from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
-from statekeep.backends.blob.clean_up import UnfinishedLooks, delete_unreached
+from statekeep.backends.base import (
+    BackupContext,
+    CommitContext,
+    Snapshot,
+    StoreSnapshot,
+    TaskBackupManager,
+    take_snapshot,
+)
+from statekeep.backends.blob.clean_up import UnfinishedChecks, delete_unreached
 from statekeep.backends.blob.codec import Codec, stored_form
 from statekeep.backends.blob.content_writer import ContentWriter, Upload, WriterLimits, Written
-from statekeep.backends.blob.diff import DirDiff, LocalFile, diff_dirs
+from statekeep.backends.blob.diff import DirDiff, LocalDir, LocalFile, diff_dirs
 from statekeep.backends.blob.encoded_stream import Encoding
-from statekeep.backends.blob.image import file_metadata, read_image, read_sealed_file
+from statekeep.backends.blob.image import (
+    PackedDelta,
+    file_metadata,
+    merged_bytes,
+    pack_deltas,
+    read_image,
+    read_sealed_file,
+    sealed_files,
+)
 from statekeep.backends.blob.index import (
+    MAX_IMAGE_FILES,
     SCHEMA_VERSION,
     THIS_INDEX,
     DeltaBlob,
@@ -26,27 +42,22 @@ from statekeep.backends.blob.index import (
     SnapshotMetadata,
 )
 from statekeep.backends.blob.index_blobs import IndexBlobs
-from statekeep.backends.blob.local_deltas import (
-    PackedDelta,
-    changes_since,
-    merged_bytes,
-    pack_deltas,
-)
-from statekeep.backends.blob.names import TaskPrefix
-from statekeep.backends.blob.snapshot_policy import (
+from statekeep.backends.blob.settings import (
     MAX_ADDED_DELTAS,
     MAX_INDEX_DELTA_BYTES,
     SnapshotPolicy,
 )
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.fan_out import run_all
+from statekeep.backends.storage.names import TaskPrefix
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import (
     BackendClosedError,
     BlobNotFoundError,
     CheckpointCorruptError,
     KeyUnavailableError,
+    StateBackupError,
     UnknownFormatError,
 )
 from statekeep.fault_points import fault_point
@@ -65,6 +76,15 @@ class _Base:
 
     marker: Marker
     index: SnapshotIndex
+
+
+@dataclass(frozen=True, slots=True)
+class _BlobStoreSnapshot(StoreSnapshot):
+    """What a store sends; which of the two is only certain once the index of the base is here."""
+
+    image: LocalDir
+    deltas: Sequence[LocalFile] | None
+    """Of `StoreSnapshot.changes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +124,7 @@ class _Content:
         return sum(file.stored_bytes for file in self.new_files)
 
 
-class BlobBackupManager(TaskBackupManager):
+class BlobBackupManager(TaskBackupManager[_BlobStoreSnapshot]):
     """Backs up changes, and now and then files: content first, then the index, whose id is the marker.
 
     The base comes with each commit (R9), so that a failed or skipped commit cannot mislead the next
@@ -123,7 +143,7 @@ class BlobBackupManager(TaskBackupManager):
         policy: SnapshotPolicy,
         codec: Codec,
         limits: WriterLimits,
-        looks: UnfinishedLooks,
+        checks: UnfinishedChecks,
         new_uid: Callable[[], str],
     ) -> None:
         """Take what the backup needs; no I/O.
@@ -135,7 +155,7 @@ class BlobBackupManager(TaskBackupManager):
             policy: When files are uploaded instead of changes.
             codec: Compresses and encrypts.
             limits: Of memory and requests.
-            looks: Of the process.
+            checks: Of the process.
             new_uid: Draws lower-case hex that is never drawn again.
         """
         self._context = context
@@ -144,29 +164,31 @@ class BlobBackupManager(TaskBackupManager):
         self._policy = policy
         self._codec = codec
         self._limits = limits
-        self._looks = looks
+        self._checks = checks
         self._indexes = IndexBlobs(manager, codec, context.executor)
         self._new_uid = new_uid
         self._newest: dict[StoreName, tuple[Marker, SnapshotIndex]] = {}
         self._is_closed = False
 
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+    async def init(self) -> None:
         await self._manager.init()
 
     @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
-        self._context.commit(checkpoint_id)
-        return {}
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot[_BlobStoreSnapshot]:
+        commit, stores = self._context.commit(checkpoint_id), self._context.stores
+        taken = take_snapshot(commit, self._prefix.backend, stores).stores
+        return Snapshot({store: self._decide(commit, store, taken[store]) for store in stores})
 
     @override
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot[_BlobStoreSnapshot]
     ) -> Mapping[StoreName, Marker]:
         self._check_open()
-        commit = self._context.commit(checkpoint_id)
-        stores = self._context.stores
-        uploaded = await run_all(self._upload_store(commit, store) for store in stores)
+        commit, stores = self._context.commit(checkpoint_id), snapshot.stores
+        uploaded = await run_all(
+            self._upload_store(commit, store, taken) for store, taken in stores.items()
+        )
         return dict(zip(stores, uploaded, strict=True))
 
     @override
@@ -183,7 +205,7 @@ class BlobBackupManager(TaskBackupManager):
             self._prefix,
             markers,
             closed_attempts,
-            looks=self._looks,
+            checks=self._checks,
         )
 
     @override
@@ -208,11 +230,13 @@ class BlobBackupManager(TaskBackupManager):
         )
         return _StoreUpload(commit, store, upload, writer)
 
-    async def _upload_store(self, commit: CommitContext, store: StoreName) -> Marker:
+    async def _upload_store(
+        self, commit: CommitContext, store: StoreName, taken: _BlobStoreSnapshot
+    ) -> Marker:
         started_ns = self._context.clock.monotonic_ns()
         plan = await self._plan(commit, store)
         base = await self._load_base(plan)
-        content = await self._upload_content(plan, base)
+        content = await self._upload_content(plan, base, taken)
         index = self._make_index(plan, base, content)
         fault_point("upload.before_index")
         upload = plan.upload
@@ -240,21 +264,42 @@ class BlobBackupManager(TaskBackupManager):
         )
         return marker
 
-    async def _upload_content(self, plan: _StoreUpload, base: _Base | None) -> _Content:
-        version, store = plan.commit.version, plan.store
-        image = await self._context.executor.run(read_image, version, store)
-        diff = diff_dirs(image, base.index.dir_index if base else None)
-        if base is None or plan.commit.base_version is None:
-            return await self._upload_image(plan, diff)
-        changes = changes_since(version, store, plan.commit.base_version)
-        if changes is None or self._policy.is_image_due(
-            base.index,
+    def _decide(
+        self, commit: CommitContext, store: StoreName, taken: StoreSnapshot
+    ) -> _BlobStoreSnapshot:
+        """Say what goes up, by the index of the base where it is remembered."""
+        file_count = len(commit.version.store_files(store))
+        if file_count > MAX_IMAGE_FILES:
+            raise StateBackupError(
+                f"store has more files than a restore would read: store={store} files={file_count} "
+                f"max_files={MAX_IMAGE_FILES}"
+            )
+        image, deltas = read_image(commit.version, store), taken.changes
+        sealed = None if deltas is None else sealed_files(commit.version, deltas)
+        known = self._newest.get(store)
+        marker = commit.base.markers_of(self._prefix.backend).get(store) if commit.base else None
+        index = known[1] if known is not None and known[0] == marker else None
+        diff = diff_dirs(image, index.dir_index if index else None)
+        is_full = sealed is None or (index is not None and self._is_full(index, diff, sealed))
+        sizes = [file.size for file in (diff.added_files() if is_full else sealed or ())]
+        return _BlobStoreSnapshot(deltas, len(sizes), sum(sizes), image, sealed)
+
+    def _is_full(self, base: SnapshotIndex, diff: DirDiff, deltas: Sequence[LocalFile]) -> bool:
+        return self._policy.is_image_due(
+            base,
             new_file_bytes=sum(file.size for file in diff.added_files()),
-            new_delta_bytes=sum(file.size for file in changes),
-            new_deltas=len(changes),
-        ):
+            new_delta_bytes=sum(file.size for file in deltas),
+            new_deltas=len(deltas),
+        )
+
+    async def _upload_content(
+        self, plan: _StoreUpload, base: _Base | None, taken: _BlobStoreSnapshot
+    ) -> _Content:
+        diff = diff_dirs(taken.image, base.index.dir_index if base else None)
+        deltas = taken.deltas
+        if base is None or deltas is None or self._is_full(base.index, diff, deltas):
             return await self._upload_image(plan, diff)
-        return await self._upload_changes(plan, base.index, changes)
+        return await self._upload_changes(plan, base.index, deltas)
 
     async def _load_base(self, plan: _StoreUpload) -> _Base | None:
         """Return the base of an increment by R9; None where the upload must be full.
@@ -299,7 +344,7 @@ class BlobBackupManager(TaskBackupManager):
     async def _find_index(self, store: StoreName, marker: Marker) -> SnapshotIndex:
         """Return the index of a base: as it is remembered, or as it is stored where a full one is due.
 
-        So an index that somebody has lost is missed before many commits build on it.
+        So a lost index is missed before many commits build on it.
         """
         known = self._newest.get(store)
         if known is None or known[0] != marker or known[1].added_deltas >= MAX_ADDED_DELTAS:
@@ -309,7 +354,7 @@ class BlobBackupManager(TaskBackupManager):
     def _is_own(self, index: SnapshotIndex, marker: Marker, store: StoreName) -> bool:
         """Return whether an index and all its blobs lie under this store's own prefix.
 
-        Blobs elsewhere may be deleted by somebody else: no increment builds on them.
+        Blobs elsewhere may be deleted by others: no increment builds on them.
         """
         own = f"/{self._prefix.store(store)}"
         return all(own in f"/{blob_id}" for blob_id in {marker, *index.blob_ids()})

@@ -1,4 +1,4 @@
-"""Deleting blobs that nothing reaches, safely, whoever does it and however late (R8).
+"""Deletes blobs that nothing reaches; safe for any process, however late (R8).
 
 Deleted is a blob that (1) an attempt made which is not newer than the newest one that the job log
 has closed, and (2) no index of a retained commit names. Attempts are begun one after the other and
@@ -15,7 +15,7 @@ process that knows nothing of them. It never deletes what a commit later than p 
     index is either the base's own or reached by the base. So nothing is reached but by c's index and
     its full one.
 
-    * Its own attempt is not closed at p: a void attempt never completes, and an attempt that is
+    * Its own attempt is not closed at p: an aborted attempt never completes, and an attempt that is
       released has committed before its release. It is newer than all that are closed at p: it is
       open at p or begun later, and was begun after each of them had ended. So (1) spares these
       blobs.
@@ -40,9 +40,10 @@ from typing_extensions import override
 
 from statekeep.backends.base import GarbageCollector, GarbageScope
 from statekeep.backends.blob.index_blobs import IndexBlobs
-from statekeep.backends.blob.names import TaskPrefix, attempt_of, backend_prefix, is_index
+from statekeep.backends.blob.names import attempt_of, is_index
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
+from statekeep.backends.storage.names import TaskPrefix, backend_prefix
 from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.fault_points import fault_point
 
@@ -51,7 +52,7 @@ logger = logging.getLogger(__name__)
 CLEAN_UPS_A_LOOK: Final = 16
 
 
-class UnfinishedLooks:
+class UnfinishedChecks:
     """Says which clean-ups of a process look for what puts that never ended have left.
 
     Only a process that was killed leaves any, and a look costs as much as the listing of the blobs.
@@ -73,7 +74,7 @@ async def delete_unreached(
     retained: Iterable[Marker],
     closed_attempts: Sequence[tuple[int, int]],
     *,
-    looks: UnfinishedLooks,
+    checks: UnfinishedChecks,
 ) -> None:
     """Delete the blobs of closed and of older attempts that no retained index names.
 
@@ -87,7 +88,7 @@ async def delete_unreached(
         prefix: Of the task; nothing outside it is touched.
         retained: The markers of all commits that are not released.
         closed_attempts: (epoch, attempt) that never complete or are never restored.
-        looks: Of the process.
+        checks: Of the process.
 
     Raises:
         BlobNotFoundError: A retained index is gone, lost or released and deleted since the view was
@@ -100,7 +101,7 @@ async def delete_unreached(
     if not closed_attempts:
         return
     newest = max(closed_attempts)
-    if looks.is_due(str(prefix)):
+    if checks.is_due(str(prefix)):
         await manager.remove_unfinished(str(prefix), lambda name: _is_made_until(name, newest))
     candidates = await _made_until(manager, str(prefix), newest)
     if not candidates:

@@ -12,8 +12,8 @@ from statekeep.backends.blob.encoded_stream import (
     StreamDecoder,
     StreamEncoder,
 )
-from statekeep.backends.blob.encryption_keys import OLDER_HINT, EncryptionKey, KeyProvider
 from statekeep.backends.blob.index import SnapshotIndex, StoredForm
+from statekeep.backends.encryption_keys import OLDER_HINT, EncryptionKey, KeyProvider
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.config.values import BlobCompression
 from statekeep.errors import CheckpointCorruptError, KeyUnavailableError
@@ -84,7 +84,7 @@ class Codec:
         return self._settings.of(store)[1]
 
     def check_index_form(self, store: StoreName, version: int, where: str) -> None:
-        """Refuse an index that anybody could have put there.
+        """Refuse an index that is not authenticated.
 
         Args:
             store: The store that it stands for.

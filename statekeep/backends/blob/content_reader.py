@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.bounded import run_bounded
 from statekeep.backends.blob.codec import Codec, at_most
 from statekeep.backends.blob.encoded_stream import most_stored_bytes
 from statekeep.backends.blob.image import DigestRun
@@ -24,7 +23,7 @@ from statekeep.backends.blob.restored_file import (
     write_small_file,
 )
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import run_all
+from statekeep.backends.fan_out import run_all, run_bounded
 from statekeep.backends.pacing import ByteBudget
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
@@ -79,7 +78,7 @@ class ContentReader:
             executor: For everything that blocks.
             codec: Decodes.
             buffers: Of the container.
-            on_bytes: Told of restored bytes, on the loop; each byte of a file once.
+            on_bytes: Called with restored bytes, on the loop; each byte of a file once.
         """
         self._manager = manager
         self._executor = executor
@@ -280,7 +279,7 @@ def _cut(pack: Sequence[Target]) -> Iterator[Sequence[Target]]:
 
 
 def _ends(target: Target, blobs: Sequence[FileBlob]) -> Sequence[int]:
-    """Return where in a file the stretch of each blob ends.
+    """Return where in a file the range of each blob ends.
 
     Args:
         target: The file.

@@ -231,7 +231,7 @@ class ContentWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch of a file."""
+    """A range of a file."""
 
     start: int
     size: int

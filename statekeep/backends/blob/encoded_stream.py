@@ -2,7 +2,7 @@
 
 ``docs/reference/formats.md`` has the layout. A stream may be cut between any two frames and stored in several
 blobs. What is encrypted cannot be changed, cut off, repeated, put into another order or taken from
-another place unseen:
+another file unseen:
 
 - Each stream has a key of its own, derived (HKDF-SHA256) from the key of the provider, 32 random
   bytes, the header, and the place that the stream is stored at: the job, its log's uid, the backend,
@@ -16,14 +16,17 @@ Reyhanitabar, Rogaway, Vizar 2015), with a header of our own.
 
 import struct
 import zlib
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 
-from statekeep.backends.blob.encryption_keys import EncryptionKey
+from statekeep.backends.encryption_keys import (
+    EncryptionKey,
+    explained_missing_cryptography,
+    key_check_of,
+)
 from statekeep.checkpoint.decoding import decode_json
 from statekeep.config.values import BlobCompression
 from statekeep.errors import (
@@ -40,7 +43,7 @@ FORMAT_VERSION: Final = 2
 is still of version 1."""
 SALT_BYTES: Final = 32
 FRAME_BYTES: Final = 1 << 20
-"""Raw bytes of every frame but the last: what a reader believes before it has checked anything."""
+"""Raw bytes of every frame but the last: what a reader accepts before it has checked anything."""
 
 MAGIC: Final = b"SKSTREAM"
 _START: Final = struct.Struct("<8sII")
@@ -85,7 +88,7 @@ _header_decoder: Final = msgspec.json.Decoder(_Header)
 
 
 class _Cipher(Protocol):
-    """`statekeep.backends.blob.frame_cipher.FrameCipher`, which is there only where it is needed."""
+    """`statekeep.backends.frame_cipher.FrameCipher`, which is there only where it is needed."""
 
     def encrypt(self, number: int, data: bytes, head: bytes) -> bytes: ...
 
@@ -320,36 +323,12 @@ def place_of_version_1(place: str) -> str:
 
 
 def _cipher(key: EncryptionKey, salt: bytes, start: bytes, place: str, version: int) -> _Cipher:
-    with cryptography_told():
-        from statekeep.backends.blob.frame_cipher import (  # noqa: PLC0415  # it needs the package
+    with explained_missing_cryptography():
+        from statekeep.backends.frame_cipher import (  # noqa: PLC0415  # it needs the package
             FrameCipher,
         )
 
     return FrameCipher(key, salt, start, place, version)
-
-
-def key_check_of(key: EncryptionKey) -> str:
-    """Return hex that two keys do not share, whatever their ids; blocks shortly.
-
-    Raises:
-        ConfigError: A library is not installed.
-    """
-    with cryptography_told():
-        from statekeep.backends.blob.frame_cipher import (  # noqa: PLC0415  # as above
-            key_check,
-        )
-
-    return key_check(key)
-
-
-@contextmanager
-def cryptography_told() -> Generator[None]:
-    """Say what to install where the library is not there."""
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        msg = f"blobs are encrypted by a package that is not installed: package={exc.name}"
-        raise ConfigError(msg, hint="pip install 'statekeep[encryption]'") from exc
 
 
 def _zstd() -> ZstdCodec:

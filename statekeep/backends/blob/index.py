@@ -30,6 +30,9 @@ SCHEMA_VERSION: Final = 4
 """What this code writes, and the newest that it reads: 3 knew neither additions nor deltas within an
 index, 2 neither ranges nor stored forms, 1 no deltas, 0 stands for an index of Samza's own."""
 
+MAX_IMAGE_FILES: Final = 32_768
+"""Of one store: 2 TB in SST files of 64 MiB. A restore takes some 0.2 ms for each, whatever is in it."""
+
 THIS_INDEX: Final = "."
 """Stands for the id of the blob that an index is written to, which holds the index's digest."""
 
@@ -77,13 +80,13 @@ class BlobRange(_IndexPart, frozen=True, kw_only=True):
 
 
 class FileBlob(_IndexPart, frozen=True, kw_only=True):
-    """One blob, or a range of one, that holds a stretch of a file."""
+    """One blob, or a range of one, that holds a range of a file."""
 
     blob_id: str
     offset: int
-    """Where in the file the stretch begins, in bytes."""
+    """Where in the file the range begins, in bytes."""
     range: BlobRange | None = None
-    """Where in the blob it is stored; None: the blob is the stretch, as it is."""
+    """Where in the blob it is stored; None: the blob is the range, as it is."""
 
     def __post_init__(self) -> None:
         _check(bool(self.blob_id.strip()), "blob id is blank")
@@ -170,10 +173,12 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
         """Check what holds of the whole tree below a root, in one pass.
 
         Raises:
-            ValueError: A blob is both present and removed, or a path is longer than any.
+            ValueError: A blob is both present and removed, a path is longer than any, or the files
+                are more than any.
         """
         present: set[FileBlob] = set()
         removed: set[FileBlob] = set()
+        count = 0
         waiting = [_Visit(self, 0, 0, present)]
         while waiting:
             visit = waiting.pop()
@@ -184,6 +189,8 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
             )
             is_path = path_bytes + longest <= _MAX_PATH_BYTES and depth <= _MAX_DEPTH
             _check(is_path, f"path is too long or too deep: dir={directory.dir_name!r}")
+            count += len(directory.files_present)
+            _check(count <= MAX_IMAGE_FILES, f"more files than {MAX_IMAGE_FILES}")
             for file in directory.files_present:
                 visit.blobs.update(file.blobs)
             waiting += [

@@ -1,12 +1,15 @@
 """Reading and writing snapshot indexes as blobs."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
 
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.blob.codec import Codec, is_stream
-from statekeep.backends.blob.encoded_stream import Encoding, key_check_of
+from statekeep.backends.blob.encoded_stream import Encoding
 from statekeep.backends.blob.index import (
     DeltaBlob,
+    DirIndex,
+    FileBlob,
     IndexAddition,
     SnapshotIndex,
     decode_index,
@@ -14,7 +17,6 @@ from statekeep.backends.blob.index import (
 )
 from statekeep.backends.blob.names import (
     INDEX_PAYLOAD_NAME,
-    TaskPrefix,
     index_blob_name,
     index_digest,
     index_place,
@@ -26,6 +28,9 @@ from statekeep.backends.blob_store import (
     BlobMetadata,
     BlobStoreManager,
 )
+from statekeep.backends.encryption_keys import key_check_of
+from statekeep.backends.optional_powers import SnapshotNode
+from statekeep.backends.storage.names import TaskPrefix
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, StateBackupError
@@ -179,14 +184,14 @@ def check_bound(
         marker: Of the commit.
         prefix: The task's, by its job, uid, backend and operator.
         store: The store that is restored.
-        version: What the commit says that the snapshot is of; None where nobody said.
+        version: What the commit says that the snapshot is of; None where it does not say.
 
     Raises:
         CheckpointCorruptError: It is another job's, task's, store's or version's.
     """
     if not is_below(marker, prefix.store(store)):
         raise CheckpointCorruptError(
-            f"snapshot index is of another place: prefix={prefix.store(store)} blob_id={marker}"
+            f"snapshot index is of another store: prefix={prefix.store(store)} blob_id={marker}"
         )
     found = index.snapshot_metadata.job_name
     if found != prefix.task.job_name:
@@ -199,3 +204,41 @@ def check_bound(
             f"snapshot index is of another version than the commit: version={version} "
             f"index_version={index.version} blob_id={marker}"
         )
+
+
+def describe_index(marker: Marker, index: SnapshotIndex) -> Sequence[SnapshotNode]:
+    """Return the image with its files, and the deltas after it."""
+    nodes = [
+        SnapshotNode(
+            "image",
+            index.image_bytes(),
+            {"version": str(index.image_version or index.version)},
+            tuple(_files(index.dir_index, "")),
+        )
+    ]
+    if index.deltas:
+        deltas = tuple(
+            SnapshotNode(f"{delta.parent} to {delta.version}", delta.size, {"blob": delta.blob_id})
+            for delta in index.deltas
+        )
+        nodes.append(
+            SnapshotNode("deltas", index.delta_bytes(), {"version": str(index.version)}, deltas)
+        )
+    base = index.prev_snapshot_index_blob_id
+    facts = {"marker": marker, "base": base} if base else {"marker": marker}
+    return [SnapshotNode("index", None, facts), *nodes]
+
+
+def _files(directory: DirIndex, prefix: str) -> Iterator[SnapshotNode]:
+    for file in directory.files_present:
+        blobs = [_range_of(blob) for blob in file.blobs]
+        yield SnapshotNode(f"{prefix}{file.file_name}", file.size, {"blobs": blobs})
+    for below in directory.sub_dirs_present:
+        yield from _files(below, f"{prefix}{below.dir_name}/")
+
+
+def _range_of(blob: FileBlob) -> str:
+    """Return where a range lies; in a packed blob with its range of bytes."""
+    if blob.range is None:
+        return blob.blob_id
+    return f"{blob.blob_id}[{blob.range.start}:{blob.range.start + blob.range.size}]"

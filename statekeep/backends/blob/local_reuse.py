@@ -53,7 +53,7 @@ def link_equal_file(
         candidates: Files that may be equal.
         file: What they are compared with.
         target: Does not exist yet.
-        is_cancelled: Ends it before the next candidate: nobody waits for the file any more.
+        is_cancelled: Ends it before the next candidate; for a file that is no longer needed.
 
     Returns:
         Whether ``target`` is there now. False also where the candidate was swept meanwhile or lies

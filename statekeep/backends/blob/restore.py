@@ -13,18 +13,17 @@ from pathlib import Path
 from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
-from statekeep.backends.blob.apply_deltas import DeltaLoad, FetchedDelta
-from statekeep.backends.blob.bounded import run_bounded
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_reader import ContentReader, Target
 from statekeep.backends.blob.index import DeltaBlob, DirIndex, FileIndex, SnapshotIndex
 from statekeep.backends.blob.index_blobs import IndexBlobs, check_bound, check_owner
 from statekeep.backends.blob.local_reuse import LocalCopies, clone_newest, link_equal_file
-from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.blob.restored_file import DeltaLoad, FetchedDelta
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import run_all
+from statekeep.backends.fan_out import run_all, run_bounded
 from statekeep.backends.pacing import ByteBudget
 from statekeep.backends.run_to_end import run_to_early_end, run_to_end
+from statekeep.backends.storage.names import TaskPrefix
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError
 

@@ -11,8 +11,14 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
-from statekeep.backends.blob.names import TaskPrefix
+from statekeep.backends.base import (
+    BackupContext,
+    CommitContext,
+    Snapshot,
+    StoreSnapshot,
+    TaskBackupManager,
+    take_snapshot,
+)
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.hdfs.clean_up import delete_unreached
@@ -42,9 +48,10 @@ from statekeep.backends.hdfs.store_files import (
     changed_bytes_of,
 )
 from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.storage.names import TaskPrefix
 from statekeep.backends.wrappers import KeptBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import (
     BackendClosedError,
@@ -173,22 +180,23 @@ class HdfsBackupManager(TaskBackupManager):
         self._is_closed = False
 
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+    async def init(self) -> None:
         await self._manager.init()
 
     @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
-        self._context.commit(checkpoint_id)
-        return {}
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot:
+        commit = self._context.commit(checkpoint_id)
+        return take_snapshot(commit, self._prefix.backend, self._context.stores)
 
     @override
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot
     ) -> Mapping[StoreName, Marker]:
         self._check_open()
-        commit = self._context.commit(checkpoint_id)
-        stores = self._context.stores
-        uploaded = await run_all(self._upload_store(self._begin(commit, store)) for store in stores)
+        commit, stores = self._context.commit(checkpoint_id), snapshot.stores
+        uploaded = await run_all(
+            self._upload_store(self._begin(commit, store), taken) for store, taken in stores.items()
+        )
         return dict(zip(stores, uploaded, strict=True))
 
     @override
@@ -226,7 +234,7 @@ class HdfsBackupManager(TaskBackupManager):
             executor=self._context.executor,
             checked=self._upkeep.checked,
         )
-        return sorted(kept.condemned)
+        return sorted(kept.to_delete)
 
     async def finish_snapshots(self) -> None:
         """Wait until every snapshot that was begun has ended, well or not."""
@@ -256,9 +264,9 @@ class HdfsBackupManager(TaskBackupManager):
         file_id = new_file_id(batch, commit.epoch, commit.attempt, self._new_uid())
         return _StoreUpload(commit, store, file_id)
 
-    async def _upload_store(self, upload: _StoreUpload) -> Marker:
+    async def _upload_store(self, upload: _StoreUpload, taken: StoreSnapshot) -> Marker:
         started_ns = self._context.clock.monotonic_ns()
-        increment = await self._find_increment(upload)
+        increment = await self._find_increment(upload, taken)
         if increment is None:
             written, kind = await self._upload_snapshot(upload), FileKind.SNAPSHOT
         else:
@@ -280,19 +288,21 @@ class HdfsBackupManager(TaskBackupManager):
         digest = FileDigest(kind, written.sha256)
         return UploadMarker(self._files_of(upload.store).prefix, upload.file_id, digest).encode()
 
-    async def _find_increment(self, upload: _StoreUpload) -> _Increment | None:
+    async def _find_increment(
+        self, upload: _StoreUpload, taken: StoreSnapshot
+    ) -> _Increment | None:
         """Return what leads from the base to the version; None where the upload must be full."""
         commit, store = upload.commit, upload.store
-        if commit.base is None or commit.base_version is None:
+        changes = taken.changes
+        if changes is None or commit.base is None:
             return None
-        marker = commit.base.markers_of(self._prefix.backend).get(store)
-        changes = commit.version.changes_since(store, commit.base_version)
-        if marker is None or changes is None or SparkStart.parse(marker) is not None:
+        marker = commit.base.markers_of(self._prefix.backend)[store]
+        if SparkStart.parse(marker) is not None:
             return None
         files = self._files_of(store)
         try:
             base = UploadMarker.parse(marker)
-            # What lies elsewhere may be deleted by somebody else, and what has no digest may have
+            # What lies elsewhere may be deleted by others, and what has no digest may have
             # been changed.
             if base.prefix != files.prefix or base.file is None:
                 return None
@@ -313,8 +323,7 @@ class HdfsBackupManager(TaskBackupManager):
             return None
         if newest.version != str(commit.base_version) or self._is_due_at_once(store, plan):
             return None
-        sizes = await self._context.executor.run(_sizes, changes)
-        changed_bytes = changed_bytes_of(newest) + sizes
+        changed_bytes = changed_bytes_of(newest) + taken.bytes
         return _Increment(
             plan,
             base.file.sha256,
@@ -418,12 +427,8 @@ class HdfsBackupManager(TaskBackupManager):
             )
 
     def _remember(self, upload: _StoreUpload, written: WrittenFile) -> None:
-        """Keep the digests of the newest snapshots: an upload may be void, and an older one needed."""
+        """Keep the digests of the newest snapshots: an upload may be aborted, and an older one needed."""
         late = self._late.setdefault(upload.store, {})
         late[upload.file_id] = written.sha256
         while len(late) > _LATE_SNAPSHOTS:
             del late[next(iter(late))]
-
-
-def _sizes(paths: Sequence[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)

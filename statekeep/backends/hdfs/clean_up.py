@@ -1,4 +1,4 @@
-"""Deleting files of a task by lineage, safely, whoever does it and however late (R8).
+"""Deletes files of a task by lineage; safe for any process, however late (R8).
 
 Deleted is a file that (1) an attempt made which is not newer than the newest one that the job log
 has closed, and (2) no load of a retained commit reads. The argument of
@@ -17,13 +17,13 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.names import TaskPrefix
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.fan_out import most_telling, run_all
 from statekeep.backends.hdfs.lineage import LoadPlan
 from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker, attempt_of
 from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import StoreFiles, check_digest
+from statekeep.backends.storage.names import TaskPrefix
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.escaping import is_escaped, unescape_name
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, StateBackupError

@@ -10,7 +10,7 @@ from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.block_codec import BlockCodec
 from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter

@@ -5,9 +5,9 @@
     <place>/<store>/<batch>_<uid>.delta       changes since the file that its lineage names first
     <place>/<store>/<batch>_<uid>.snapshot    the whole content
 
-``<place>`` is as for blobs (`statekeep.backends.blob.names`). The uid is drawn by each upload: 8
-digits each of epoch and attempt, then 16 at random, all hex. Two files of one batch are told apart
-by it alone, and no name is ever used twice.
+``<place>`` is as for blobs (`statekeep.backends.storage.names`). Each upload draws a uid: 8
+hex digits each of epoch and attempt, then 16 random ones. Only the uid distinguishes two files of
+one batch, and no name is ever used twice.
 """
 
 import re

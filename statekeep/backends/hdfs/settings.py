@@ -1,41 +1,26 @@
-"""The settings of an HDFS backend: when snapshots are made, and the place as of any blob backend."""
+"""The settings of an HDFS backend: when snapshots are made, and the storage as of any blob backend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
-from statekeep.config import hdfs_keys
-from statekeep.config.key import Key
+from statekeep.config.backend_section import BackendSection
+from statekeep.config.hdfs_settings import HDFS_PREFIX, HdfsStoreSettings
+from statekeep.config.key import keys_of
 from statekeep.errors import ConfigError
-
-T = TypeVar("T")
 
 _TIMES_MIN_DELTAS: Final = 4
 _MIN_DELTAS_BEFORE_WAIT: Final = 64
 
-DEFAULTS_PREFIX: Final = "hdfs.store"
-"""What stands before these names in the settings of all HDFS backends."""
-
-_OWN: Final[tuple[Key[object], ...]] = (
-    hdfs_keys.MIN_DELTAS_FOR_SNAPSHOT,
-    hdfs_keys.MAX_DELTA_BYTES,
-    hdfs_keys.COMPRESSION,
-)
+DEFAULTS_PREFIX: Final = HDFS_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
-class HdfsSettings:
+class HdfsSettings(HdfsStoreSettings):
     """One HDFS backend, checked."""
 
-    min_deltas_for_snapshot: int
-    """A snapshot is due when a lineage has so many deltas since the last one."""
-    max_delta_bytes: int
-    """It is also due when those deltas have so many bytes before compression."""
-    compression: str
-    """Name of a codec of `statekeep.stores.block_codec`."""
-    place: Mapping[str, str] = field(repr=False)
-    """What is left: the settings of a blob backend, ``uri``, ``retry.policy.*`` and so on. May hold
-    secrets."""
+    storage: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """What a blob backend reads: ``uri``, ``retry.policy.*`` and so on. May hold secrets."""
 
     @property
     def deltas_before_wait(self) -> int:
@@ -51,37 +36,16 @@ class HdfsSettings:
             settings: Its settings, without ``backends.<name>.`` or ``hdfs.store.``.
 
         Raises:
-            ConfigError: A setting is of the wrong type, or there is no place.
+            ConfigError: A setting is of the wrong type, or there is no location.
         """
-        own = {_short(key) for key in _OWN}
-        place = {name: value for name, value in settings.items() if name not in own}
-        if "uri" not in place:
+        section = BackendSection("hdfs", backend, DEFAULTS_PREFIX, settings)
+        keys = keys_of(HdfsStoreSettings)
+        if "uri" not in settings:
             raise ConfigError(
-                f"hdfs backend has no place: backend={backend}",
+                f"hdfs backend has no location: backend={backend}",
                 key=f"backends.{backend}.uri",
-                hint=f"set {hdfs_keys.URI.name}, such as hdfs://namenode:8020/backup/path",
+                hint=f"set {keys['uri'].name}, such as hdfs://namenode:8020/backup/path",
             )
-        return cls(
-            min_deltas_for_snapshot=_read(backend, settings, hdfs_keys.MIN_DELTAS_FOR_SNAPSHOT),
-            max_delta_bytes=_read(backend, settings, hdfs_keys.MAX_DELTA_BYTES),
-            compression=_read(backend, settings, hdfs_keys.COMPRESSION),
-            place=place,
-        )
-
-
-def _read(backend: str, settings: Mapping[str, str], key: Key[T]) -> T:
-    name = _short(key)
-    text = settings.get(name)
-    if text is None:
-        return key.default
-    try:
-        return key.type.parse(text)
-    except ValueError as exc:
-        raise ConfigError(
-            f"{name} must be {key.type.requirement}: backend={backend} value={text!r}",
-            key=f"backends.{backend}.{name}",
-        ) from exc
-
-
-def _short(key: Key[object]) -> str:
-    return key.name.removeprefix(f"{DEFAULTS_PREFIX}.")
+        own = {section.short(key) for name, key in keys.items() if name != "uri"}
+        storage = {name: value for name, value in settings.items() if name not in own}
+        return section.fill(cls, storage=storage)

@@ -7,16 +7,20 @@ no unique ids: version n is the newest snapshot up to n and every delta after it
 Source: Spark 4.3 ``HDFSBackedStateStoreProvider``, lz4-java ``LZ4BlockOutputStream``.
 """
 
+import os
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import xxhash
 
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
+from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change
+from statekeep.stores.local_files import explained_errors, sync_directory
 
 _MAGIC: Final = b"LZ4Block"
 _BLOCK: Final = struct.Struct("<BiiI")
@@ -74,7 +78,7 @@ def read_spark_file(file: BinaryIO, *, where: str, may_delete: bool) -> Iterator
     Raises:
         CheckpointCorruptError: Truncated or damaged, here or further on.
     """
-    stream = _BlockReader(file, where)
+    stream = BlockReader(file, where)
     while (key_bytes := stream.read_size()) != _END:
         if key_bytes < 0:
             msg = f"a key size is below 0: {where} bytes={key_bytes}"
@@ -103,19 +107,30 @@ def write_spark_file(entries: Iterable[Change], file: BinaryIO) -> None:
     file.write(_MAGIC + _BLOCK.pack(_METHOD_RAW | _LEVEL, 0, 0, 0))
 
 
-class _BlockReader:
-    """The bytes inside the blocks of a file."""
+class BlockReader:
+    """The bytes inside the blocks of a file.
+
+    Its methods raise `CheckpointCorruptError` where the file is truncated or damaged.
+    """
 
     def __init__(self, file: BinaryIO, where: str) -> None:
+        """Take a file at its beginning.
+
+        Args:
+            file: The bytes as they are on disk.
+            where: Named in errors.
+        """
         self._file = file
         self._where = where
         self._waiting = b""
         self._offset = 0
 
     def read_size(self) -> int:
+        """Return the next four bytes as a number."""
         return int(_SIZE.unpack(self.read(_SIZE.size))[0])
 
     def read(self, size: int) -> bytes:
+        """Return the next bytes."""
         if self._offset + size > len(self._waiting):
             parts = [self._waiting[self._offset :]]
             missing = size - len(parts[0])
@@ -126,14 +141,23 @@ class _BlockReader:
         start, self._offset = self._offset, self._offset + size
         return self._waiting[start : self._offset]
 
-    def _next_block(self) -> bytes:
+    def read_to_end(self) -> None:
+        """Read all blocks, up to the empty one at the end."""
+        while self._next_block(may_end=True):
+            pass
+
+    def _next_block(self, *, may_end: bool = False) -> bytes:
         head = self._file.read(len(_MAGIC) + _BLOCK.size)
         if len(head) < len(_MAGIC) + _BLOCK.size or not head.startswith(_MAGIC):
             raise self._corrupt("truncated, or no LZ4 blocks")
         token, stored_bytes, raw_bytes, checksum = _BLOCK.unpack_from(head, len(_MAGIC))
+        if token & 0xF0 not in {_METHOD_RAW, _METHOD_LZ4}:
+            raise self._corrupt(f"a block is of an unknown method, token={token}")
         most_bytes = 1 << (_SMALLEST_BLOCK_BITS + (token & 0x0F))
         if not (0 <= stored_bytes <= most_bytes and 0 <= raw_bytes <= most_bytes):
             raise self._corrupt(f"a block is larger than any, bytes={raw_bytes}")
+        if may_end and stored_bytes == raw_bytes == 0:
+            return b""
         stored = self._file.read(stored_bytes)
         if not stored or len(stored) < stored_bytes:
             raise self._corrupt("truncated")
@@ -163,3 +187,38 @@ def _write_block(raw: bytes, file: BinaryIO) -> None:
 
 def _checksum(raw: bytes) -> int:
     return xxhash.xxh32_intdigest(raw, seed=_SEED) & _CHECKSUM_BITS
+
+
+def export_snapshot(store: KeyValueStore, directory: Path, version: int) -> Path:
+    """Write a store's content as ``<directory>/<version>.snapshot``; return that path.
+
+    Spark's ``HDFSBackedStateStoreProvider`` reads it as the state before the batch of that number,
+    if keys and values are as the operator of Spark encodes them: those of a state that was started
+    from Spark's files are. Blocking. The file has its name once it is whole and durable; one of
+    that name is replaced.
+
+    Args:
+        store: Open; not written meanwhile.
+        directory: ``<checkpoint location>/state/<operator>/<partition>``, or where it is copied
+            from. Files of later versions there must be removed first.
+        version: From 1: the number of batches that the content holds.
+
+    Raises:
+        ValueError: The version is below 1.
+        ConfigError: The disk is full or not writable.
+    """
+    if version < 1:
+        msg = f"a version of a state store is below 1: version={version}"
+        raise ValueError(msg)
+    target = directory / f"{version}.snapshot"
+    temporary = target.with_name(f".{target.name}.tmp")
+    with explained_errors(directory):
+        with temporary.open("wb") as file:
+            write_spark_file(store.scan(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        # On a local disk, Hadoop keeps a checksum beside each file, and trusts an old one.
+        target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
+        temporary.replace(target)
+        sync_directory(directory)
+    return target

@@ -8,7 +8,7 @@ from typing import Final
 
 from statekeep.backends.base import RestoreContext
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.hdfs.filling import empty_store, fetched_file
+from statekeep.backends.hdfs.streaming import empty_store, fetched_file
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import CheckpointCorruptError
@@ -76,7 +76,7 @@ def apply_spark_file(
         local: The file.
         store: Gets them.
         path: Where the file comes from: its name says whether it may delete, and errors name it.
-        on_records: Told of how many were put.
+        on_records: Called with how many were put.
 
     Raises:
         CheckpointCorruptError: Truncated or damaged; what was put must be thrown away.

@@ -56,7 +56,7 @@ class StoreFiles:
     def __init__(
         self, manager: BlobStoreManager, prefix: str, task: TaskIdentity, store: StoreName
     ) -> None:
-        """Take the client and the place; nothing is reached yet.
+        """Take the client and the location; nothing is reached yet.
 
         Args:
             manager: The client; closed by its owner.
@@ -82,7 +82,7 @@ class StoreFiles:
             elif text not in self._warned:
                 self._warned.add(text)
                 logger.warning(
-                    "file is none of ours and is left alone: task=%s store=%s name=%s",
+                    "file was not written by Statekeep and is left as it is: task=%s store=%s name=%s",
                     self._task.task_name,
                     self.store,
                     text,

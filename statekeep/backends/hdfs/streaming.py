@@ -1,14 +1,18 @@
-"""Reading files while they are fetched: nothing is kept on the local disk."""
+"""Files of a backup while they are fetched: read piece by piece, or put beside the store that they fill."""
 
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
-from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.base import BlockingExecutor, RestoreContext
+from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobStoreManager
 from statekeep.backends.run_to_end import run_to_end
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change, DeltaReader
 from statekeep.stores.delta_feed import DeltaFeed
 
@@ -33,7 +37,7 @@ class FilesAhead:
     """
 
     def __init__(self, manager: BlobStoreManager, paths: Sequence[str]) -> None:
-        """Take note of the files.
+        """Keep the files.
 
         Args:
             manager: Where they lie.
@@ -50,7 +54,7 @@ class FilesAhead:
         self._fetching.cancel()
         await asyncio.wait({self._fetching})
         if not self._fetching.cancelled():
-            self._fetching.exception()  # whoever left early does not want to know
+            self._fetching.exception()  # marks it as retrieved: a reader that stops early does not need it
         await self._pieces.aclose()
 
     async def next_piece(self) -> Piece:
@@ -119,3 +123,45 @@ async def _pieces(manager: BlobStoreManager, paths: Sequence[str]) -> AsyncGener
             data = await manager.get_range(path, start, _PIECE_BYTES)
             start, is_last = start + len(data), len(data) < _PIECE_BYTES
             yield Piece(data, is_last)
+
+
+@asynccontextmanager
+async def empty_store(context: RestoreContext, store: StoreName) -> AsyncGenerator[KeyValueStore]:
+    """Open the empty store that a restore is to fill; it is closed after, also by a cancel."""
+    opened: list[KeyValueStore] = []
+
+    def open_store() -> None:
+        directory = context.directories[store]
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        opened.append(context.open_store(store, directory))
+
+    try:
+        await run_to_end(context.executor, open_store)
+        yield opened[0]
+    finally:
+        for each in opened:
+            await run_to_end(context.executor, each.close)
+
+
+@asynccontextmanager
+async def fetched_file(
+    context: RestoreContext, manager: BlobStoreManager, path: str, store: StoreName
+) -> AsyncGenerator[Path]:
+    """Download a file beside a store's directory; it is gone after. Progress is reported.
+
+    Raises:
+        BlobNotFoundError: It is not there.
+        RetriableError: The service may answer later.
+    """
+    root = context.directories[store]
+    target = root.parent / f".{root.name}.{path.rpartition('/')[2]}"
+    try:
+        await manager.download(path, target, context.on_bytes, max_bytes=MAX_FILE_BYTES)
+        context.on_total(await run_to_end(context.executor, _size, target))
+        yield target
+    finally:
+        await run_to_end(context.executor, lambda: target.unlink(missing_ok=True))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size

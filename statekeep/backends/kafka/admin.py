@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor, JobTasks, StateBackendAdmin, TaskIdentity
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
@@ -29,6 +30,8 @@ class KafkaAdmin(StateBackendAdmin):
         tasks: JobTasks | None,
         executor: BlockingExecutor,
         clock: Clock,
+        *,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Take what is needed; no I/O."""
         self._backend = backend
@@ -36,6 +39,7 @@ class KafkaAdmin(StateBackendAdmin):
         self._tasks = tasks
         self._executor = executor
         self._clock = clock
+        self._calls = calls
         self._cluster: Cluster | None = None
 
     @override
@@ -53,12 +57,12 @@ class KafkaAdmin(StateBackendAdmin):
             tasks.job_name, tasks.operator, TaskName(f"Partition {tasks.count - 1}")
         )
         topics = ChangelogTopics(self._settings, self._backend, last)
-        places = topics.places(tasks.stores)
+        partitions = topics.partitions(tasks.stores)
         await self._check_nodes()
         with self._reachable():
             await prepare_topics(
                 self._reach(),
-                {place.topic: topics.form(store) for store, place in places.items()},
+                {partition.topic: topics.form(store) for store, partition in partitions.items()},
                 settings=self._settings,
                 executor=self._executor,
                 clock=self._clock,
@@ -105,5 +109,5 @@ class KafkaAdmin(StateBackendAdmin):
 
     def _reach(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = Cluster(self._settings)
+            self._cluster = Cluster(self._settings, self._calls)
         return self._cluster

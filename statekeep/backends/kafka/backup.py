@@ -6,22 +6,27 @@ from typing import Final
 
 from typing_extensions import override
 
-from statekeep.backends.base import BackupContext, CommitContext, TaskBackupManager
+from statekeep.backends.base import (
+    BackupContext,
+    CommitContext,
+    Snapshot,
+    TaskBackupManager,
+    take_snapshot,
+)
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.client_errors import ProducerFencedError
-from statekeep.backends.kafka.cluster import Cluster, TopicFacts
-from statekeep.backends.kafka.epochs import EpochStamp, Owners, given_up
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.cluster import Cluster, SharedCluster, TopicFacts
+from statekeep.backends.kafka.epochs import EpochStamp, Owners, given_up, is_own
+from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import ChangelogPartition, transactional_id
-from statekeep.backends.kafka.ownership import is_own
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
-from statekeep.backends.kafka.upload import StorePlace, StoreUpload
+from statekeep.backends.kafka.upload import StorePartition, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter, PlainWriter, TransactionWriter
 from statekeep.backends.retry import Retrier
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.errors import (
     BackendClosedError,
     CheckpointCorruptError,
@@ -42,7 +47,7 @@ class KafkaBackupManager(TaskBackupManager):
     """Writes the changes of a commit, keyed, to the task's partition of each store's changelog.
 
     One producer and transactional id over all stores. What stands behind the marker of the
-    committed base, left by a void attempt, a predecessor or a zombie, is put right by the next
+    committed base, left by an aborted attempt, a predecessor or a zombie, is put right by the next
     commit: each of its keys gets the value that it has in the version (R10). Between commits only
     the producer is kept, and a share of the client for topics; whether the producer still owns the
     transactional id shows when it commits.
@@ -56,6 +61,7 @@ class KafkaBackupManager(TaskBackupManager):
         clusters: SharedCluster,
         *,
         new_uid: Callable[[], str],
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Take what the backup needs; no I/O.
 
@@ -65,6 +71,7 @@ class KafkaBackupManager(TaskBackupManager):
             backend: Name under which the markers stand.
             clusters: Lends the client for topics and offsets.
             new_uid: Draws names of work directories.
+            calls: Count what is asked of the client.
 
         Raises:
             ConfigError: The task has no number, a name is too long for a topic, or two stores have one
@@ -74,36 +81,37 @@ class KafkaBackupManager(TaskBackupManager):
         self._settings = settings
         self._backend = backend
         self._new_uid = new_uid
+        self._calls = calls
         self._topics = ChangelogTopics(settings, backend, context.task)
-        self._places = self._topics.places(context.stores)
+        self._partitions = self._topics.partitions(context.stores)
         self._retrier = Retrier(settings.retry, context.clock)
         self._clusters = clusters
         self._cluster: Cluster | None = None
         self._checked_ids: Mapping[str, str | None] = {}
         self._writer: ChangelogWriter | None = None
-        self._seen: dict[ChangelogPartition, tuple[StorePlace, Owners]] = {}
+        self._seen: dict[ChangelogPartition, tuple[StorePartition, Owners]] = {}
         self._is_closed = False
 
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+    async def init(self) -> None:
         self._check_open()
         if self._cluster is None:
             self._cluster = self._clusters.borrow()
         await self._retrier.run(self._ensure_topics, operation="create topics")
 
     @override
-    def snapshot(self, checkpoint_id: CheckpointId) -> Mapping[StoreName, Marker]:
-        self._context.commit(checkpoint_id)
-        return {}
+    def snapshot(self, checkpoint_id: CheckpointId) -> Snapshot:
+        commit = self._context.commit(checkpoint_id)
+        return take_snapshot(commit, self._backend, self._context.stores)
 
     @override
     async def upload(
-        self, checkpoint_id: CheckpointId, markers: Mapping[StoreName, Marker]
+        self, checkpoint_id: CheckpointId, snapshot: Snapshot
     ) -> Mapping[StoreName, Marker]:
         self._check_open()
         commit = self._context.commit(checkpoint_id)
         return await self._retrier.run(
-            lambda: self._upload_unless_fenced(commit),
+            lambda: self._upload_unless_fenced(commit, snapshot),
             operation="upload",
             subject=str(commit.version.id),
         )
@@ -117,7 +125,7 @@ class KafkaBackupManager(TaskBackupManager):
         """Say so in the changelogs if the job has ended, and nothing in them is needed any more.
 
         Not in those that are another job's, or of which nothing says whose they are. Else do nothing:
-        what void attempts left is overwritten by the next commit, and compacted.
+        what aborted attempts left is overwritten by the next commit, and compacted.
         """
         self._check_open()
         if retained or [attempt for _, attempt in closed_attempts] != [_ALL]:
@@ -127,9 +135,9 @@ class KafkaBackupManager(TaskBackupManager):
         try:
             # Takes the transactional id: what a container is about to write counts no more.
             writer = await self._open_writer()
-            for place in self._places.values():
-                if await self._is_own(place):
-                    await writer.write(place, [entry], headers)
+            for partition in self._partitions.values():
+                if await self._is_own(partition):
+                    await writer.write(partition, [entry], headers)
             await writer.commit()
         except ProducerFencedError as exc:
             error = RetriableError(
@@ -148,15 +156,16 @@ class KafkaBackupManager(TaskBackupManager):
         if cluster is not None:
             await run_to_end(self._context.executor, self._clusters.give_back)
 
-    async def _is_own(self, place: ChangelogPartition) -> bool:
+    async def _is_own(self, partition: ChangelogPartition) -> bool:
         own = EpochStamp(self._context.task.job_uid, _ALL, _ALL)
         found = await is_own(
             self._settings,
             self._reach(),
             own,
-            place,
+            partition,
             executor=self._context.executor,
             clock=self._context.clock,
+            calls=self._calls,
         )
         if not found:
             logger.info(
@@ -164,8 +173,8 @@ class KafkaBackupManager(TaskBackupManager):
                 "task=%s backend=%s topic=%s partition=%d",
                 self._context.task.task_name,
                 self._backend,
-                place.topic,
-                place.partition,
+                partition.topic,
+                partition.partition,
             )
         return found
 
@@ -174,7 +183,9 @@ class KafkaBackupManager(TaskBackupManager):
             msg = f"kafka backup manager is closed: task={self._context.task.task_name}"
             raise BackendClosedError(msg)
 
-    async def _upload_unless_fenced(self, commit: CommitContext) -> Mapping[StoreName, Marker]:
+    async def _upload_unless_fenced(
+        self, commit: CommitContext, snapshot: Snapshot
+    ) -> Mapping[StoreName, Marker]:
         """Upload; a writer of no newer epoch that took the transactional id loses it again.
 
         Raises:
@@ -184,7 +195,7 @@ class KafkaBackupManager(TaskBackupManager):
         last_error: ProducerFencedError | None = None
         for _ in range(_FENCED_TRIES):
             try:
-                return await self._upload(commit)
+                return await self._upload(commit, snapshot)
             except ProducerFencedError as exc:
                 last_error = exc
                 logger.warning(
@@ -205,8 +216,10 @@ class KafkaBackupManager(TaskBackupManager):
         )
         raise error from last_error
 
-    async def _upload(self, commit: CommitContext) -> Mapping[StoreName, Marker]:
-        """One try; after any error the producer is dropped, which voids its transaction."""
+    async def _upload(
+        self, commit: CommitContext, snapshot: Snapshot
+    ) -> Mapping[StoreName, Marker]:
+        """One try; after any error the producer is dropped, which aborts its transaction."""
         started_ns = self._context.clock.monotonic_ns()
         stamp = EpochStamp(self._context.task.job_uid, commit.epoch, commit.attempt)
         try:
@@ -219,6 +232,7 @@ class KafkaBackupManager(TaskBackupManager):
                     store=store,
                     at=at,
                     base=self._usable_base(commit, store, at),
+                    changes=snapshot.stores[store].changes,
                     is_known_own=self._is_known_own(commit, store, at),
                     stamp=stamp,
                     writer=writer,
@@ -227,7 +241,7 @@ class KafkaBackupManager(TaskBackupManager):
                     uid=self._new_uid(),
                     seen=self._seen,
                 )
-                for store, at in (await self._look_up_places()).items()
+                for store, at in (await self._look_up_partitions()).items()
             ]
             markers = {upload.store: await upload.run() for upload in uploads}
             fault_point("transaction.before_commit")
@@ -258,9 +272,9 @@ class KafkaBackupManager(TaskBackupManager):
         """Make sure that the records went to the topics that the uploads began with.
 
         Raises:
-            RetriableError: Somebody has deleted one, and perhaps made another of its name.
+            RetriableError: One was deleted, and perhaps another one of its name was made.
         """
-        ids = {upload.at.place.topic: upload.at.topic_id for upload in uploads}
+        ids = {upload.at.partition.topic: upload.at.topic_id for upload in uploads}
         facts = await run_to_end(self._context.executor, self._reach().describe, ids)
         for topic, topic_id in ids.items():
             if topic not in facts or facts[topic].topic_id != topic_id:
@@ -274,6 +288,7 @@ class KafkaBackupManager(TaskBackupManager):
                 transactional_id(self._settings.topic_prefix, self._context.task),
                 executor=self._context.executor,
                 clock=self._context.clock,
+                calls=self._calls,
             )
             await self._writer.open()
         self._writer.offsets.clear()
@@ -288,34 +303,39 @@ class KafkaBackupManager(TaskBackupManager):
     async def _ensure_topics(self) -> None:
         self._checked_ids = await prepare_topics(
             self._reach(),
-            {self._places[store].topic: self._topics.form(store) for store in self._context.stores},
+            {
+                self._partitions[store].topic: self._topics.form(store)
+                for store in self._context.stores
+            },
             settings=self._settings,
             executor=self._context.executor,
             clock=self._context.clock,
         )
 
-    async def _look_up_places(self) -> Mapping[StoreName, StorePlace]:
+    async def _look_up_partitions(self) -> Mapping[StoreName, StorePartition]:
         """Ask where each changelog begins and ends.
 
-        A topic that was deleted is made anew; one that somebody else has made anew is checked first.
+        A topic that was deleted is made anew; one that another process has made anew is checked first.
 
         Raises:
             ConfigError: A topic that was made anew loses what we need.
             RetriableError: The cluster does not answer, or does not agree yet on what is there.
         """
         cluster, run = self._reach(), self._context.executor
-        topics = {place.topic for place in self._places.values()}
+        topics = {partition.topic for partition in self._partitions.values()}
         facts = await run_to_end(run, cluster.describe, topics)
         if not self._are_checked(facts):
             await self._ensure_topics()
             facts = await run_to_end(run, cluster.describe, topics)
         if not self._are_checked(facts):
             raise RetriableError(f"topics are not there yet: topics={','.join(sorted(topics))}")
-        starts = await run_to_end(run, cluster.start_offsets, self._places.values())
-        ends = await run_to_end(run, cluster.end_offsets, self._places.values())
+        starts = await run_to_end(run, cluster.start_offsets, self._partitions.values())
+        ends = await run_to_end(run, cluster.end_offsets, self._partitions.values())
         return {
-            store: StorePlace(place, facts[place.topic].topic_id, starts[place], ends[place])
-            for store, place in self._places.items()
+            store: StorePartition(
+                partition, facts[partition.topic].topic_id, starts[partition], ends[partition]
+            )
+            for store, partition in self._partitions.items()
         }
 
     def _are_checked(self, facts: Mapping[str, TopicFacts]) -> bool:
@@ -323,8 +343,8 @@ class KafkaBackupManager(TaskBackupManager):
         return {topic: found.topic_id for topic, found in facts.items()} == self._checked_ids
 
     def _usable_base(
-        self, commit: CommitContext, store: StoreName, at: StorePlace
-    ) -> ChangelogMarker | None:
+        self, commit: CommitContext, store: StoreName, at: StorePartition
+    ) -> KafkaStateCheckpointMarker | None:
         """Return the marker that an increment may build on by R9; None: the upload is full."""
         base = self._marker_of_base(commit, store, at)
         lineage = (commit.version.id, *commit.version.lineage)
@@ -337,7 +357,7 @@ class KafkaBackupManager(TaskBackupManager):
         )
         return base if is_whole else None
 
-    def _is_known_own(self, commit: CommitContext, store: StoreName, at: StorePlace) -> bool:
+    def _is_known_own(self, commit: CommitContext, store: StoreName, at: StorePartition) -> bool:
         """Whether a commit says that what stands in the topic is the job's.
 
         One that has written nothing says nothing of what came later.
@@ -346,17 +366,17 @@ class KafkaBackupManager(TaskBackupManager):
         return base is not None and base.offset is not None
 
     def _marker_of_base(
-        self, commit: CommitContext, store: StoreName, at: StorePlace
-    ) -> ChangelogMarker | None:
+        self, commit: CommitContext, store: StoreName, at: StorePartition
+    ) -> KafkaStateCheckpointMarker | None:
         """Return the marker of the committed base, if it is of the topic that is there now."""
         marker = commit.base.markers_of(self._backend).get(store) if commit.base else None
         if marker is None:
             return None
         try:
-            base = ChangelogMarker.decode(marker)
+            base = KafkaStateCheckpointMarker.decode(marker)
         except (CheckpointCorruptError, UnknownFormatError):
             return None
-        is_here = ChangelogPartition(base.topic, base.partition) == at.place
+        is_here = ChangelogPartition(base.topic, base.partition) == at.partition
         return base if is_here and base.topic_id == at.topic_id else None
 
     def _reach(self) -> Cluster:

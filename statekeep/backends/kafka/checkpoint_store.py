@@ -7,6 +7,7 @@ from typing import Final
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.compacted_topic import CompactedTopic
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoints import TaskName
@@ -31,6 +32,7 @@ class KafkaCheckpointStore(CheckpointStore):
         *,
         executor: BlockingExecutor,
         clock: Clock,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Build the store; nothing is reached yet.
 
@@ -39,8 +41,9 @@ class KafkaCheckpointStore(CheckpointStore):
             topic: Of this store alone.
             executor: For blocking calls.
             clock: For time-outs.
+            calls: Count what is asked of the client.
         """
-        self._topic = CompactedTopic(settings, topic, executor=executor, clock=clock)
+        self._topic = CompactedTopic(settings, topic, executor=executor, clock=clock, calls=calls)
         self._entries: dict[str, bytes] = {}
 
     @override
@@ -49,9 +52,9 @@ class KafkaCheckpointStore(CheckpointStore):
 
     @override
     async def write_all(self, attempt: str, entries: Mapping[TaskName, bytes]) -> None:
-        place = f"{attempt}{_SEPARATOR}"
+        prefix = f"{attempt}{_SEPARATOR}"
         await self._topic.send(
-            [(f"{place}{task}".encode(), data) for task, data in entries.items()]
+            [(f"{prefix}{task}".encode(), data) for task, data in entries.items()]
         )
 
     @override

@@ -44,7 +44,7 @@ def build_producer(
     Args:
         settings: Of the cluster.
         transactional_id: None: no transactions.
-        on_error: Is told what the library reports while it is polled.
+        on_error: Called with what the library reports while it is polled.
         is_gapless: Records do not expire, and after one that is refused none is sent any more.
     """
     config: dict[str, Any] = {
@@ -109,7 +109,7 @@ def _common(settings: KafkaSettings) -> Mapping[str, Any]:
         "client.id": f"statekeep-{settings.topic_prefix}",
         **settings.client,
         "bootstrap.servers": settings.servers,
-        # A topic that somebody has deleted would come back in the cluster's own form.
+        # A deleted topic would come back in the cluster's own form.
         "allow.auto.create.topics": False,
     }
 
@@ -133,5 +133,5 @@ def _refused_settings(settings: KafkaSettings) -> Generator[None]:
 
 
 def _log_error(error: KafkaError) -> None:
-    """Take note; the library goes on by itself, and calls fail by their own time-outs."""
+    """Log it; the library goes on by itself, and calls fail by their own time-outs."""
     logger.debug("client reports an error: reason=%s", error.name())

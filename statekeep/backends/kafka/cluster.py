@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -23,11 +24,14 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls, asks
 from statekeep.backends.kafka.client_errors import expected_topic, explained_errors
 from statekeep.backends.kafka.clients import build_admin
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings, Replicas
-from statekeep.config import kafka_keys, store_keys
+from statekeep.config.kafka_settings import KafkaClusterSettings
+from statekeep.config.key import keys_of
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import ConfigError, RetriableError
 
 T = TypeVar("T")
@@ -41,9 +45,9 @@ forms of a checkpoint is stale."""
 _FOREVER: Final = "-1"
 _ASKED_BY: Final = MappingProxyType(
     {
-        "min.compaction.lag.ms": store_keys.CHANGELOG_MIN_COMPACTION_LAG_MS.name,
-        "delete.retention.ms": store_keys.CHANGELOG_DELETE_RETENTION_MS.name,
-        "max.message.bytes": kafka_keys.MAX_MESSAGE_BYTES.name,
+        "min.compaction.lag.ms": keys_of(StoreSettings)["changelog_min_compaction_lag_ms"].name,
+        "delete.retention.ms": keys_of(StoreSettings)["changelog_delete_retention_ms"].name,
+        "max.message.bytes": keys_of(KafkaClusterSettings)["max_message_bytes"].name,
     }
 )
 """Settings of ours, by the setting of a topic that they ask for."""
@@ -87,8 +91,9 @@ class TopicProblem:
 class Cluster:
     """Asks and changes what is not records. Safe to use from several threads."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, calls: ClientCalls = NOT_COUNTED) -> None:
         """Build the client; nothing is reached yet."""
+        self.calls = calls
         self._settings = settings
         self._held = [build_admin(settings)]
         self._warned: set[str] = set()
@@ -101,6 +106,7 @@ class Cluster:
     def _client(self) -> AdminClient:
         return self._held[0]
 
+    @asks("metadata")
     def node_count(self) -> int:
         """Return how many nodes the cluster has.
 
@@ -113,11 +119,13 @@ class Cluster:
             described = self._client.describe_cluster(request_timeout=self._timeout_s)
             return len(self._wait(described, what).nodes)
 
+    @asks("metadata")
     def topics(self) -> Collection[str]:
         """Return the names of all topics that we may see."""
         with explained_errors("topics cannot be listed"):
             return list(self._client.list_topics(timeout=self._timeout_s).topics)
 
+    @asks("metadata")
     def describe(self, topics: Collection[str]) -> Mapping[str, TopicFacts]:
         """Return the facts of those of ``topics`` that are there."""
         found: dict[str, TopicFacts] = {}
@@ -153,15 +161,17 @@ class Cluster:
         if there is None:
             replicas = form.replicas or self._settings.replicas
             new = NewTopic(topic, form.partitions, replicas.factor, config=dict(form.config))
-            futures = self._client.create_topics([new], request_timeout=self._timeout_s)
-            self._tolerating(KafkaError.TOPIC_ALREADY_EXISTS, futures, what)
+            with self.calls.counted("create"):
+                futures = self._client.create_topics([new], request_timeout=self._timeout_s)
+                self._tolerating(KafkaError.TOPIC_ALREADY_EXISTS, futures, what)
             there = self.describe([topic]).get(topic)
         if there is not None and there.partitions < form.partitions:
-            futures = self._client.create_partitions(
-                [NewPartitions(topic, form.partitions)], request_timeout=self._timeout_s
-            )
-            # Somebody with a higher task number may have been first.
-            self._tolerating(KafkaError.INVALID_PARTITIONS, futures, what)
+            with self.calls.counted("create"):
+                futures = self._client.create_partitions(
+                    [NewPartitions(topic, form.partitions)], request_timeout=self._timeout_s
+                )
+                # A task with a higher number may have been first.
+                self._tolerating(KafkaError.INVALID_PARTITIONS, futures, what)
         return None if there is None else there.topic_id
 
     def check(self, topic: str, form: TopicForm) -> None:
@@ -172,7 +182,7 @@ class Cluster:
         """
         what = f"settings of a topic cannot be read: topic={topic}"
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        with expected_topic(), explained_errors(what):
+        with self.calls.counted("metadata"), expected_topic(), explained_errors(what):
             futures = self._client.describe_configs([resource], request_timeout=self._timeout_s)
             found = {
                 name: str(entry.value)
@@ -212,55 +222,60 @@ class Cluster:
         return TopicProblem(text, key)
 
     def end_offsets(
-        self, places: Iterable[ChangelogPartition], *, is_committed_only: bool = False
+        self, partitions: Iterable[ChangelogPartition], *, is_committed_only: bool = False
     ) -> Mapping[ChangelogPartition, int]:
         """Return the offsets behind the last records, open transactions included or not."""
         isolation = (
             IsolationLevel.READ_COMMITTED if is_committed_only else IsolationLevel.READ_UNCOMMITTED
         )
         newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library left it out
-        return self._offsets(places, newest, isolation)  # pyright: ignore[reportArgumentType]
+        return self._offsets(partitions, newest, isolation)  # pyright: ignore[reportArgumentType]
 
     def start_offsets(
-        self, places: Iterable[ChangelogPartition]
+        self, partitions: Iterable[ChangelogPartition]
     ) -> Mapping[ChangelogPartition, int]:
         """Return the offsets of the oldest records that are kept."""
         oldest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # the library left it out
-        return self._offsets(places, oldest, IsolationLevel.READ_UNCOMMITTED)  # pyright: ignore[reportArgumentType]
+        return self._offsets(partitions, oldest, IsolationLevel.READ_UNCOMMITTED)  # pyright: ignore[reportArgumentType]
 
-    def delete_before(self, place: ChangelogPartition, offset: int) -> None:
+    @asks("delete")
+    def delete_before(self, partition: ChangelogPartition, offset: int) -> None:
         """Drop the records of a partition below ``offset``. Idempotent."""
-        what = f"records cannot be deleted: topic={place.topic} offset={offset}"
+        what = f"records cannot be deleted: topic={partition.topic} offset={offset}"
         with explained_errors(what):
             futures = self._client.delete_records(
-                [ClientPartition(place.topic, place.partition, offset)],
+                [ClientPartition(partition.topic, partition.partition, offset)],
                 request_timeout=self._timeout_s,
             )
             for future in futures.values():
                 self._wait(future, what)
 
     def _offsets(
-        self, places: Iterable[ChangelogPartition], spec: OffsetSpec, isolation: IsolationLevel
+        self, partitions: Iterable[ChangelogPartition], spec: OffsetSpec, isolation: IsolationLevel
     ) -> Mapping[ChangelogPartition, int]:
-        asked = {ClientPartition(place.topic, place.partition): spec for place in places}
+        asked = {
+            ClientPartition(partition.topic, partition.partition): spec for partition in partitions
+        }
+        return self._list_offsets(asked, isolation) if asked else {}
+
+    @asks("offsets")
+    def _list_offsets(
+        self, asked: Mapping[ClientPartition, OffsetSpec], isolation: IsolationLevel
+    ) -> Mapping[ChangelogPartition, int]:
         found: dict[ChangelogPartition, int] = {}
-        if not asked:
-            return found
         futures = self._client.list_offsets(
-            asked,
+            dict(asked),
             isolation_level=isolation,
             request_timeout=self._timeout_s,
         )
-        for partition, future in futures.items():
-            what = (
-                f"offsets cannot be read: topic={partition.topic} partition={partition.partition}"
-            )
+        for client, future in futures.items():
+            what = f"offsets cannot be read: topic={client.topic} partition={client.partition}"
             with expected_topic(), explained_errors(what):
-                place = ChangelogPartition(partition.topic, partition.partition)
+                partition = ChangelogPartition(client.topic, client.partition)
                 offset = int(self._wait(future, what).offset)
                 if offset < 0:  # the library's way to say that a node did not answer in time
                     raise RetriableError(what)
-                found[place] = offset
+                found[partition] = offset
         return found
 
     def _tolerating(self, code: int, futures: Mapping[str, "Future[Any]"], what: str) -> None:
@@ -299,3 +314,41 @@ def settings_problem(found: Mapping[str, str], wanted: Mapping[str, str]) -> Top
         if is_short and not (name == "delete.retention.ms" and "compact" not in policy):
             return TopicProblem(f"{name}={found[name]} needed={wanted[name]}", key)
     return None
+
+
+class SharedCluster:
+    """Lends a backend's `Cluster` to each caller; it is closed when the last one returns it.
+
+    A client of the library runs a thread for each node and some more, and a process may have many
+    tasks. Safe to use from several threads.
+    """
+
+    def __init__(self, settings: KafkaSettings, calls: ClientCalls = NOT_COUNTED) -> None:
+        """Take the settings; nothing is built yet."""
+        self._calls = calls
+        self._settings = settings
+        self._lock = Lock()
+        self._cluster: Cluster | None = None
+        self._borrowers = 0
+
+    def borrow(self) -> Cluster:
+        """Return the cluster; each call is followed by one of `give_back`. No I/O.
+
+        Raises:
+            ConfigError: The library does not take a setting.
+        """
+        with self._lock:
+            if self._cluster is None:
+                self._cluster = Cluster(self._settings, self._calls)
+            self._borrowers += 1
+            return self._cluster
+
+    def give_back(self) -> None:
+        """Take the cluster back; from the last borrower, release the client. Blocks then."""
+        with self._lock:
+            self._borrowers -= 1
+            if self._borrowers:
+                return
+            cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()

@@ -9,13 +9,14 @@ from typing import Final
 from confluent_kafka import KafkaError, Message, Producer
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.client_errors import explained, explained_errors
 from statekeep.backends.kafka.clients import build_producer
 from statekeep.backends.kafka.cluster import BROKER_TIME, Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings, Replicas
-from statekeep.backends.kafka.topics import TopicWatch, patient, prepare_topics
+from statekeep.backends.kafka.topics import TopicWatch, prepare_topics, retrier_of
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
 from statekeep.errors import RetriableError, StateBackupError
@@ -79,6 +80,7 @@ class CompactedTopic:
         executor: BlockingExecutor,
         clock: Clock,
         replicas: Replicas | None = None,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Build it; nothing is reached yet.
 
@@ -88,11 +90,13 @@ class CompactedTopic:
             executor: For blocking calls.
             clock: For time-outs.
             replicas: How many the topic gets; None: as ``kafka.replication.factor`` says.
+            calls: Count what is asked of the client.
         """
         self.name = topic
         self._replicas = replicas
+        self._calls = calls
         self._settings = settings
-        self._place = ChangelogPartition(topic, 0)
+        self._partition = ChangelogPartition(topic, 0)
         self._watch = TopicWatch(topic, _HINT)
         self._executor = executor
         self._clock = clock
@@ -120,25 +124,26 @@ class CompactedTopic:
         """
         await self._reach()
         async with self._reading.take():
-            return await patient(self._settings, self._clock).run(
+            return await retrier_of(self._settings, self._clock).run(
                 lambda: self._read_new(is_wanted), operation="read", subject=self.name
             )
 
     async def _read_new(self, is_wanted: Callable[[Message], bool]) -> Sequence[Message]:
         run, cluster = self._executor, await self._reach()
         await self._watch.check(cluster, run)
-        end = (await run_to_end(run, cluster.end_offsets, [self._place]))[self._place]
+        end = (await run_to_end(run, cluster.end_offsets, [self._partition]))[self._partition]
         if end <= self._next_offset:
             return []
-        start = (await run_to_end(run, cluster.start_offsets, [self._place]))[self._place]
+        start = (await run_to_end(run, cluster.start_offsets, [self._partition]))[self._partition]
         reader = PartitionReader(
             self._settings,
-            self._place,
+            self._partition,
             max(start, self._next_offset),
             end,
             is_committed_only=True,
             executor=run,
             clock=self._clock,
+            calls=self._calls,
         )
         found: list[Message] = []
         try:
@@ -166,7 +171,8 @@ class CompactedTopic:
         sender = self._sender
         sender.user_count += 1
         try:
-            await self._send(sender, entries)
+            with self._calls.counted("produce"):
+                await self._send(sender, entries)
         except BaseException:
             if self._sender is sender:
                 self._sender = None
@@ -185,7 +191,7 @@ class CompactedTopic:
             await run_to_end(self._executor, cluster.close)
 
     async def _release(self, sender: _Sender) -> None:
-        """Drop a producer that nobody uses or will use; on a pool thread: it joins threads then."""
+        """Drop a producer that is no longer used; on a pool thread, since that joins threads."""
         if sender is not self._sender and not sender.user_count:
             await run_to_end(self._executor, sender.held.clear)
 
@@ -230,7 +236,7 @@ class CompactedTopic:
             return self._cluster
 
     async def _get_ready(self) -> Cluster:
-        cluster = Cluster(self._settings)
+        cluster = Cluster(self._settings, self._calls)
         form = TopicForm(
             partitions=1,
             config={

@@ -1,4 +1,4 @@
-"""The stamp that goes with the records of a commit: it tells jobs apart, and an older driver session from a newer.
+"""The stamp that goes with the records of a commit: it distinguishes jobs, and older driver sessions from newer ones.
 
 That a commit is exact rests on the job log and on the transactional id, never on stamps. Stamps stop a fenced
 driver early, and keep a job from emptying a changelog that is not its own.
@@ -11,7 +11,14 @@ from typing import Final
 
 from confluent_kafka import Message
 
+from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
+from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.names import ChangelogPartition
+from statekeep.backends.kafka.reader import PartitionReader
+from statekeep.backends.kafka.settings import KafkaSettings
+from statekeep.backends.run_to_end import run_to_end
+from statekeep.clock import Clock
 from statekeep.errors import ConfigError, TaskFencedError
 from statekeep.stores.delta import Change
 
@@ -58,10 +65,10 @@ class Owners:
     that none has any does.
     """
 
-    def __init__(self, own: EpochStamp, place: ChangelogPartition) -> None:
+    def __init__(self, own: EpochStamp, partition: ChangelogPartition) -> None:
         """Take whose they have to be, and where they stand."""
         self._own = own
-        self._place = place
+        self._partition = partition
         self._offsets: dict[str, int | None] = {}
 
     def take(self, records: Iterable[Message]) -> None:
@@ -102,17 +109,17 @@ class Owners:
         found = others[0] if others else _UNKNOWN
         raise ConfigError(
             f"changelog holds records of another job, which a first commit would delete: "
-            f"topic={self._place.topic} partition={self._place.partition} "
+            f"topic={self._partition.topic} partition={self._partition.partition} "
             f"offset={self._offsets[found]} job_uid={found} own_job_uid={own}",
             key="job.name",
             hint="if the job is to go on from them, let it find its commits: job.name, job.log.backend; "
             "else name another topic with "
-            "stores.<store>.changelog, or, if nobody needs the records, delete the topic",
+            "stores.<store>.changelog, or, if the records are not needed, delete the topic",
         )
 
 
 def given_up(job_uid: str) -> tuple[Change, Mapping[str, bytes]]:
-    """Return a record, and its headers, that says: what a job has written up to here is nobody's now.
+    """Return a record, and its headers, that says: what this job has written up to here has no owner any more.
 
     The next full upload deletes it, as it does every key that it does not know.
     """
@@ -137,3 +144,46 @@ def _stamps(headers: Headers) -> Iterator[EpochStamp]:
         match = _FORM.fullmatch(value) if name == HEADER and isinstance(value, bytes) else None
         if match is not None:
             yield EpochStamp(match[1].decode(errors="replace"), int(match[2]), int(match[3]))
+
+
+async def is_own(
+    settings: KafkaSettings,
+    cluster: Cluster,
+    own: EpochStamp,
+    partition: ChangelogPartition,
+    *,
+    executor: BlockingExecutor,
+    clock: Clock,
+    calls: ClientCalls = NOT_COUNTED,
+) -> bool:
+    """Return whether a changelog is there, with committed records that are the job's and no other's.
+
+    Raises:
+        CheckpointCorruptError: A record is damaged.
+        RetriableError: The cluster does not answer.
+    """
+    facts = (await run_to_end(executor, cluster.describe, [partition.topic])).get(partition.topic)
+    if facts is None or facts.partitions <= partition.partition:
+        return False
+    start = (await run_to_end(executor, cluster.start_offsets, [partition]))[partition]
+    ends = await run_to_end(executor, cluster.end_offsets, [partition], is_committed_only=True)
+    if ends[partition] <= start:
+        return False
+    owners = Owners(own, partition)
+    reader = PartitionReader(
+        settings,
+        partition,
+        start,
+        ends[partition],
+        is_committed_only=True,
+        executor=executor,
+        clock=clock,
+        calls=calls,
+    )
+    try:
+        await reader.open()
+        while not reader.is_done:
+            await reader.next(owners.take)
+    finally:
+        await reader.close()
+    return owners.are_own

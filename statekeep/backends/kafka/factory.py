@@ -19,21 +19,23 @@ from statekeep.backends.base import (
 )
 from statekeep.backends.kafka.admin import KafkaAdmin
 from statekeep.backends.kafka.backup import KafkaBackupManager
+from statekeep.backends.kafka.calls import ClientCalls
 from statekeep.backends.kafka.checkpoint_store import KafkaCheckpointStore
+from statekeep.backends.kafka.cluster import SharedCluster
 from statekeep.backends.kafka.job_log import KafkaJobLog
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import log_topic, task_of_log, topic_name
 from statekeep.backends.kafka.restore import REPLAYS_AT_ONCE, KafkaRestoreManager
 from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
-from statekeep.backends.kafka.shared_cluster import SharedCluster
-from statekeep.backends.kafka.topics import ChangelogTopics, patient
+from statekeep.backends.kafka.topics import ChangelogTopics, retrier_of
 from statekeep.backends.optional_powers import SnapshotNode
+from statekeep.backends.pacing import InFlightLimit
 from statekeep.backends.run_to_end import run_to_end
-from statekeep.backends.wrappers import InFlightLimit
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_session import random_nonce
-from statekeep.clock import Clock
+from statekeep.clock import Clock, SystemClock
+from statekeep.events import Report
 
 
 class KafkaBackendFactory(StateBackendFactory):
@@ -60,39 +62,60 @@ class KafkaBackendFactory(StateBackendFactory):
         """
         super().__init__(name, settings)
         self._kafka_settings = KafkaSettings.parse(name, settings)
-        self._clusters = SharedCluster(self._kafka_settings)
+        self._calls = ClientCalls(name, SystemClock())
+        self._clusters = SharedCluster(self._kafka_settings, self._calls)
         self._replays = InFlightLimit(REPLAYS_AT_ONCE)
         self._new_uid = new_uid
 
     @override
+    def report_requests(self, report: Report) -> None:
+        self._calls.report = report
+
+    @override
     def backup_manager(self, context: BackupContext) -> TaskBackupManager:
         return KafkaBackupManager(
-            context, self._kafka_settings, self.name, self._clusters, new_uid=self._new_uid
+            context,
+            self._kafka_settings,
+            self.name,
+            self._clusters,
+            new_uid=self._new_uid,
+            calls=self._calls,
         )
 
     @override
     def restore_manager(self, context: RestoreContext) -> TaskRestoreManager:
         return KafkaRestoreManager(
-            context, self._kafka_settings, self.name, self._clusters, self._replays
+            context,
+            self._kafka_settings,
+            self.name,
+            self._clusters,
+            self._replays,
+            calls=self._calls,
         )
 
     @override
     def admin(
         self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
     ) -> StateBackendAdmin:
-        return KafkaAdmin(self.name, self._kafka_settings, tasks, executor, clock)
+        return KafkaAdmin(
+            self.name, self._kafka_settings, tasks, executor, clock, calls=self._calls
+        )
 
     @override
     def job_log(self, scope: str, executor: BlockingExecutor, clock: Clock) -> JobLog:
         topic = log_topic(self._kafka_settings.topic_prefix, scope)
-        return KafkaJobLog(self._kafka_settings, topic, executor=executor, clock=clock)
+        return KafkaJobLog(
+            self._kafka_settings, topic, executor=executor, clock=clock, calls=self._calls
+        )
 
     @override
     def checkpoint_store(
         self, scope: str, executor: BlockingExecutor, clock: Clock
     ) -> CheckpointStore:
         topic = topic_name(self._kafka_settings.topic_prefix, *scope.split("/"), "checkpoints")
-        return KafkaCheckpointStore(self._kafka_settings, topic, executor=executor, clock=clock)
+        return KafkaCheckpointStore(
+            self._kafka_settings, topic, executor=executor, clock=clock, calls=self._calls
+        )
 
     async def task_logs(
         self, job_name: str, operator: str, executor: BlockingExecutor, clock: Clock
@@ -100,7 +123,7 @@ class KafkaBackendFactory(StateBackendFactory):
         """Return the tasks whose logs have a topic: see `ListsTaskLogs`."""
         cluster = self._clusters.borrow()
         try:
-            topics = await patient(self._kafka_settings, clock).run(
+            topics = await retrier_of(self._kafka_settings, clock).run(
                 lambda: run_to_end(executor, cluster.topics),
                 operation="list the topics of job logs",
                 subject=job_name,
@@ -120,7 +143,7 @@ class KafkaBackendFactory(StateBackendFactory):
         clock: Clock,  # noqa: ARG002 - as above
     ) -> Sequence[SnapshotNode]:
         """Return what a marker says of its changelog: see `DescribesSnapshots`."""
-        found = ChangelogMarker.decode(marker)
+        found = KafkaStateCheckpointMarker.decode(marker)
         return [
             SnapshotNode(
                 f"changelog up to offset {found.offset}",
@@ -137,5 +160,5 @@ class KafkaBackendFactory(StateBackendFactory):
 
     def writes_over(self, task: TaskIdentity, store: StoreName, marker: Marker) -> bool:
         """Return whether a store's changelog is the one of a marker: see `WritesInPlace`."""
-        place = ChangelogTopics(self._kafka_settings, self.name, task).place(store)
-        return place.topic == ChangelogMarker.decode(marker).topic
+        partition = ChangelogTopics(self._kafka_settings, self.name, task).partition(store)
+        return partition.topic == KafkaStateCheckpointMarker.decode(marker).topic

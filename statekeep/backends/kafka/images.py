@@ -7,11 +7,10 @@ from typing import Final
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore
-from statekeep.stores.delta import Change, DeltaReader
-from statekeep.stores.delta_records import Records
+from statekeep.stores.delta import Change, DeltaReader, Records
 from statekeep.stores.local_files import open_regular
 from statekeep.stores.memory import IMAGE_FILE
 from statekeep.stores.task_directory import TaskDirectory

@@ -9,12 +9,13 @@ from confluent_kafka import Message
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.client_errors import ProducerFencedError
 from statekeep.backends.kafka.cluster import BROKER_TIME, Cluster, TopicForm
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.topics import TopicWatch, patient, prepare_topics
+from statekeep.backends.kafka.topics import TopicWatch, prepare_topics, retrier_of
 from statekeep.backends.kafka.writer import TransactionWriter
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.job_log import DAMAGED_LOG_HINT, JobLog, PositionTakenError
@@ -25,7 +26,7 @@ from statekeep.fault_points import fault_point
 _FLOOR: Final = b"floor"
 _POSITION: Final = re.compile(rb"[0-9]{1,20}")
 _FENCED_TRIES: Final = 100
-"""How often an append takes the transactional id back: each time somebody else got on."""
+"""How often an append takes the transactional id back: each time another writer appended."""
 _HINT: Final = (
     "stop the job and give the topic back the records that it had, from a mirror or a backup of the cluster:"
     " a job that starts with an empty log is a new one"
@@ -36,9 +37,9 @@ class KafkaJobLog(JobLog):
     """One record per position, in order; the key of a record is its position, or ``floor``.
 
     An append takes the transactional id (which fences every other writer and ends what it left),
-    reads the log to its end, and writes at the next position. It is committed only if nobody took
-    the id meanwhile; so of any number of racing appends exactly one succeeds. The id is kept for
-    the next append; that somebody else took it shows then.
+    reads the log to its end, and writes at the next position. It is committed only if no other
+    writer took the id meanwhile; so of any number of racing appends exactly one succeeds. The id is kept for
+    the next append; that another writer took it shows then.
 
     What was read is kept until a call asks for what comes after it, so that a call reads no more than
     what is new and memory does not grow with the log. One that asks for older records reads them again.
@@ -51,6 +52,7 @@ class KafkaJobLog(JobLog):
         *,
         executor: BlockingExecutor,
         clock: Clock,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Build the log; nothing is reached yet.
 
@@ -59,9 +61,11 @@ class KafkaJobLog(JobLog):
             topic: Of this log alone; also its transactional id.
             executor: For blocking calls.
             clock: For time-outs.
+            calls: Count what is asked of the client.
         """
+        self._calls = calls
         self._settings = settings
-        self._place = ChangelogPartition(topic, 0)
+        self._partition = ChangelogPartition(topic, 0)
         self._watch = TopicWatch(topic, _HINT)
         self._executor = executor
         self._clock = clock
@@ -81,13 +85,13 @@ class KafkaJobLog(JobLog):
         try:
             await prepare_topics(
                 self._reach(),
-                {self._place.topic: self._form()},
+                {self._partition.topic: self._form()},
                 settings=self._settings,
                 executor=self._executor,
                 clock=self._clock,
             )
         except RetriableError as exc:
-            msg = f"the place for the job log is unreachable: topic={self._place.topic}"
+            msg = f"the storage of the job log is unreachable: topic={self._partition.topic}"
             raise ConfigError(msg, key="kafka.bootstrap.servers") from exc
 
     @override
@@ -97,7 +101,7 @@ class KafkaJobLog(JobLog):
                 raise PositionTakenError(position)
             if position > next_position:
                 raise RetriableError(
-                    f"the job log is shorter than its writer has seen: topic={self._place.topic} "
+                    f"the job log is shorter than its writer has seen: topic={self._partition.topic} "
                     f"position={position} next_position={next_position}"
                 )
             return True
@@ -111,7 +115,7 @@ class KafkaJobLog(JobLog):
             if position != expected:
                 raise CheckpointCorruptError(
                     "a record of the job log is missing: "
-                    f"topic={self._place.topic} position={expected}"
+                    f"topic={self._partition.topic} position={expected}"
                 )
         self._passed = start
         for position in [p for p in self._records if p < start]:
@@ -139,18 +143,18 @@ class KafkaJobLog(JobLog):
         for position in sorted(self._offsets.keys() & set(positions)):
             data = self._records.get(position)
             if data is None:
-                data = await patient(self._settings, self._clock).run(
+                data = await retrier_of(self._settings, self._clock).run(
                     partial(self._read_one, self._offsets[position]),
                     operation="read a record of the job log",
-                    subject=self._place.topic,
+                    subject=self._partition.topic,
                 )
             found.append((position, data))
         return found
 
     @override
     async def is_there(self) -> bool:
-        topic = self._place.topic
-        found = await patient(self._settings, self._clock).run(
+        topic = self._partition.topic
+        found = await retrier_of(self._settings, self._clock).run(
             lambda: run_to_end(self._executor, self._reach().describe, [topic]),
             operation="look for the job log",
             subject=topic,
@@ -170,7 +174,7 @@ class KafkaJobLog(JobLog):
             fault_point("trim.after_floor")
         needed = min([self._floor_offset, *self._offsets.values()])
         if self._floor > 0:
-            await run_to_end(self._executor, self._reach().delete_before, self._place, needed)
+            await run_to_end(self._executor, self._reach().delete_before, self._partition, needed)
 
     @override
     async def close(self) -> None:
@@ -180,18 +184,18 @@ class KafkaJobLog(JobLog):
             await run_to_end(self._executor, cluster.close)
 
     async def _write_if(self, is_wanted: Callable[[], bool], key: bytes, data: bytes) -> None:
-        """Write one record, if it is still wanted once nobody else can write."""
+        """Write one record, if it is still wanted once all other writers are fenced."""
         for _ in range(_FENCED_TRIES):
             try:
                 writer = await self._open_writer()
-                # Whoever had the id before us has ended: what is there now is all there is.
+                # The writer that had the id before is fenced, so the log does not grow any more.
                 await self._catch_up()
                 if not is_wanted():
                     return
                 writer.offsets.clear()
-                await writer.write(self._place, [(key, data)], {})
+                await writer.write(self._partition, [(key, data)], {})
                 await writer.commit()
-                await self._check_behind(writer.offsets.get(self._place))
+                await self._check_behind(writer.offsets.get(self._partition))
             except PositionTakenError:
                 raise
             except ProducerFencedError:
@@ -200,9 +204,9 @@ class KafkaJobLog(JobLog):
                 await self._drop_writer()
                 raise
             else:
-                self._fold_own(writer.offsets.get(self._place), key, data)
+                self._fold_own(writer.offsets.get(self._partition), key, data)
                 return
-        raise RetriableError(f"others keep taking the job log: topic={self._place.topic}")
+        raise RetriableError(f"others keep taking the job log: topic={self._partition.topic}")
 
     async def _check_behind(self, offset: int | None) -> None:
         """Make sure that a record of our own went behind all that was read.
@@ -214,7 +218,7 @@ class KafkaJobLog(JobLog):
         if offset is not None and offset < self._next_offset:
             await self._watch.check(self._reach(), self._executor)
             raise RetriableError(
-                f"a record went to a log that begins anew: topic={self._place.topic} offset={offset}"
+                f"a record went to a log that begins anew: topic={self._partition.topic} offset={offset}"
             )
 
     def _fold_own(self, offset: int | None, key: bytes, data: bytes) -> None:
@@ -225,22 +229,22 @@ class KafkaJobLog(JobLog):
 
     async def _catch_up(self) -> None:
         """Read what was committed since the last call; a node that dies meanwhile is waited out."""
-        await patient(self._settings, self._clock).run(
-            self._read_new, operation="read the job log", subject=self._place.topic
+        await retrier_of(self._settings, self._clock).run(
+            self._read_new, operation="read the job log", subject=self._partition.topic
         )
 
     async def _read_new(self) -> None:
         run, cluster = self._executor, self._reach()
         await self._watch.check(cluster, run)
-        end = (await run_to_end(run, cluster.end_offsets, [self._place], is_committed_only=True))[
-            self._place
-        ]
+        end = (
+            await run_to_end(run, cluster.end_offsets, [self._partition], is_committed_only=True)
+        )[self._partition]
         # What we committed ourselves may not be marked so everywhere yet.
-        own = self._writer.offsets.get(self._place, -1) if self._writer is not None else -1
+        own = self._writer.offsets.get(self._partition, -1) if self._writer is not None else -1
         end = max(end, own + 1)
         if end <= self._next_offset:
             return
-        start = (await run_to_end(run, cluster.start_offsets, [self._place]))[self._place]
+        start = (await run_to_end(run, cluster.start_offsets, [self._partition]))[self._partition]
         reader = self._reader(max(start, self._next_offset), end)
         found: list[Message] = []
         try:
@@ -248,10 +252,12 @@ class KafkaJobLog(JobLog):
             while not reader.is_done:
                 await reader.next(found.extend)
         except CheckpointCorruptError as exc:
-            oldest = (await run_to_end(run, cluster.start_offsets, [self._place]))[self._place]
+            oldest = (await run_to_end(run, cluster.start_offsets, [self._partition]))[
+                self._partition
+            ]
             if oldest <= reader.position:
                 raise
-            msg = f"the job log was trimmed while it was read: topic={self._place.topic}"
+            msg = f"the job log was trimmed while it was read: topic={self._partition.topic}"
             raise RetriableError(msg) from exc
         finally:
             await reader.close()
@@ -270,23 +276,24 @@ class KafkaJobLog(JobLog):
             await reader.close()
         if not found:
             raise RetriableError(
-                f"a record of the job log is gone: topic={self._place.topic} offset={offset}"
+                f"a record of the job log is gone: topic={self._partition.topic} offset={offset}"
             )
         return found[0].value() or b""
 
     def _reader(self, start: int, end: int) -> PartitionReader:
         return PartitionReader(
             self._settings,
-            self._place,
+            self._partition,
             start,
             end,
             is_committed_only=True,
             executor=self._executor,
             clock=self._clock,
+            calls=self._calls,
         )
 
     def _fold(self, key: bytes, data: bytes, offset: int) -> None:
-        where = f"topic={self._place.topic} offset={offset}"
+        where = f"topic={self._partition.topic} offset={offset}"
         if key == _FLOOR:
             self._floor = max(self._floor, position_of(data, where=where))
             self._floor_offset = offset
@@ -310,7 +317,11 @@ class KafkaJobLog(JobLog):
     async def _open_writer(self) -> TransactionWriter:
         if self._writer is None:
             self._writer = TransactionWriter(
-                self._settings, self._place.topic, executor=self._executor, clock=self._clock
+                self._settings,
+                self._partition.topic,
+                executor=self._executor,
+                clock=self._clock,
+                calls=self._calls,
             )
             try:
                 await self._writer.open()
@@ -326,7 +337,7 @@ class KafkaJobLog(JobLog):
 
     def _reach(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = Cluster(self._settings)
+            self._cluster = Cluster(self._settings, self._calls)
         return self._cluster
 
     def _form(self) -> TopicForm:

@@ -1,12 +1,13 @@
 """The marker of a changelog: the fields of Samza's, and what it takes to verify a restore."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Self
 
 import msgspec
+from xxhash import xxh3_128_intdigest
 
-from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.checkpoint.decoding import decode_json
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
@@ -50,11 +51,71 @@ _decoder = msgspec.json.Decoder(_MarkerJson)
 _version_decoder = msgspec.json.Decoder(_Versioned)
 
 
+_MODULUS: Final = 1 << 128
+
+
 @dataclass(frozen=True, slots=True)
-class ChangelogMarker:
+class ContentSummary:
+    """Count, size and digest of the live entries of a store.
+
+    The digest is the sum modulo 2**128 of the XXH3-128 of ``key + value``, seeded with the length
+    of the key. It tells content that was lost or came back from what was committed; it is no
+    defence against forged records.
+    """
+
+    live_keys: int = 0
+    live_bytes: int = 0
+    """Of keys and values."""
+    digest: int = 0
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[bytes, bytes]]) -> Self:
+        """Add up all entries of a store; each key occurs once."""
+        live_keys, live_bytes, digest = 0, 0, 0
+        for key, value in entries:
+            record = key + value
+            live_keys += 1
+            live_bytes += len(record)
+            digest += xxh3_128_intdigest(record, len(key))
+        return cls(live_keys, live_bytes, digest % _MODULUS)
+
+    def plus(self, other: "ContentSummary") -> "ContentSummary":
+        """Return the summary of both contents, which share no key."""
+        return ContentSummary(
+            self.live_keys + other.live_keys,
+            self.live_bytes + other.live_bytes,
+            (self.digest + other.digest) % _MODULUS,
+        )
+
+    def changed(self, changes: Iterable[tuple[bytes, bytes | None, bytes | None]]) -> Self:
+        """Return the summary after some changes.
+
+        Args:
+            changes: Key, value before and value after, None where there is none; each key once.
+        """
+        live_keys, live_bytes, digest = self.live_keys, self.live_bytes, self.digest
+        for key, before, after in changes:
+            if before is not None:
+                live_keys -= 1
+                live_bytes -= len(key) + len(before)
+                digest -= xxh3_128_intdigest(key + before, len(key))
+            if after is not None:
+                live_keys += 1
+                live_bytes += len(key) + len(after)
+                digest += xxh3_128_intdigest(key + after, len(key))
+        return type(self)(live_keys, live_bytes, digest % _MODULUS)
+
+    @property
+    def hexdigest(self) -> str:
+        """The digest as 32 hexadecimal digits."""
+        return f"{self.digest:032x}"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaStateCheckpointMarker:
     """Where one store's state ends in its changelog, and what it adds up to.
 
-    Source: Samza 1.8 ``KafkaStateCheckpointMarker``; the fields from ``topic_id`` on are ours.
+    Source: Samza 1.8, where it has this name; the fields from ``topic_id`` on are ours.
     """
 
     topic: str
@@ -105,14 +166,14 @@ class ChangelogMarker:
         damage = f"not a changelog marker: marker={marker[:_SHOWN_CHARACTERS]!r}"
         read = _read(marker, damage)
         ssp, text = read.changelog_ssp, read.changelog_offset
-        is_place = (
+        is_named = (
             _TOPIC.fullmatch(ssp.stream) is not None
             and ssp.stream not in {".", ".."}
             and ssp.key_bucket == _NO_BUCKET
             and 0 <= ssp.partition <= _MAX_PARTITION
         )
         is_offset = text is None or _OFFSET.fullmatch(text) is not None
-        if not is_place or not is_offset or _DIGEST.fullmatch(read.content_digest) is None:
+        if not is_named or not is_offset or _DIGEST.fullmatch(read.content_digest) is None:
             raise CheckpointCorruptError(damage)
         offset = None if text is None else int(text)
         digest = int(read.content_digest, 16)

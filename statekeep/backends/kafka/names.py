@@ -80,7 +80,7 @@ def changelog_partition(task: TaskIdentity) -> int:
 def transactional_id(prefix: str, task: TaskIdentity) -> str:
     """Return the transactional id under which the changes of one task are written.
 
-    The same whatever the job's uid: whoever takes over fences whoever wrote before.
+    Independent of the job's uid, so that a new owner fences the one before.
     """
     return topic_name(prefix, task.job_name, task.operator, task.task_name)
 

@@ -1,4 +1,4 @@
-"""Reading a stretch of one partition, without a consumer group."""
+"""Reading a range of one partition, without a consumer group."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,6 +6,7 @@ from typing import Final
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.client_errors import ProducerFencedError, explained, explained_errors
 from statekeep.backends.kafka.clients import build_consumer
 from statekeep.backends.kafka.names import ChangelogPartition
@@ -19,7 +20,7 @@ _BATCH: Final = 500
 _BATCHES: Final = 20
 """Of one call on an executor thread."""
 _WAIT_S: Final = 0.05
-"""How long a batch is waited for that is not full: the last one of a stretch."""
+"""How long a batch is waited for that is not full: the last one of a range."""
 _OF_NO_CONCERN: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
 """The library asks for the coordinator of a group that nothing here ever uses."""
 
@@ -35,28 +36,31 @@ class PartitionReader:
     def __init__(
         self,
         settings: KafkaSettings,
-        place: ChangelogPartition,
+        partition: ChangelogPartition,
         start: int,
         end: int,
         *,
         is_committed_only: bool,
         executor: BlockingExecutor,
         clock: Clock,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Build the consumer; no I/O.
 
         Args:
             settings: Of the cluster.
-            place: The partition.
+            partition: The partition.
             start: First offset; it is an error if older records only are there.
             end: Behind the last offset wanted.
             is_committed_only: Leave out what belongs to no committed transaction, and wait where
                 one is open.
             executor: For blocking calls.
             clock: For time-outs.
+            calls: Count what is fetched.
         """
         self.position = start
-        self._place = place
+        self._calls = calls
+        self._partition = partition
         self._end = end
         self._timeout_ms = settings.timeout_ms
         self._executor = executor
@@ -72,7 +76,7 @@ class PartitionReader:
 
     async def open(self) -> None:
         """Begin to read."""
-        partition = TopicPartition(self._place.topic, self._place.partition, self._start)
+        partition = TopicPartition(self._partition.topic, self._partition.partition, self._start)
         with explained_errors(self._what("partition cannot be read")):
             await run_to_end(self._executor, self._consumer.assign, [partition])
 
@@ -81,13 +85,13 @@ class PartitionReader:
 
         Waits a moment; there may be none yet.
 
-        A node that knows nothing of the topic is no reason to end: whoever reads has seen it, and not
-        every node knows of a young one.
+        A node that does not know the topic is no reason to end: the reader has seen the topic, and
+        not every node knows a new one yet.
 
         Raises:
             CheckpointCorruptError: ``start`` is out of range, or a record is damaged.
             RetriableError: No progress within the time-out: the cluster does not answer, the topic
-                was deleted, or somebody else's open transaction holds the records back.
+                was deleted, or another writer's open transaction holds the records back.
         """
         before = self.position
         await run_to_end(self._executor, self._step, take)
@@ -104,10 +108,17 @@ class PartitionReader:
         await run_to_end(self._executor, self._consumer.close)
 
     def _step(self, take: Callable[[list[Message]], object]) -> None:
-        """Fetch some batches and hand them on, up to one that is not full."""
-        for _ in range(_BATCHES):
-            if self.is_done or self._take_batch(take) < _BATCH:
-                return
+        """Fetch some batches and hand them on, up to one that is not full: a call if anything came."""
+        began_ns, before = self._calls.begin(), self.position
+        try:
+            for _ in range(_BATCHES):
+                if self.is_done or self._take_batch(take) < _BATCH:
+                    break
+        except BaseException as exc:
+            self._calls.ended("fetch", began_ns, exc)
+            raise
+        if self.position > before:
+            self._calls.ended("fetch", began_ns)
 
     def _take_batch(self, take: Callable[[list[Message]], object]) -> int:
         """Fetch one batch and hand it on; return how many messages it was, events included."""
@@ -116,7 +127,7 @@ class PartitionReader:
             batch = self._consumer.consume(wanted, _WAIT_S)
         records = [message for message in batch if message.error() is None]
         if len(records) < len(batch):
-            self._look_at_events(batch)
+            self._check_events(batch)
         last = _offset(records[-1]) if records else -1
         if last >= self._end:
             records = [record for record in records if _offset(record) < self._end]
@@ -125,7 +136,7 @@ class PartitionReader:
         self.position = max(self.position, last + 1)
         return len(batch)
 
-    def _look_at_events(self, batch: list[Message]) -> None:
+    def _check_events(self, batch: list[Message]) -> None:
         for message in batch:
             error = message.error()
             if error is None or error.code() == _OF_NO_CONCERN:
@@ -138,7 +149,7 @@ class PartitionReader:
                 raise found
 
     def _what(self, text: str) -> str:
-        return f"{text}: topic={self._place.topic} partition={self._place.partition}"
+        return f"{text}: topic={self._partition.topic} partition={self._partition.partition}"
 
 
 def _offset(message: Message) -> int:

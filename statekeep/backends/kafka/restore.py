@@ -12,16 +12,15 @@ from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.fan_out import run_all
-from statekeep.backends.kafka.cluster import Cluster
-from statekeep.backends.kafka.digest import ContentSummary
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
+from statekeep.backends.kafka.cluster import Cluster, SharedCluster
+from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.shared_cluster import SharedCluster
-from statekeep.backends.kafka.topics import patient
+from statekeep.backends.kafka.topics import retrier_of
+from statekeep.backends.pacing import InFlightLimit
 from statekeep.backends.run_to_end import run_to_end
-from statekeep.backends.wrappers import InFlightLimit
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import (
     BackendClosedError,
@@ -44,10 +43,10 @@ class _UnknownChangelogError(RetriableError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _OffsetRange:
     """What has to be read for one store."""
 
-    marker: ChangelogMarker
+    marker: KafkaStateCheckpointMarker
     start: int
     end: int
 
@@ -88,7 +87,7 @@ class KafkaRestoreManager(TaskRestoreManager):
     transaction of the task can be open before one that came after it.
 
     The content is then compared with the marker's count and digest: a topic that was compacted
-    beyond the marker, lost records, or was filled by somebody else, is found out.
+    beyond the marker, lost records, or was filled by another writer, is found out.
     """
 
     def __init__(
@@ -98,6 +97,8 @@ class KafkaRestoreManager(TaskRestoreManager):
         backend: BackendName,
         clusters: SharedCluster,
         replays: InFlightLimit,
+        *,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Take what the restore needs; no I/O.
 
@@ -107,13 +108,15 @@ class KafkaRestoreManager(TaskRestoreManager):
             backend: Name of the backend.
             clusters: Lends the client for offsets.
             replays: Bounds the changelogs that are read at once; a replay waits for no other.
+            calls: Count what is fetched.
         """
+        self._calls = calls
         self._replays = replays
         self._context = context
         self._settings = settings
         self._backend = backend
         self._clusters = clusters
-        self._stretches: dict[StoreName, _Stretch] = {}
+        self._ranges: dict[StoreName, _OffsetRange] = {}
         self._is_closed = False
 
     @override
@@ -123,17 +126,17 @@ class KafkaRestoreManager(TaskRestoreManager):
         try:
             for store in self._context.directories:
                 marker = self._marker(checkpoint, store)
-                self._stretches[store] = await self._find(cluster, marker)
+                self._ranges[store] = await self._find(cluster, marker)
         finally:
             await run_to_end(self._context.executor, self._clusters.give_back)
 
     @override
     async def restore(self) -> None:
         self._check_open()
-        self._context.on_total(sum(map(_size, self._stretches.values())))
+        self._context.on_total(sum(map(_size, self._ranges.values())))
         await run_all(
-            self._replays.run(partial(self._restore_store, store, stretch))
-            for store, stretch in self._stretches.items()
+            self._replays.run(partial(self._restore_store, store, offsets))
+            for store, offsets in self._ranges.items()
         )
 
     @override
@@ -145,7 +148,7 @@ class KafkaRestoreManager(TaskRestoreManager):
             msg = f"kafka restore manager is closed: task={self._context.task.task_name}"
             raise BackendClosedError(msg)
 
-    def _marker(self, checkpoint: CheckpointV2, store: StoreName) -> ChangelogMarker:
+    def _marker(self, checkpoint: CheckpointV2, store: StoreName) -> KafkaStateCheckpointMarker:
         marker = checkpoint.markers_of(self._backend).get(store)
         if marker is None:
             msg = (
@@ -153,41 +156,41 @@ class KafkaRestoreManager(TaskRestoreManager):
                 f"checkpoint_id={checkpoint.checkpoint_id} backend={self._backend} store={store}"
             )
             raise CheckpointCorruptError(msg)
-        return ChangelogMarker.decode(marker)
+        return KafkaStateCheckpointMarker.decode(marker)
 
-    async def _find(self, cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
+    async def _find(self, cluster: Cluster, marker: KafkaStateCheckpointMarker) -> _OffsetRange:
         """Look for what a marker names until the cluster has answered.
 
         One node that does not know of it is no answer: it may not have heard of the topic, of its
         partitions, or that it is another one.
 
         Raises:
-            BlobNotFoundError: Nobody knew of it until the time-out.
+            BlobNotFoundError: No node knew of it until the time-out.
         """
 
-        async def find() -> _Stretch:
+        async def find() -> _OffsetRange:
             return await run_to_end(self._context.executor, _find, cluster, marker)
 
         try:
-            return await patient(self._settings, self._context.clock).run(
+            return await retrier_of(self._settings, self._context.clock).run(
                 find, operation="look for changelog", subject=marker.topic
             )
         except _UnknownChangelogError as exc:
             raise BlobNotFoundError(_name(marker)) from exc
 
-    async def _restore_store(self, store: StoreName, stretch: _Stretch) -> None:
+    async def _restore_store(self, store: StoreName, offsets: _OffsetRange) -> None:
         run = self._context.executor
         started_ns = self._context.clock.monotonic_ns()
         directory = self._context.directories[store]
         target = await run_to_end(run, self._context.open_store, store, directory)
         try:
-            content = await self._replay(target, stretch)
-            await run_to_end(run, target.flush)  # tells of writes that have failed
-            if content is None or content != stretch.marker.content:
+            content = await self._replay(target, offsets)
+            await run_to_end(run, target.flush)  # raises for writes that have failed
+            if content is None or content != offsets.marker.content:
                 content = await run_to_end(run, _summary, target)
         finally:
             await run_to_end(run, target.close)
-        _verify(stretch.marker, content)
+        _verify(offsets.marker, content)
         logger.debug(
             "changelog replayed: task=%s backend=%s store=%s bytes=%d elapsed_ms=%d "
             "records=%d live_keys=%d",
@@ -196,16 +199,16 @@ class KafkaRestoreManager(TaskRestoreManager):
             store,
             content.live_bytes,
             (self._context.clock.monotonic_ns() - started_ns) // 1_000_000,
-            stretch.end - stretch.start,
+            offsets.end - offsets.start,
             content.live_keys,
         )
 
-    async def _replay(self, target: KeyValueStore, stretch: _Stretch) -> ContentSummary | None:
+    async def _replay(self, target: KeyValueStore, offsets: _OffsetRange) -> ContentSummary | None:
         """Apply the records, and return what they add up to where each may be of a key of its own.
 
-        Progress is told as the part of the offsets that is behind us.
+        Progress is reported as the part of the offsets already read.
         """
-        replayed = _Replayed(stretch.marker.content)
+        replayed = _Replayed(offsets.marker.content)
 
         def take(records: list[Message]) -> None:
             changes = [(key, r.value()) for r in records if (key := r.key()) is not None]
@@ -214,28 +217,29 @@ class KafkaRestoreManager(TaskRestoreManager):
 
         reader = PartitionReader(
             self._settings,
-            ChangelogPartition(stretch.marker.topic, stretch.marker.partition),
-            stretch.start,
-            stretch.end,
+            ChangelogPartition(offsets.marker.topic, offsets.marker.partition),
+            offsets.start,
+            offsets.end,
             is_committed_only=True,
             executor=self._context.executor,
             clock=self._context.clock,
+            calls=self._calls,
         )
-        total, told = _size(stretch), 0
+        total, reported = _size(offsets), 0
         try:
             await reader.open()
             while not reader.is_done:
                 await reader.next(take)
-                passed = min(reader.position, stretch.end) - stretch.start
-                share = total * passed // (stretch.end - stretch.start)
-                self._context.on_bytes(share - told)
-                told = share
+                passed = min(reader.position, offsets.end) - offsets.start
+                share = total * passed // (offsets.end - offsets.start)
+                self._context.on_bytes(share - reported)
+                reported = share
         finally:
             await reader.close()
         return replayed.content
 
 
-def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
+def _find(cluster: Cluster, marker: KafkaStateCheckpointMarker) -> _OffsetRange:
     """Look for what a marker names, as the table in the documentation says.
 
     Raises:
@@ -251,20 +255,23 @@ def _find(cluster: Cluster, marker: ChangelogMarker) -> _Stretch:
     ):
         msg = f"a node does not know the changelog: topic={_name(marker)}"
         raise _UnknownChangelogError(msg)
-    place = ChangelogPartition(marker.topic, marker.partition)
+    partition = ChangelogPartition(marker.topic, marker.partition)
     if marker.offset is None:
-        return _Stretch(marker, 0, 0)
-    start, end = cluster.start_offsets([place])[place], cluster.end_offsets([place])[place]
+        return _OffsetRange(marker, 0, 0)
+    start, end = (
+        cluster.start_offsets([partition])[partition],
+        cluster.end_offsets([partition])[partition],
+    )
     if not start <= marker.offset < end:
         msg = (
             f"changelog has not the marker's offset: topic={marker.topic} "
             f"partition={marker.partition} offset={marker.offset} start={start} end={end}"
         )
         raise CheckpointCorruptError(msg)
-    return _Stretch(marker, start, marker.offset + 1)
+    return _OffsetRange(marker, start, marker.offset + 1)
 
 
-def _verify(marker: ChangelogMarker, content: ContentSummary) -> None:
+def _verify(marker: KafkaStateCheckpointMarker, content: ContentSummary) -> None:
     if content != marker.content:
         msg = (
             f"changelog does not give the committed content: topic={marker.topic} "
@@ -275,7 +282,7 @@ def _verify(marker: ChangelogMarker, content: ContentSummary) -> None:
         raise CheckpointCorruptError(msg)
 
 
-def _name(marker: ChangelogMarker) -> str:
+def _name(marker: KafkaStateCheckpointMarker) -> str:
     """Return the partition that a marker names, and of which topic of the name, if it says so."""
     name = f"{marker.topic}-{marker.partition}"
     return f"{name}#{marker.topic_id}" if marker.topic_id else name
@@ -285,6 +292,6 @@ def _summary(store: KeyValueStore) -> ContentSummary:
     return ContentSummary.of(store.scan())
 
 
-def _size(stretch: _Stretch) -> int:
+def _size(offsets: _OffsetRange) -> int:
     """Return the bytes that a replay is announced as: the content, or a byte per record."""
-    return max(stretch.marker.content.live_bytes, stretch.end - stretch.start)
+    return max(offsets.marker.content.live_bytes, offsets.end - offsets.start)

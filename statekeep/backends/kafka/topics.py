@@ -36,7 +36,7 @@ class ChangelogTopics:
         self._task = task
         self._partition = changelog_partition(task)
 
-    def place(self, store: StoreName) -> ChangelogPartition:
+    def partition(self, store: StoreName) -> ChangelogPartition:
         """Return where a store's changes go.
 
         Raises:
@@ -47,17 +47,17 @@ class ChangelogTopics:
         topic = changelog_topic(prefix, self._task, store) if named is None else named
         return ChangelogPartition(topic, self._partition)
 
-    def places(self, stores: Iterable[StoreName]) -> Mapping[StoreName, ChangelogPartition]:
+    def partitions(self, stores: Iterable[StoreName]) -> Mapping[StoreName, ChangelogPartition]:
         """Return where the changes of all stores go that are backed up here.
 
         Raises:
             ConfigError: Two of them have one topic, or a name is too long for one.
         """
-        places = {store: self.place(store) for store in stores}
+        partitions = {store: self.partition(store) for store in stores}
         self._settings.refuse_shared_changelogs(
-            self._backend, {store: place.topic for store, place in places.items()}
+            self._backend, {store: partition.topic for store, partition in partitions.items()}
         )
-        return places
+        return partitions
 
     def form(self, store: StoreName) -> TopicForm:
         """Return what a store's topic must be like."""
@@ -112,7 +112,7 @@ async def prepare_topics(
         await run_to_end(executor, cluster.end_offsets, last)
         return ids
 
-    return await patient(settings, clock).run(
+    return await retrier_of(settings, clock).run(
         prepare, operation="prepare topics", subject=",".join(forms)
     )
 
@@ -135,7 +135,7 @@ class TopicWatch:
         """Make sure that the topic is the one of the first call.
 
         Raises:
-            ConfigError: Somebody has deleted it, and made another one of its name.
+            ConfigError: It was deleted, and another one of its name was made.
             RetriableError: It is not there, or the cluster does not answer.
         """
         facts = (await run_to_end(executor, cluster.describe, [self._topic])).get(self._topic)
@@ -153,7 +153,7 @@ class TopicWatch:
             )
 
 
-def patient(settings: KafkaSettings, clock: Clock) -> Retrier:
+def retrier_of(settings: KafkaSettings, clock: Clock) -> Retrier:
     """Return what repeats a question to the cluster until ``kafka.timeout.ms`` is over."""
     policy = replace(
         settings.retry,

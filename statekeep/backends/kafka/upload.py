@@ -1,7 +1,7 @@
 """One store's part of one commit: what has to be written so that its changelog holds the version.
 
 Two ways lead there. An *increment* writes the changes since the committed base, and sets every key
-of the tail (what stands behind the base's marker, by whomever) to its value in the version. A *full*
+of the tail (what stands behind the base's marker, whichever process wrote it) to its value in the version. A *full*
 upload does the same with the beginning of the topic in place of the base: every key of the topic
 that the version has not becomes a tombstone, and every key of the version is written. So it is made
 only where the topic is known to be the job's own.
@@ -19,12 +19,12 @@ from collections.abc import (
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from confluent_kafka import Message
 
 from statekeep.backends.base import BlockingExecutor, CommitContext
-from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.backends.kafka.epochs import EpochStamp, Owners, check_epoch
 from statekeep.backends.kafka.images import (
     are_few,
@@ -33,12 +33,12 @@ from statekeep.backends.kafka.images import (
     merged_changes,
     opened_image,
 )
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.settled_keys import SettledKeys
 from statekeep.backends.kafka.writer import ChangelogWriter
+from statekeep.backends.kafka.written_keys import WrittenKeys
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
@@ -55,10 +55,10 @@ _LOOK_UP_KEYS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlace:
+class StorePartition:
     """Where one store's changes go, as the cluster has it at the start of an upload."""
 
-    place: ChangelogPartition
+    partition: ChangelogPartition
     topic_id: str
     start: int
     """Offset of the oldest record."""
@@ -73,9 +73,11 @@ class StoreUpload:
     settings: KafkaSettings
     commit: CommitContext
     store: StoreName
-    at: StorePlace
-    base: ChangelogMarker | None
+    at: StorePartition
+    base: KafkaStateCheckpointMarker | None
     """Marker of the committed base, if an increment may build on it."""
+    changes: Sequence[Path] | None
+    """The deltas since the base, if they are at hand."""
     is_known_own: bool
     """Whether the committed base names records of this topic, so that it is the job's."""
     stamp: EpochStamp
@@ -84,13 +86,13 @@ class StoreUpload:
     clock: Clock
     uid: str
     """Never used before; names work directories."""
-    seen: dict[ChangelogPartition, tuple[StorePlace, Owners]] = field(
-        default_factory=dict[ChangelogPartition, tuple[StorePlace, Owners]]
+    seen: dict[ChangelogPartition, tuple[StorePartition, Owners]] = field(
+        default_factory=dict[ChangelogPartition, tuple[StorePartition, Owners]]
     )
     """What earlier uploads of the task have read: it is not read again while nothing is added."""
     record_count: int = field(default=0, init=False)
 
-    async def run(self) -> ChangelogMarker:
+    async def run(self) -> KafkaStateCheckpointMarker:
         """Write what is missing, and return the marker but for its offset if anything was written.
 
         The caller commits the transaction and then asks the writer for the offset.
@@ -103,38 +105,38 @@ class StoreUpload:
         if base is None or increment is None:
             return await self._write_all()
         changes, content = increment
-        settled = SettledKeys()
+        written = WrittenKeys()
         if self._has_tail(base):
             await self._require_own()
             async with self._image(self.commit.version, "v") as image:
-                await self._mend(image, self._after(base), settled, is_full=False)
+                await self._mend(image, self._after(base), written, is_full=False)
         while chunk := await run_to_end(self.executor, _next_chunk, changes):
-            left = settled.left(chunk)
+            left = written.left(chunk)
             await (self._write(left) if left else self.writer.commit_if_old())
         return replace(self._marker(content, base.offset), is_transactional=base.is_transactional)
 
-    async def finish(self, marker: ChangelogMarker) -> ChangelogMarker:
+    async def finish(self, marker: KafkaStateCheckpointMarker) -> KafkaStateCheckpointMarker:
         """Return what `run` gave with its offset, after the writer has committed.
 
         Raises:
-            RetriableError: The cluster did not say where the records are, or somebody else's are
+            RetriableError: The cluster did not say where the records are, or another writer's are
                 among them.
         """
         if not self.record_count:
             return marker
-        offset = self.writer.offsets.get(self.at.place)
+        offset = self.writer.offsets.get(self.at.partition)
         if offset is None:
-            raise RetriableError(f"offset of the records is unknown: place={self.at.place}")
+            raise RetriableError(f"offset of the records is unknown: partition={self.at.partition}")
         await self._require_unmixed(offset + 1)
         return replace(marker, offset=offset, is_transactional=self.writer.is_transactional)
 
     async def _require_unmixed(self, end: int) -> None:
-        """Make sure that up to ``end`` nobody else has written where this upload has.
+        """Make sure that up to ``end`` no other process has written between this upload's records.
 
         A record ends each transaction, the last one behind ``end``. Where that does not add up the
         records are counted: the transaction before the first may just have ended.
         """
-        ends = max(0, self.writer.commit_counts.get(self.at.place, 0) - 1)
+        ends = max(0, self.writer.commit_counts.get(self.at.partition, 0) - 1)
         if end - self.at.end == self.record_count + ends:
             return
         base, found = self.base, 0
@@ -147,7 +149,7 @@ class StoreUpload:
         await self._read(start, count, end=end, is_committed_only=False)
         if found != self.record_count:
             raise RetriableError(
-                f"somebody else has written to the changelog meanwhile: place={self.at.place} "
+                f"another writer has written to the changelog meanwhile: partition={self.at.partition} "
                 f"records={self.record_count} found={found}"
             )
 
@@ -157,17 +159,14 @@ class StoreUpload:
         return self.base is None
 
     async def _increment(
-        self, base: ChangelogMarker
+        self, base: KafkaStateCheckpointMarker
     ) -> tuple[Iterator[Change], ContentSummary] | None:
         """Return the changes since the base and what the content adds up to with them.
 
         None where they are not at hand.
         """
-        base_version = self.commit.base_version
-        if base_version is None:
-            return None
-        paths = self.commit.version.changes_since(self.store, base_version)
-        if paths is None:
+        base_version, paths = self.commit.base_version, self.changes
+        if base_version is None or paths is None:
             return None
         try:
             is_merged = await run_to_end(self.executor, are_few, paths)
@@ -218,13 +217,13 @@ class StoreUpload:
             await take(chunk)
         return content
 
-    async def _write_all(self) -> ChangelogMarker:
+    async def _write_all(self) -> KafkaStateCheckpointMarker:
         self.base = None
         async with self._image(self.commit.version, "v") as image:
             if self.at.end > self.at.start:
                 try:
                     await self._require_own()
-                    await self._mend(image, self.at.start, SettledKeys(), is_full=True)
+                    await self._mend(image, self.at.start, WrittenKeys(), is_full=True)
                 except CheckpointCorruptError as exc:
                     exc.add_note("hint: delete the topic; the next commit fills it anew")
                     raise
@@ -232,24 +231,24 @@ class StoreUpload:
         return self._marker(content, None)
 
     async def _require_own(self) -> None:
-        """Make sure that nobody else's records are replaced, before any is written.
+        """Make sure that no other job's records are replaced, before any is written.
 
-        What was never committed is nobody's.
+        Records that were never committed have no owner.
 
         Raises:
             ConfigError: They are another job's, or nothing says that they are ours.
         """
         if self.is_known_own:
             return
-        at, owners = self.seen.get(self.at.place, (None, Owners(self.stamp, self.at.place)))
+        at, owners = self.seen.get(self.at.partition, (None, Owners(self.stamp, self.at.partition)))
         if at != self.at:
-            owners = Owners(self.stamp, self.at.place)
+            owners = Owners(self.stamp, self.at.partition)
             await self._read(self.at.start, owners.take, is_committed_only=True)
-            self.seen[self.at.place] = self.at, owners
+            self.seen[self.at.partition] = self.at, owners
         owners.check()
 
     async def _mend(
-        self, image: KeyValueStore, start: int, settled: SettledKeys, *, is_full: bool
+        self, image: KeyValueStore, start: int, written: WrittenKeys, *, is_full: bool
     ) -> None:
         """Set every key that stands from ``start`` on to its value in the version, once.
 
@@ -260,12 +259,12 @@ class StoreUpload:
 
         def take(records: list[Message]) -> None:
             for record in records:
-                check_epoch(self.stamp, record.headers(), self.at.place.topic)
+                check_epoch(self.stamp, record.headers(), self.at.partition.topic)
             found.append([key for record in records if (key := record.key()) is not None])
 
         async def write_found() -> None:
             while found:
-                entries = _looked_up(image, settled.new(found.pop()))
+                entries = _looked_up(image, written.new(found.pop()))
                 while chunk := await run_to_end(self.executor, _next_chunk, entries):
                     await self._write([e for e in chunk if e[1] is None or not is_full])
 
@@ -287,12 +286,13 @@ class StoreUpload:
         """
         reader = PartitionReader(
             self.settings,
-            self.at.place,
+            self.at.partition,
             start,
             self.at.end if end is None else end,
             is_committed_only=is_committed_only,
             executor=self.executor,
             clock=self.clock,
+            calls=self.writer.calls,
         )
         try:
             await reader.open()
@@ -305,7 +305,7 @@ class StoreUpload:
             await reader.close()
 
     async def _write(self, chunk: Sequence[Change]) -> None:
-        await self.writer.write(self.at.place, chunk, self.stamp.headers)
+        await self.writer.write(self.at.partition, chunk, self.stamp.headers)
         self.record_count += len(chunk)
 
     @asynccontextmanager
@@ -318,19 +318,19 @@ class StoreUpload:
         finally:
             await run_to_end(self.executor, stack.close)
 
-    def _has_tail(self, base: ChangelogMarker) -> bool:
+    def _has_tail(self, base: KafkaStateCheckpointMarker) -> bool:
         """Whether anything but the base's own commit record stands behind its marker."""
         if base.offset is None:
             return self.at.end > self.at.start
         # The record that ends the base's last transaction takes one offset; while it is there,
-        # nobody else can have written between it and the marker.
+        # no other process can have written between it and the marker.
         return self.at.end != base.offset + (2 if base.is_transactional else 1)
 
-    def _may_lack(self, base: ChangelogMarker) -> bool:
+    def _may_lack(self, base: KafkaStateCheckpointMarker) -> bool:
         """Whether keys of the base may be gone without a trace.
 
         A tombstone in the tail lets the base's record of its key be compacted away, and goes itself
-        after a while: nobody would write that key again.
+        after a while: then no upload would write that key again.
         """
         committed = self.commit.base
         if committed is None or not self._has_tail(base):
@@ -338,13 +338,13 @@ class StoreUpload:
         age_ms = self.clock.time_ns() // 1_000_000 - committed.checkpoint_id.millis
         return age_ms > self.settings.traceable_ms(self.store)
 
-    def _after(self, base: ChangelogMarker) -> int:
+    def _after(self, base: KafkaStateCheckpointMarker) -> int:
         return self.at.start if base.offset is None else max(base.offset + 1, self.at.start)
 
-    def _marker(self, content: ContentSummary, offset: int | None) -> ChangelogMarker:
-        return ChangelogMarker(
-            topic=self.at.place.topic,
-            partition=self.at.place.partition,
+    def _marker(self, content: ContentSummary, offset: int | None) -> KafkaStateCheckpointMarker:
+        return KafkaStateCheckpointMarker(
+            topic=self.at.partition.topic,
+            partition=self.at.partition.partition,
             offset=offset,
             topic_id=self.at.topic_id,
             version=str(self.commit.version.id),

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.client_errors import expected_topic, explained
 from statekeep.backends.kafka.clients import QUEUE_RECORDS, build_producer
 from statekeep.backends.kafka.names import ChangelogPartition
@@ -45,6 +46,7 @@ class ChangelogWriter(ABC):
         offsets: Of the last record delivered to each partition by this writer.
         commit_counts: Transactions with records of each partition that this writer has committed.
         sent_bytes: Keys and values that were given to the producer so far.
+        calls: Count what is asked of the client.
     """
 
     is_transactional: bool
@@ -58,8 +60,10 @@ class ChangelogWriter(ABC):
         transactional_id: str | None,
         executor: BlockingExecutor,
         clock: Clock,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Build the producer; no I/O."""
+        self.calls = calls
         self.offsets: dict[ChangelogPartition, int] = {}
         self.commit_counts: Counter[ChangelogPartition] = Counter()
         self.sent_bytes = 0
@@ -89,12 +93,12 @@ class ChangelogWriter(ABC):
         """
 
     async def write(
-        self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
+        self, partition: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
     ) -> None:
         """Add records to the commit; a value of None is a tombstone.
 
         Args:
-            place: Where to.
+            partition: Where to.
             entries: At most some megabytes and some thousands.
             headers: Go with the first record, and with the first that is no tombstone: compaction keeps
                 that one for as long as its value counts.
@@ -106,9 +110,11 @@ class ChangelogWriter(ABC):
         """
         if not entries:
             return
-        await self._begin(place)
-        await self._run(self._enqueue, place, entries, headers)
-        await self._drain(min(_QUEUED_RECORDS, max(1, int(_QUEUED_BYTES / self._average_bytes))))
+        await self._begin(partition)
+        with self.calls.counted("produce"):
+            await self._run(self._enqueue, partition, entries, headers)
+            most = max(1, int(_QUEUED_BYTES / self._average_bytes))
+            await self._drain(min(_QUEUED_RECORDS, most))
 
     @abstractmethod
     async def commit(self) -> None:
@@ -123,7 +129,7 @@ class ChangelogWriter(ABC):
     async def commit_if_old(self) -> None:
         """Commit what would be lost if it waited for much longer.
 
-        Called again and again by whoever is at something else between two writes: the cluster counts
+        Callers that do other work between two writes call it repeatedly: the cluster's time-out counts
         from the beginning of a transaction, whether anything is written or not.
 
         Raises:
@@ -136,15 +142,15 @@ class ChangelogWriter(ABC):
         await self._run(_release, self._held)
 
     @abstractmethod
-    async def _begin(self, place: ChangelogPartition) -> None:
+    async def _begin(self, partition: ChangelogPartition) -> None:
         """Get ready for some records of a partition."""
 
     def _enqueue(
-        self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
+        self, partition: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
     ) -> None:
         """Hand records to the library, which reports where the last one lies."""
-        produce, topic, partition = self._producer.produce, place.topic, place.partition
-        report, last = self._delivered(place), len(entries) - 1
+        produce, topic, number = self._producer.produce, partition.topic, partition.partition
+        report, last = self._delivered(partition), len(entries) - 1
         put = next((i for i, (_, value) in enumerate(entries) if value is not None), 0)
         key, value = entries[0]
         begin = 0
@@ -152,13 +158,13 @@ class ChangelogWriter(ABC):
             try:
                 for mark in sorted({0, put, last}):  # a report of each would cost as much again
                     for key, value in entries[begin:mark]:
-                        produce(topic, value, key, partition)
+                        produce(topic, value, key, number)
                     key, value = entries[mark]
                     produce(
                         topic,
                         value,
                         key,
-                        partition,
+                        number,
                         on_delivery=report,
                         headers=dict(headers if mark in {0, put} else {}),
                     )
@@ -177,12 +183,14 @@ class ChangelogWriter(ABC):
         size, limit = len(key) + len(value or b""), self._settings.max_message_bytes
         return explained(error, f"{what} bytes={size} max_bytes={limit}")
 
-    def _delivered(self, place: ChangelogPartition) -> Callable[[KafkaError | None, Message], None]:
+    def _delivered(
+        self, partition: ChangelogPartition
+    ) -> Callable[[KafkaError | None, Message], None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
             offset = message.offset()
             self._undelivered = self._undelivered or error
             if error is None and offset is not None:
-                self.offsets[place] = max(offset, self.offsets.get(place, -1))
+                self.offsets[partition] = max(offset, self.offsets.get(partition, -1))
 
         return on_delivery
 
@@ -234,7 +242,7 @@ class ChangelogWriter(ABC):
 
 
 class TransactionWriter(ChangelogWriter):
-    """Writes in transactions; whoever opens one fences the one before.
+    """Writes in transactions; opening one fences the writer before.
 
     One that was discarded leaves its transaction open: the next one aborts it.
     """
@@ -248,6 +256,7 @@ class TransactionWriter(ChangelogWriter):
         *,
         executor: BlockingExecutor,
         clock: Clock,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Build the producer; no I/O."""
         super().__init__(
@@ -256,24 +265,27 @@ class TransactionWriter(ChangelogWriter):
             transactional_id=transactional_id,
             executor=executor,
             clock=clock,
+            calls=calls,
         )
         self._is_in_transaction = False
-        self._places: set[ChangelogPartition] = set()
+        self._partitions: set[ChangelogPartition] = set()
         self._begun_ns = 0
 
     @override
     async def open(self) -> None:
         """Take the transactional id: older writers are fenced, their open transaction aborted."""
-        await self._insist(self._producer.init_transactions, "transactional id cannot be taken")
+        what = "transactional id cannot be taken"
+        await self._insist("init-transactions", self._producer.init_transactions, what)
 
     @override
     async def commit(self) -> None:
         if not self._is_in_transaction:
             return
-        await self._insist(self._producer.commit_transaction, "transaction cannot be committed")
+        what = "transaction cannot be committed"
+        await self._insist("commit-transaction", self._producer.commit_transaction, what)
         self._is_in_transaction = False
-        self.commit_counts.update(self._places)
-        self._places.clear()
+        self.commit_counts.update(self._partitions)
+        self._partitions.clear()
 
     @override
     async def commit_if_old(self) -> None:
@@ -282,21 +294,22 @@ class TransactionWriter(ChangelogWriter):
             await self.commit()
 
     @override
-    async def _begin(self, place: ChangelogPartition) -> None:
+    async def _begin(self, partition: ChangelogPartition) -> None:
         await self.commit_if_old()
         if not self._is_in_transaction:
             with self._explained("transaction cannot begin"):
                 self._producer.begin_transaction()
             self._is_in_transaction = True
             self._begun_ns = self._clock.monotonic_ns()
-        self._places.add(place)
+        self._partitions.add(partition)
 
-    async def _insist(self, call: Callable[[float], None], what: str) -> None:
+    async def _insist(self, operation: str, call: Callable[[float], None], what: str) -> None:
         """Repeat a call of the transaction protocol as the library asks for."""
         since_ns = self._clock.monotonic_ns()
         while True:
             try:
-                await self._run(call, _CALL_S)
+                with self.calls.counted(operation):
+                    await self._run(call, _CALL_S)
             except KafkaException as exc:
                 error: KafkaError = exc.args[0]
                 if self._fatal or not error.retriable() or self._is_over(since_ns):
@@ -311,16 +324,24 @@ class PlainWriter(ChangelogWriter):
     """Writes without transactions: what was written before a failure stays, behind every marker.
 
     Records keep their order, none is written twice and none behind one that is missing, but others
-    may come in between: whoever uses it compares offsets with the number of records.
+    may come in between: the caller compares offsets with the number of records.
     """
 
     is_transactional = False
 
     def __init__(
-        self, settings: KafkaSettings, name: str, *, executor: BlockingExecutor, clock: Clock
+        self,
+        settings: KafkaSettings,
+        name: str,
+        *,
+        executor: BlockingExecutor,
+        clock: Clock,
+        calls: ClientCalls = NOT_COUNTED,
     ) -> None:
         """Build the producer; no I/O."""
-        super().__init__(settings, name, transactional_id=None, executor=executor, clock=clock)
+        super().__init__(
+            settings, name, transactional_id=None, executor=executor, clock=clock, calls=calls
+        )
 
     @override
     async def open(self) -> None:
@@ -328,18 +349,19 @@ class PlainWriter(ChangelogWriter):
 
     @override
     async def commit(self) -> None:
-        await self._drain(0)
-        failure = self._undelivered or self._fatal
-        if failure is not None:
-            with expected_topic():
-                raise explained(failure, self._what("record is not delivered"))
+        with self.calls.counted("flush"):
+            await self._drain(0)
+            failure = self._undelivered or self._fatal
+            if failure is not None:
+                with expected_topic():
+                    raise explained(failure, self._what("record is not delivered"))
 
     @override
     async def commit_if_old(self) -> None:
         pass
 
     @override
-    async def _begin(self, place: ChangelogPartition) -> None:
+    async def _begin(self, partition: ChangelogPartition) -> None:
         pass
 
 

@@ -8,28 +8,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
 from statekeep.errors import RetriableError, StateBackupError
-from statekeep.spark.container.handshake import (
-    CONTAINER,
-    TASK,
-    check_container,
-    is_proof,
-    job_key,
-    new_nonce,
-    proof,
-)
-from statekeep.spark.container.launch import PlaceLock, dismiss, take_lock
-from statekeep.spark.container.place import ContainerPlace, ContainerSpec
+from statekeep.spark.container.launch import ContainerLock, dismiss, take_lock
+from statekeep.spark.container.paths import ContainerPaths, ContainerSpec
 from statekeep.spark.container.protocol import (
+    CONTAINER,
     MAX_GREETING_BYTES,
     NOT_ADMITTED,
     STALE_CONTAINER,
     STOPPING_CONTAINER,
+    TASK,
     Done,
     Hello,
     Progress,
@@ -38,9 +32,14 @@ from statekeep.spark.container.protocol import (
     Request,
     Stop,
     Welcome,
+    check_container,
     decode_answer,
     decode_greeting,
     encode_frame,
+    is_proof,
+    job_key,
+    new_nonce,
+    proof,
     read_frame_from,
 )
 from statekeep.stores.local_files import private_opener
@@ -53,7 +52,7 @@ _TRIES: Final = 3
 _START_TIMEOUT_S = 60.0
 _CONNECT_PAUSE_S = 0.02
 _READ_TIMEOUT_S = 120.0
-"""A restore reports twice a second, a hand-over is answered after one write: silence is a fault."""
+"""A restore reports twice a second, a submission is answered after one write: silence is a fault."""
 _LEAVE_TIMEOUT_S = 10.0
 _SUCCESSOR_ROUNDS = 600
 _SUCCESSOR_PAUSE_S = 0.1
@@ -78,111 +77,111 @@ class ContainerError(StateBackupError):
 
 
 def ask(
-    place: ContainerPlace,
+    paths: ContainerPaths,
     spec: ContainerSpec,
     request: Request,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Done:
     """Send one request to the container, starting it first if need be, and await its answer.
 
-    Runs in a Spark task; blocking, with as much patience as the request itself takes. A container
-    that ends, or that was started with other settings, is given a minute to leave its place. If one
-    dies before its answer its successor is asked, a few times: a restore is taken up by whoever is
-    asked, and a hand-over may be taken over twice.
+    Runs in a Spark task; blocking, for as long as the request itself takes. A container
+    that ends, or that was started with other settings, gets a minute to leave its directory. If one
+    dies before its answer its successor is asked, a few times: any container can take up a
+    restore, and a version may be submitted twice.
 
     Raises:
         ContainerError: The container refused: the fault is in the request, or in what it asks for.
         RetriableError: The container cannot be started, does not leave, fell silent (it still has
-            its place, so there is no successor to ask), or died again and again.
+            its directory, so there is no successor to ask), or died repeatedly.
     """
     request = msgspec.structs.replace(request, spec_digest=spec.digest)
     died: _ContainerDiedError | None = None
     for number in range(1, _TRIES + 1):
         try:
-            return _ask_those_that_leave(place, spec, request, on_progress)
+            return _ask_those_that_leave(paths, spec, request, on_progress)
         except _ContainerDiedError as exc:
             logger.warning("%s: request=%s try=%d", exc, type(request).__name__, number)
             died = exc
-    error = RetriableError(f"containers die over one request: tries={_TRIES} {_log_of(place)}")
+    error = RetriableError(f"containers die over one request: tries={_TRIES} {_log_of(paths)}")
     error.add_note(
-        "hint: see what the log ends with; if nothing, ask the host for processes that it killed for"
-        " lack of memory"
+        "hint: read the end of the log; if it is empty, look in the host's log for processes that"
+        " were killed for lack of memory"
     )
     raise error from died
 
 
 def _ask_those_that_leave(
-    place: ContainerPlace,
+    paths: ContainerPaths,
     spec: ContainerSpec,
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done:
-    """Ask until a container answers that is not about to leave its place to a successor."""
+    """Ask until a container answers that is not about to leave its directory to a successor."""
     last_answer = ""
     for _ in range(_SUCCESSOR_ROUNDS):
-        answer = _ask_once(place, spec, request, on_progress)
+        answer = _ask_once(paths, spec, request, on_progress)
         if isinstance(answer, Done):
             return answer
         if answer.error not in {STALE_CONTAINER, STOPPING_CONTAINER}:
             raise ContainerError(answer.error, answer.message)
         last_answer = answer.message
         _tick.wait(_SUCCESSOR_PAUSE_S)
-    msg = f"the container does not leave: directory={place.directory} answer={last_answer}"
+    msg = f"the container does not leave: directory={paths.directory} answer={last_answer}"
     raise RetriableError(msg)
 
 
-def tell_to_stop(place: ContainerPlace, epoch: int) -> None:
-    """Tell the container of a place to end, if there is one, and wait until it has gone.
+def ask_to_stop(paths: ContainerPaths, epoch: int) -> None:
+    """Ask the container of a directory to end, if there is one, and wait until it has gone.
 
     One that still boots has nothing to do: it is not waited for.
 
     Args:
-        place: Where it lives.
+        paths: Where it lives.
         epoch: Of the driver that asks.
 
     Raises:
         ContainerError: It serves a newer driver by now.
         RetriableError: It fell silent, or has not gone after ten seconds: it ends by itself.
     """
-    connection = _try_connect(place.socket)
-    if connection is None and has_living_owner(place.lock):
+    connection = _try_connect(paths.socket)
+    if connection is None and has_living_owner(paths.lock):
         # It boots, and looks whether it is wanted once it has its socket: it does not see this, or
         # that socket is seen here. Or it leaves already, and removes what is written here.
-        dismiss(place)
-        connection = _try_connect(place.socket)
+        dismiss(paths)
+        connection = _try_connect(paths.socket)
     if connection is None:
         return
-    answer = _exchange(connection, place, Stop(epoch=epoch), None)
+    answer = _exchange(connection, paths, Stop(epoch=epoch), None)
     if isinstance(answer, Refused):
         raise ContainerError(answer.error, answer.message)
     waited = 0.0
-    while place.lock.exists():
+    while paths.lock.exists():
         if waited > _LEAVE_TIMEOUT_S:
-            msg = f"the container still works: directory={place.directory}"
+            msg = f"the container still works: directory={paths.directory}"
             raise RetriableError(msg)
         _tick.wait(_CONNECT_PAUSE_S)
         waited += _CONNECT_PAUSE_S
 
 
 def _ask_once(
-    place: ContainerPlace,
+    paths: ContainerPaths,
     spec: ContainerSpec,
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
-    return _exchange(_connect(place, spec), place, request, on_progress)
+    return _exchange(_connect(paths, spec), paths, request, on_progress)
 
 
 def _exchange(
     connection: socket.socket,
-    place: ContainerPlace,
+    paths: ContainerPaths,
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
     with connection, connection.makefile("rb") as stream:
-        key = job_key(place)
+        key = job_key(paths)
         try:
-            _greet(connection, stream, place, key)
+            _greet(connection, stream, paths, key)
             connection.sendall(encode_frame(request))
             while True:
                 answer = decode_answer(read_frame_from(stream))
@@ -191,17 +190,17 @@ def _exchange(
                 if on_progress is not None:
                     on_progress(answer)
         except TimeoutError as exc:
-            msg = f"the container says nothing: timeout_s={_READ_TIMEOUT_S:g} {_log_of(place)}"
+            msg = f"the container did not answer: timeout_s={_READ_TIMEOUT_S:g} {_log_of(paths)}"
             raise RetriableError(msg) from exc
         except OSError as exc:
-            msg = f"lost the container before its answer: {_log_of(place)}"
+            msg = f"lost the container before its answer: {_log_of(paths)}"
             raise _ContainerDiedError(msg) from exc
         except EOFError as exc:
-            msg = f"the container ended without an answer: {_log_of(place)}"
+            msg = f"the container ended without an answer: {_log_of(paths)}"
             raise _ContainerDiedError(msg) from exc
 
 
-def _greet(connection: socket.socket, stream: BinaryIO, place: ContainerPlace, key: bytes) -> None:
+def _greet(connection: socket.socket, stream: BinaryIO, paths: ContainerPaths, key: bytes) -> None:
     """Prove to the container that this task is of its job, and have it prove the same."""
     hello = decode_greeting(read_frame_from(stream, MAX_GREETING_BYTES))
     if isinstance(hello, Hello):
@@ -210,53 +209,53 @@ def _greet(connection: socket.socket, stream: BinaryIO, place: ContainerPlace, k
         connection.sendall(encode_frame(Proof(nonce=nonce, proof=own)))
         welcome = decode_greeting(read_frame_from(stream, MAX_GREETING_BYTES))
         if isinstance(welcome, Refused):
-            raise ContainerError(welcome.error, f"{welcome.message}: {_log_of(place)}")
+            raise ContainerError(welcome.error, f"{welcome.message}: {_log_of(paths)}")
         if isinstance(welcome, Welcome) and is_proof(
             welcome.proof, key, CONTAINER, hello.nonce, nonce
         ):
             return
-    msg = f"what listens there is no container of this job: socket={place.socket} {_log_of(place)}"
+    msg = f"what listens there is no container of this job: socket={paths.socket} {_log_of(paths)}"
     raise ContainerError(NOT_ADMITTED, msg)
 
 
-def _log_of(place: ContainerPlace) -> str:
-    return f"host={socket.gethostname()} log={place.log}"
+def _log_of(paths: ContainerPaths) -> str:
+    return f"host={socket.gethostname()} log={paths.log}"
 
 
-def start_ahead(place: ContainerPlace, spec: ContainerSpec) -> None:
+def start_ahead(paths: ContainerPaths, spec: ContainerSpec) -> None:
     """Start the container if there is none, and do not wait until it serves.
 
     So that the first request finds it ready. Whatever keeps it from starting is the error of that
     request, which tries again.
     """
     try:
-        _launch(place, spec)
+        _launch(paths, spec)
     except (StateBackupError, OSError) as exc:
         logger.warning("the container is not started ahead: error=%s", exc)
 
 
-def _connect(place: ContainerPlace, spec: ContainerSpec) -> socket.socket:
-    connection = _try_connect(place.socket)
+def _connect(paths: ContainerPaths, spec: ContainerSpec) -> socket.socket:
+    connection = _try_connect(paths.socket)
     if connection is not None:
         return connection
-    place.prepare()
+    paths.prepare()
     waited, launched, status = 0.0, 0, 0
-    with open(place.start_lock, "w", opener=private_opener) as lock:
+    with open(paths.start_lock, "w", opener=private_opener) as lock:
         # One starter at a time: the others find the socket once they get the lock.
         fcntl.flock(lock, fcntl.LOCK_EX)
         while waited < _START_TIMEOUT_S:
-            connection = _try_connect(place.socket)
+            connection = _try_connect(paths.socket)
             if connection is not None:
                 return connection
             if launched < _TRIES:
-                launcher = _launch(place, spec)  # none while a container boots, or leaves
+                launcher = _launch(paths, spec)  # none while a container boots, or leaves
                 if launcher is not None:
                     launched, status = launched + 1, launcher.returncode
-            elif not has_living_owner(place.lock):
+            elif not has_living_owner(paths.lock):
                 break
             _tick.wait(_CONNECT_PAUSE_S)
             waited += _CONNECT_PAUSE_S
-    msg = f"the container does not start: log={place.log} launcher_status={status}"
+    msg = f"the container does not start: log={paths.log} launcher_status={status}"
     raise RetriableError(msg)
 
 
@@ -268,7 +267,7 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
         ConfigError: Another user listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(0)  # a blocking connect waits for a place in the queue without end
+    connection.settimeout(0)  # a blocking connect waits for room in the queue without end
     waited = 0.0
     while waited < timeout_s:
         try:
@@ -276,8 +275,8 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
         except BlockingIOError:
             _tick.wait(_CONNECT_PAUSE_S)
             waited += _CONNECT_PAUSE_S
-        except (FileNotFoundError, ConnectionRefusedError):
-            break
+        except (FileNotFoundError, ConnectionRefusedError, PermissionError):
+            break  # where this user may not look, no container of its own listens
         else:
             try:
                 check_container(connection, path)
@@ -294,19 +293,19 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
 
 
 def _launch(
-    place: ContainerPlace, spec: ContainerSpec
+    paths: ContainerPaths, spec: ContainerSpec
 ) -> subprocess.CompletedProcess[bytes] | None:
-    """Start a container if nobody has its lock, which it inherits; None if somebody has.
+    """Start a container, which inherits the lock; None if another one holds the lock.
 
     Where it is used beside another starter, the lock decides.
     """
-    place.prepare()
-    lock = take_lock(place)
+    paths.prepare()
+    lock = take_lock(paths)
     if lock is None:
         return None
     try:
-        place.prepare()  # again, now that no container that leaves may remove anything
-        launcher = _spawn(place, spec, lock)
+        paths.prepare()  # again, now that no container that leaves may remove anything
+        launcher = _spawn(paths, spec, lock)
     except BaseException:
         lock.leave()
         raise
@@ -314,8 +313,21 @@ def _launch(
     return launcher
 
 
+def python_path(spec: ContainerSpec) -> str:
+    """Return the value of ``PYTHONPATH`` for a container: what its executor imports, it imports too.
+
+    What ``spark-submit`` has shipped lies elsewhere on each host. The driver's directories come after: in a
+    local master they have modules of the user's that no task imports.
+    """
+    own: list[str] = []
+    for path in sys.path:
+        with suppress(FileNotFoundError):  # it is below a working directory that was removed
+            own.append(str(Path(path).absolute()))  # the container has another working directory
+    return os.pathsep.join(dict.fromkeys([*own, *spec.python_path]))
+
+
 def _spawn(
-    place: ContainerPlace, spec: ContainerSpec, lock: PlaceLock
+    paths: ContainerPaths, spec: ContainerSpec, lock: ContainerLock
 ) -> subprocess.CompletedProcess[bytes]:
     """Launch a container of its own session; the launcher forks again and ends at once.
 
@@ -323,11 +335,11 @@ def _spawn(
     which would keep the executor's exit waiting for it. The settings go through a pipe, so that no
     secret is on disk or in the process list, whenever a process is killed.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(spec.python_path)}
+    environment = {**os.environ, "PYTHONPATH": python_path(spec)}
     module, descriptor = "statekeep.spark.container", lock.descriptor
-    with open(place.log, "ab", opener=private_opener) as log:
+    with open(paths.log, "ab", opener=private_opener) as log:
         return subprocess.run(  # noqa: S603 - our own module, by this interpreter
-            [sys.executable, "-m", module, str(place.directory), str(descriptor)],
+            [sys.executable, "-m", module, str(paths.directory), str(descriptor)],
             input=spec.encode(),
             stdout=subprocess.DEVNULL,
             stderr=log,

@@ -1,4 +1,4 @@
-"""Hand-overs that were acknowledged and are not done yet, one file each."""
+"""Submissions that were acknowledged and are not done yet, one file each."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from statekeep.errors import CheckpointCorruptError
-from statekeep.spark.container.protocol import HandOver, decode_request, encode
+from statekeep.spark.container.protocol import SubmitVersion, decode_request, encode
 from statekeep.stores.local_files import open_temporary
 from statekeep.stores.private_directories import make_private
 
@@ -17,17 +17,17 @@ _ATTEMPT_LENGTH: Final = 26
 
 
 class Outbox:
-    """A directory of hand-overs. Blocking; used on executor threads of the container.
+    """A directory of submissions. Blocking; used on executor threads of the container.
 
-    A file appears whole or not at all, and stands until its hand-over has an entry in the
+    A file appears whole or not at all, and stands until its submission has an entry in the
     checkpoint store (a checkpoint or a failure) or was dropped.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def replace(self, request: HandOver) -> None:
-        """Make a hand-over durable against the death of the container, and drop older ones.
+    def replace(self, request: SubmitVersion) -> None:
+        """Make a submission durable against the death of the container, and drop older ones.
 
         Older are those of a lower attempt, of any task: their driver has given them up.
         """
@@ -44,39 +44,39 @@ class Outbox:
             raise
         self._drop_below(path.name[:_ATTEMPT_LENGTH])
 
-    def remove(self, request: HandOver) -> None:
-        """Forget a hand-over. Idempotent."""
+    def remove(self, request: SubmitVersion) -> None:
+        """Forget a submission. Idempotent."""
         self._path(request).unlink(missing_ok=True)
 
     def holds(self, epoch: int, attempt: int, partition: int) -> bool:
-        """Tell whether a hand-over is here: acknowledged, and without an entry so far."""
+        """Return whether a submission is here: acknowledged, and without an entry so far."""
         return (self._directory / _name(epoch, attempt, partition)).exists()
 
-    def pending(self) -> list[HandOver]:
+    def pending(self) -> list[SubmitVersion]:
         """Return what a container that died left behind of the newest attempt; drop the rest.
 
         Raises:
-            CheckpointCorruptError: A file is not a hand-over.
+            CheckpointCorruptError: A file is not a submission.
         """
         names = [path.name for path in self._directory.glob("*.json")]
         self._drop_below(max(names, default="")[:_ATTEMPT_LENGTH])
-        found: list[HandOver] = []
+        found: list[SubmitVersion] = []
         for path in self._directory.glob("*.json"):
             try:
                 request = decode_request(path.read_bytes())
             except CheckpointCorruptError as exc:
                 msg = f"outbox entry cannot be read: path={path}"
                 raise CheckpointCorruptError(msg) from exc
-            if isinstance(request, HandOver):
+            if isinstance(request, SubmitVersion):
                 found.append(request)
         return sorted(found, key=lambda request: request.partition)
 
     def drop_older(self, epoch: int) -> None:
-        """Drop what drivers before ``epoch`` handed over: their attempts are closed."""
+        """Drop what drivers before ``epoch`` submitted: their attempts are closed."""
         self._drop_below(f"{epoch:012d}-")
 
     def _open(self, path: Path) -> BinaryIO:
-        """Open a file to write to, also where somebody has deleted the directory meanwhile.
+        """Open a file to write to, also where the directory was deleted meanwhile.
 
         State that was deleted with it comes back from a backend: that is no reason to end the query.
         """
@@ -84,7 +84,7 @@ class Outbox:
             return open_temporary(path)
         except FileNotFoundError:
             logger.warning("the outbox was deleted, it is made anew: path=%s", self._directory)
-            local_dir = self._directory.parents[2]  # of `ContainerPlace`
+            local_dir = self._directory.parents[2]  # of `ContainerPaths`
             make_private(local_dir, *self._directory.relative_to(local_dir).parts)
             return open_temporary(path)
 
@@ -93,7 +93,7 @@ class Outbox:
             if path.name[:_ATTEMPT_LENGTH] < attempt:
                 path.unlink(missing_ok=True)
 
-    def _path(self, request: HandOver) -> Path:
+    def _path(self, request: SubmitVersion) -> Path:
         return self._directory / _name(request.epoch, request.attempt, request.partition)
 
 

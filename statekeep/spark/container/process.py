@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from statekeep.clock import Clock, SystemClock
-from statekeep.spark.container.launch import PlaceLock, sweep_dead_places
-from statekeep.spark.container.place import ContainerPlace, ContainerSpec
+from statekeep.spark.container.launch import ContainerLock, sweep_dead_containers
+from statekeep.spark.container.paths import ContainerPaths, ContainerSpec
 from statekeep.spark.container.server import ContainerServer
 from statekeep.spark.container.work import ContainerWork
 from statekeep.stores.task_directory import sweep_unused
@@ -20,7 +20,7 @@ _LOG_BYTES = 10 * 1024 * 1024
 
 
 def run(directory: Path, descriptor: int, given: bytes) -> None:
-    """Serve until nobody needs the container any more; ends the process.
+    """Serve until the container is no longer needed; ends the process.
 
     Args:
         directory: Where the container lives.
@@ -28,9 +28,9 @@ def run(directory: Path, descriptor: int, given: bytes) -> None:
         given: A `ContainerSpec` as JSON.
     """
     os.umask(0o077)  # whatever it writes, for whichever library: log, outbox, restored state
-    place = ContainerPlace(directory)
-    lock = PlaceLock(place, descriptor)
-    handler = logging.handlers.RotatingFileHandler(place.log, maxBytes=_LOG_BYTES, backupCount=1)
+    paths = ContainerPaths(directory)
+    lock = ContainerLock(paths, descriptor)
+    handler = logging.handlers.RotatingFileHandler(paths.log, maxBytes=_LOG_BYTES, backupCount=1)
     logging.basicConfig(
         level=logging.INFO,
         handlers=[handler],
@@ -39,27 +39,27 @@ def run(directory: Path, descriptor: int, given: bytes) -> None:
     status = 1
     try:
         if lock.is_wanted:
-            place.socket.unlink(missing_ok=True)
+            paths.socket.unlink(missing_ok=True)
             spec = ContainerSpec.decode(given)
             clock = SystemClock()
-            sweep_dead_places(place, spec.app_id, clock.time_ns())
+            sweep_dead_containers(paths, spec.app_id, clock.time_ns())
             sweep_unused(Path(spec.local_dir), clock.time_ns())
-            asyncio.run(_serve(place, spec, clock, lambda: lock.is_wanted))
+            asyncio.run(_serve(paths, spec, clock, lambda: lock.is_wanted))
         status = 0
     except TimeoutError:
-        logger.warning("ended with a blocking call under way")
+        logger.warning("the container ended while a blocking call was running")
     except Exception:
         logger.exception("the container failed")
     finally:
         lock.leave()
         logging.shutdown()
         # Threads that are still in a call of a client library are not waited for.
-        os._exit(status)  # the end of a process of our own, which has nobody to return to
+        os._exit(status)  # the end of a process of our own: there is no caller to return to
 
 
 async def _serve(
-    place: ContainerPlace, spec: ContainerSpec, clock: Clock, is_wanted: Callable[[], bool]
+    paths: ContainerPaths, spec: ContainerSpec, clock: Clock, is_wanted: Callable[[], bool]
 ) -> None:
     work = ContainerWork(spec, clock)
-    server = ContainerServer(place, work, clock, work.config.container)
+    server = ContainerServer(paths, work, clock, work.config.container)
     await server.run(spec.jvm_pid, is_wanted)

@@ -1,24 +1,38 @@
 """What tasks and their container say to each other: JSON objects in frames, over a Unix socket.
 
-A frame is a length of four bytes, big-endian, and so many bytes. Container and task prove to each
-other who they are (`handshake`); then the task sends one request, and the container answers with any
-number of `Progress` and then one `Done` or `Refused`. A `HandOver` is answered once it stands in the
-outbox on disk.
+A frame is a length of four bytes, big-endian, and so many bytes. First each proves to the other that it
+is a process of this user which knows the job's key (decision 0038): the container sends a `Hello`, the
+task a `Proof`, the container a `Welcome`. The key itself is never sent. Then the task sends one request,
+and the container answers with any number of `Progress` and then one `Done` or `Refused`. A
+`SubmitVersion` is answered once it stands in the outbox on disk.
 """
 
 import asyncio
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+import struct
+from asyncio.trsock import TransportSocket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
 from statekeep.checkpoint.decoding import decode_json
-from statekeep.errors import CheckpointCorruptError
+from statekeep.errors import CheckpointCorruptError, ConfigError
+from statekeep.spark.container.paths import ContainerPaths
+from statekeep.stores.local_files import LOCAL_DIR_KEY, private_opener
+from statekeep.stores.locks import locked
+from statekeep.stores.private_directories import make_private
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """Longest frame either side takes: a checkpoint with many stores' markers fits many times."""
 MAX_GREETING_BYTES: Final = 4096
-"""Longest frame from somebody who has proved nothing yet."""
+"""Longest frame from a peer that is not authenticated yet."""
 _LENGTH_BYTES: Final = 4
 
 
@@ -62,7 +76,7 @@ class _Request(_Message, frozen=True, kw_only=True):
     closed their attempts before its first request (R5)."""
 
 
-class HandOver(_Request, frozen=True, kw_only=True, tag="hand-over"):
+class SubmitVersion(_Request, frozen=True, kw_only=True, tag="hand-over"):
     """Upload a sealed version and write the task's checkpoint (R5)."""
 
     attempt: int
@@ -75,6 +89,10 @@ class HandOver(_Request, frozen=True, kw_only=True, tag="hand-over"):
     base: msgspec.Raw = NOTHING
     """The newest committed checkpoint of the task, in Samza's JSON."""
     base_version: str = ""
+    is_awaited: bool = False
+    """The driver waits for this commit: the entry is not held back for those of other tasks."""
+    is_observed: bool = False
+    """The driver has listeners: the entry has all that was seen of the upload, not just how many requests."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -83,6 +101,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     version: str
     """"" for empty state."""
     checkpoint: msgspec.Raw = NOTHING
+    stores: Sequence[str]
+    """Those that the commit record lists."""
 
 
 class Restore(_Request, frozen=True, kw_only=True, tag="restore"):
@@ -92,6 +112,23 @@ class Restore(_Request, frozen=True, kw_only=True, tag="restore"):
     candidates: Sequence[Candidate]
     """Newest first."""
     bad_markers: Sequence[tuple[str, str, str, str]] = ()
+
+
+class FollowedTask(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """A task that runs elsewhere, and the commit of it that is to lie on this host too."""
+
+    partition: int
+    candidate: Candidate
+
+
+class Follow(_Request, frozen=True, kw_only=True, tag="follow"):
+    """Bring commits of tasks here that run elsewhere, after whatever a batch waits for."""
+
+    tasks: Sequence[FollowedTask]
+    bad_markers: Sequence[tuple[str, str, str, str]] = ()
+    is_awaited: bool = False
+    """The answer comes some tenths of a second later, if not all is here before, and says what is not
+    here; else it comes at once. A task that waited for all of it would keep a core from the batches."""
 
 
 class Stop(_Request, frozen=True, kw_only=True, tag="stop"):
@@ -116,8 +153,20 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """What the marker names is gone or damaged for good."""
 
 
+class Followed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """What a container has done for requests to follow, since it was asked before."""
+
+    tasks: int = 0
+    """Commits of tasks that were brought here, or lay here."""
+    failures: int = 0
+    """Those that could not be."""
+    bytes_fetched: int = 0
+    waiting: int = 0
+    """Of the commits in a request that is awaited, those that are not here yet."""
+
+
 class Done(_Message, frozen=True, kw_only=True, tag="done"):
-    """The request was carried out; the fields are of a restore."""
+    """The request was carried out; the fields are of a restore, the last one of a `Follow`."""
 
     version: str = ""
     candidate: int = 0
@@ -127,6 +176,9 @@ class Done(_Message, frozen=True, kw_only=True, tag="done"):
     bytes_fetched: int = 0
     elapsed_ms: int = 0
     failures: Sequence[Failure] = ()
+    events: msgspec.Raw = NOTHING
+    """What was seen of the restore, for listeners (`statekeep.checkpoint.serde`)."""
+    followed: Followed = Followed()
 
 
 class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
@@ -141,7 +193,7 @@ NOT_ADMITTED: Final = "NotAdmitted"
 """`Refused.error` of a container whose job's key the task does not know."""
 
 Greeting = Hello | Proof | Welcome | Refused
-Request = HandOver | Restore | Stop
+Request = SubmitVersion | Restore | Follow | Stop
 Answer = Progress | Done | Refused
 
 _encoder = msgspec.json.Encoder()
@@ -208,3 +260,87 @@ def decode_answer(line: bytes) -> Answer:
 def decode_greeting(line: bytes) -> Greeting:
     """Read what comes before a request; CheckpointCorruptError if it is none."""
     return decode_json(_greetings, line, "not a greeting")
+
+
+CONTAINER: Final = "container"
+TASK: Final = "task"
+_KEY_FILE: Final = ".container-key"
+_KEY_BYTES: Final = 32
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group, as Linux tells them of the other end of a Unix socket."""
+
+
+def new_nonce() -> str:
+    """Return what no proof was ever made for."""
+    return secrets.token_hex(_KEY_BYTES)
+
+
+def proof(key: bytes, role: str, challenge: str, answer: str) -> str:
+    """Return the proof that ``role`` knows the key, for this connection only.
+
+    Args:
+        key: The job's.
+        role: `CONTAINER` or `TASK`: a proof of the one is none of the other.
+        challenge: The container's nonce.
+        answer: The task's nonce.
+    """
+    text = f"statekeep-container-1 {role} {challenge} {answer}"
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def is_proof(given: str, key: bytes, role: str, challenge: str, answer: str) -> bool:
+    """Return whether ``given`` is the `proof`; takes as long for any other text."""
+    return hmac.compare_digest(given.encode(), proof(key, role, challenge, answer).encode())
+
+
+def job_key(paths: ContainerPaths) -> bytes:
+    """Return the job's key on this host; the first who asks draws it. Blocks.
+
+    It lies in the job's local directory and is readable for the job's user alone.
+
+    Raises:
+        ConfigError: The directory or the file is another user's.
+        RetriableError: A process that was stopped holds its lock.
+    """
+    job = paths.directory.parent
+    path = make_private(job.parent, job.name) / _KEY_FILE
+    with locked(path, shared=False):
+        found = path.lstat()
+        if found.st_uid != os.geteuid():
+            raise ConfigError(
+                f"not a file of this user: path={path} owner={found.st_uid} user={os.geteuid()}",
+                key=LOCAL_DIR_KEY,
+                hint=f"remove it, or let {LOCAL_DIR_KEY} name a directory of this user",
+            )
+        key = path.read_bytes()
+        if len(key) == _KEY_BYTES and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            return key
+        key = secrets.token_bytes(_KEY_BYTES)
+        path.chmod(0o600)
+        with open(path, "wb", opener=private_opener) as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())  # after a power loss no other process may read zeros
+        return key
+
+
+def peer_user(connection: socket.socket | TransportSocket) -> int:
+    """Return the user id of the process at the other end."""
+    answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(answer)[1])
+
+
+def check_container(connection: socket.socket, path: Path) -> None:
+    """Check that the process that listens at a socket is this user's.
+
+    Raises:
+        ConfigError: It is another user's, who was there first.
+    """
+    user = peer_user(connection)
+    if user != os.geteuid():
+        raise ConfigError(
+            f"another user listens at the container's socket: socket={path} owner={user} "
+            f"user={os.geteuid()}",
+            key=LOCAL_DIR_KEY,
+            hint="let TMPDIR name a directory of this user",
+        )

@@ -6,29 +6,24 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from statekeep.checkpoint.error_summary import message_of
 from statekeep.clock import Clock
-from statekeep.config.model import ContainerSettings
+from statekeep.config.job_settings import ContainerSettings
 from statekeep.errors import CheckpointCorruptError, StateBackupError
 from statekeep.fault_points import fault_point
-from statekeep.spark.container.handshake import (
-    CONTAINER,
-    TASK,
-    is_proof,
-    job_key,
-    new_nonce,
-    peer_user,
-    proof,
-)
 from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.place import NO_JVM, ContainerPlace
+from statekeep.spark.container.paths import NO_JVM, ContainerPaths
 from statekeep.spark.container.protocol import (
+    CONTAINER,
     MAX_GREETING_BYTES,
     NOT_ADMITTED,
     STALE_CONTAINER,
     STOPPING_CONTAINER,
+    TASK,
     Answer,
     Done,
-    HandOver,
+    Follow,
+    Followed,
     Hello,
     Progress,
     Proof,
@@ -36,10 +31,16 @@ from statekeep.spark.container.protocol import (
     Request,
     Restore,
     Stop,
+    SubmitVersion,
     Welcome,
     decode_greeting,
     decode_request,
     encode_frame,
+    is_proof,
+    job_key,
+    new_nonce,
+    peer_user,
+    proof,
     read_frame,
 )
 from statekeep.spark.container.work import ContainerWork
@@ -48,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _PROGRESS_PERIOD_S: Final = 0.5
+_FOLLOW_S: Final = 0.2
+"""How long a task waits at most for copies of state: meanwhile it has a core that a batch may need."""
 _MAX_CONNECTIONS: Final = 256
 """An executor runs far fewer tasks at once, and a process may mostly have 1024 open files."""
 _SILENCE_S: Final = 30.0
@@ -64,21 +67,21 @@ class ContainerServer:
     """
 
     def __init__(
-        self, place: ContainerPlace, work: ContainerWork, clock: Clock, settings: ContainerSettings
+        self, paths: ContainerPaths, work: ContainerWork, clock: Clock, settings: ContainerSettings
     ) -> None:
-        self._place = place
+        self._paths = paths
         self._work = work
         self._clock = clock
         self._grace_s = settings.grace_ms / 1000
         self._idle_ns = settings.idle_ms * 1_000_000
         self._asked_ns = clock.monotonic_ns()
         """When the newest request came, or the work on it ended."""
-        self._outbox = Outbox(place.outbox)
+        self._outbox = Outbox(paths.outbox)
         self._newest = (0, 0)
         self._uploads: dict[tuple[int, int, int], asyncio.Task[None]] = {}
-        self._settled: set[tuple[int, int, int]] = set()
-        """Hand-overs of the newest attempt that have their entry."""
-        self._untaken: dict[tuple[int, int, int], HandOver] = {}
+        self._resolved: set[tuple[int, int, int]] = set()
+        """Submissions of the newest attempt that have their entry."""
+        self._untaken: dict[tuple[int, int, int], SubmitVersion] = {}
         """Those that failed before they were acknowledged, and may stand on disk."""
         self._has_forgotten = False
         """Whether what was not acknowledged until then has been removed, or will be."""
@@ -105,8 +108,8 @@ class ContainerServer:
         """
         watch = _watch(jvm_pid, self._is_stopping.set)
         pending = await self._work.executor.run(self._outbox.pending)
-        self._key = await self._work.executor.run(job_key, self._place)
-        server = await asyncio.start_unix_server(self._serve, path=str(self._place.socket))
+        self._key = await self._work.executor.run(job_key, self._paths)
+        server = await asyncio.start_unix_server(self._serve, path=str(self._paths.socket))
         if not is_wanted():
             self._is_stopping.set()
         try:
@@ -119,14 +122,14 @@ class ContainerServer:
         finally:
             # Not by `async with`, which waits for connections that are open, from Python 3.12.1 on.
             server.close()
-            self._place.socket.unlink(missing_ok=True)
+            self._paths.socket.unlink(missing_ok=True)
             if watch is not None:
                 os.close(watch)
             self._forget_untaken()
             await self._end_work()
 
     def _forget_untaken(self) -> None:
-        """Leave no hand-over behind that nobody believes to be here: its driver was told of a failure.
+        """Leave no submission behind whose driver was told that it failed.
 
         On the loop, which has nothing else to do any more.
         """
@@ -163,12 +166,16 @@ class ContainerServer:
         await self._work.close()
 
     async def _stop_when_idle(self) -> None:
-        """Stop once nobody has asked for long: a zombie task may have started this container."""
+        """Stop after a long time without a request: a zombie task may have started this container."""
         while self._idle_ns > 0:
             await self._is_idle.wait()
+            if self._work.follower.is_busy:
+                self._asked_ns = self._clock.monotonic_ns()
             rest_ns = self._asked_ns + self._idle_ns - self._clock.monotonic_ns()
             if rest_ns <= 0:
-                logger.info("nobody asks any more: idle_ms=%d", self._idle_ns // 1_000_000)
+                logger.info(
+                    "the container ends, as no request came: idle_ms=%d", self._idle_ns // 1_000_000
+                )
                 self._is_stopping.set()
                 return
             await self._clock.sleep(rest_ns / 1_000_000_000)
@@ -178,7 +185,7 @@ class ContainerServer:
             await asyncio.wait_for(self._is_idle.wait(), self._grace_s)
         except TimeoutError:
             logger.warning(
-                "given up, the grace time is over: uploads=%d restores=%d",
+                "work is given up, the grace time is over: uploads=%d restores=%d",
                 len(self._uploads),
                 self._restores,
             )
@@ -195,7 +202,7 @@ class ContainerServer:
             if request is not None:
                 await self._send(writer, await self._answer(request, writer))
         except TimeoutError:
-            logger.warning("a task fell silent: timeout_s=%g", _SILENCE_S)
+            logger.warning("a task sent nothing in time: timeout_s=%g", _SILENCE_S)
             writer.transport.abort()
         except (ConnectionError, EOFError):
             logger.warning("a task went away before its answer")
@@ -228,7 +235,7 @@ class ContainerServer:
             return False
         if not is_proof(given.proof, self._key, TASK, hello.nonce, given.nonce):
             # The local directory may have been removed, and its key drawn anew.
-            self._key = await self._work.executor.run(job_key, self._place)
+            self._key = await self._work.executor.run(job_key, self._paths)
             if not is_proof(given.proof, self._key, TASK, hello.nonce, given.nonce):
                 return False
         writer.write(
@@ -259,32 +266,37 @@ class ContainerServer:
         self._asked_ns = self._clock.monotonic_ns()
         if isinstance(request, Stop) and request.epoch >= self._newest[0]:
             self._is_stopping.set()  # first: what comes may wait for calls that hang
-        await self._note_epoch(request.epoch)
+        await self._take_epoch(request.epoch)
         refused = self._refusal(request)
         if refused is not None:
             return refused
         try:
-            match request:
-                case Stop():
-                    return Done()
-                case HandOver():
-                    return await self._take(request)
-                case Restore():
-                    return await self._restore(request, writer)
+            return await self._carry_out(request, writer)
         except StateBackupError as exc:
-            notes: list[str] = getattr(exc, "__notes__", [])
             logger.warning("request refused: error=%s", exc)
-            return Refused(error=type(exc).__name__, message="; ".join([str(exc), *notes]))
+            return Refused(error=type(exc).__name__, message=message_of(exc))
         except OSError as exc:
             logger.exception("request failed")
-            return Refused(error=type(exc).__name__, message=str(exc))
+            return Refused(error=type(exc).__name__, message=message_of(exc))
 
-    async def _note_epoch(self, epoch: int) -> None:
+    async def _carry_out(self, request: Request, writer: asyncio.StreamWriter) -> Done:
+        match request:
+            case Stop():
+                return Done()
+            case SubmitVersion():
+                return await self._take(request)
+            case Restore():
+                return await self._restore(request, writer)
+            case Follow():
+                return await self._follow(request)
+
+    async def _take_epoch(self, epoch: int) -> None:
         """End the uploads of older drivers: nothing that they still bring about can count."""
         if epoch <= self._newest[0]:
             return
         self._newest = (epoch, 0)
-        self._settled.clear()
+        self._resolved.clear()
+        self._work.follower.drop()
         for key, upload in self._uploads.items():
             if key[0] < epoch:
                 upload.cancel()
@@ -304,8 +316,8 @@ class ContainerServer:
             return Refused(error=STOPPING_CONTAINER, message="the container ends")
         return None
 
-    async def _take(self, request: HandOver) -> Done:
-        """Acknowledge a hand-over once it stands on disk; lower attempts end here.
+    async def _take(self, request: SubmitVersion) -> Done:
+        """Acknowledge a submission once it stands on disk; lower attempts end here.
 
         One that is repeated, since the driver cannot know that this container lives, is
         acknowledged and nothing else.
@@ -314,7 +326,7 @@ class ContainerServer:
         self._refuse_older(key)
         if key > self._newest:
             self._newest = key
-            self._settled.clear()
+            self._resolved.clear()
             for upload in self._uploads.values():
                 upload.cancel()
         own_key = (*key, request.partition)
@@ -343,7 +355,7 @@ class ContainerServer:
             msg = f"a newer attempt was submitted: attempt={key} newest={self._newest}"
             raise StateBackupError(msg)
 
-    def _start_upload(self, request: HandOver) -> None:
+    def _start_upload(self, request: SubmitVersion) -> None:
         key = (request.epoch, request.attempt, request.partition)
         if self._is_known(key):
             return
@@ -356,23 +368,23 @@ class ContainerServer:
 
     def _finished(self, key: tuple[int, int, int], task: asyncio.Task[None]) -> None:
         self._uploads.pop(key, None)
-        self._note_idle()
+        self._take_idle()
         if task.cancelled():
             return
         if task.exception() is not None:
             logger.error("upload has no entry: attempt=%s", key, exc_info=task.exception())
         elif key[:2] == self._newest:
-            self._settled.add(key)
+            self._resolved.add(key)
 
     def _is_known(self, key: tuple[int, int, int]) -> bool:
-        return key in self._uploads or key in self._settled
+        return key in self._uploads or key in self._resolved
 
-    def _note_idle(self) -> None:
+    def _take_idle(self) -> None:
         if not self._uploads and self._restores == 0:
             self._asked_ns = self._clock.monotonic_ns()
             self._is_idle.set()
 
-    async def _upload(self, request: HandOver, superseded: list[asyncio.Task[None]]) -> None:
+    async def _upload(self, request: SubmitVersion, superseded: list[asyncio.Task[None]]) -> None:
         # They were cancelled, but a task's backends take one commit at a time.
         await asyncio.gather(*superseded, return_exceptions=True)
         await self._work.upload(request)
@@ -394,11 +406,23 @@ class ContainerServer:
                 await self._send(writer, latest)
             return restore.result()
         finally:
-            # The task that asked is gone, or this server ends: stop fetching for nobody.
+            # The task that asked is gone, or this server ends: the fetch is of no use any more.
             restore.cancel()
             await asyncio.gather(restore, return_exceptions=True)
             self._restores -= 1
-            self._note_idle()
+            self._take_idle()
+
+    async def _follow(self, request: Follow) -> Done:
+        """Begin what is asked for; wait a little for its end if the task does."""
+        errors = self._work.follow(request)
+        if not (request.is_awaited and errors):
+            return Done(followed=self._work.follower.take_counts())
+        done, waiting = await asyncio.wait(errors, timeout=_FOLLOW_S)
+        failed = [error for error in (end.result() for end in done) if error]
+        if failed:
+            msg = f"copies could not be made: count={len(failed)} first: {failed[0]}"
+            raise StateBackupError(msg)
+        return Done(followed=Followed(waiting=len(waiting)))
 
 
 def _watch(pid: int, on_exit: Callable[[], None]) -> int | None:

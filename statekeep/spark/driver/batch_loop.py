@@ -1,54 +1,82 @@
 """The batch loop: process, deliver, record; heal what is lost in between (R3-R6)."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import asdict
+from functools import partial
+from typing import Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import JobIdentity
 from statekeep.clock import Clock
-from statekeep.commit.policy import CommitPolicy, Urgency
+from statekeep.commit.gate import CommitPolicy, Urgency
 from statekeep.config.model import Config
-from statekeep.errors import CommitFailedError, RestoreFailedError, StateBackupError
+from statekeep.errors import (
+    CommitFailedError,
+    RestoreFailedError,
+    StateBackupError,
+    TaskFencedError,
+)
+from statekeep.events import (
+    BatchDone,
+    CopiesMade,
+    OutputHealed,
+    Recovered,
+    Report,
+    StateUndeclared,
+    TasksMoved,
+)
 from statekeep.fault_points import fault_point
 from statekeep.spark.batch_token import BatchToken, delivering
 from statekeep.spark.driver.commit_thread import CommitThread
-from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.history import VersionHistory, batch_record
-from statekeep.spark.driver.job_commits import JobCommits
+from statekeep.spark.driver.first_start import first_commit, with_query
+from statekeep.spark.driver.job_commits import JobCommits, Submission
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.new_query import first_commit, with_query
 from statekeep.spark.driver.processing import (
-    BatchProcessor,
     BatchResult,
     LocalState,
+    VersionHistory,
+    batch_record,
     clock_of,
+    process_batch,
 )
-from statekeep.spark.driver.recovery import Recovery
-from statekeep.spark.driver.stopwatch import Stopwatch
-from statekeep.spark.driver.submission import Submission
+from statekeep.spark.driver.progress import (
+    KEPT_BATCHES,
+    RECOVERY_PHASES,
+    BatchStatistics,
+    Stopwatch,
+    statistics_of,
+)
+from statekeep.spark.driver.rebalancer import Move
+from statekeep.spark.driver.recovery import MAX_ROUNDS, Recovery, RecoverySummary, task_commit
+from statekeep.spark.driver.standbys import Standbys
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
-from statekeep.spark.driver.tick_rule import TickRule
+from statekeep.spark.driver.ticks import TickRule
 from statekeep.spark.operator.clock import BatchClock, TimeMode
-from statekeep.spark.operator.runner import OperatorSpec, TimedOutcome
-from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
-from statekeep.spark.worker.errands import MISSING_OUTPUT
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.tasks import partition_of, task_name
+from statekeep.spark.worker.job_spec import BatchPlan, FollowPlan, SubmitPlan
+from statekeep.spark.worker.task_functions import MISSING_OUTPUT
 
 logger = logging.getLogger(__name__)
 
 Sink = Callable[[DataFrame, int], None]
 
-_MAX_ROUNDS: Final = 8
-"""Each round of healing may find more executors lost; a cluster that loses some in every round is
-failing."""
+_FEW_BATCHES: Final = 3
+_SHORT_NS: Final = 5_000_000_000
+"""Tasks move to another executor where that replays few batches, or such as took this long at most."""
 
+_ASK_AGAIN_NS: Final = 2_000_000_000
+"""Between two looks at what executors fetch for tasks that are to move: each is a short Spark job."""
 
 _FRESH_NS: Final = 1_000_000_000
 """How long the append of the batch record stands for a look for a successor. The append finds one, too,
@@ -70,7 +98,7 @@ class DeliveryFence:
         self._recorded_at_ns = self._now_ns()
 
     def begin(self) -> None:
-        """Note the time: the record of the batch is appended next."""
+        """Keep the time: the record of the batch is appended next."""
         self._recorded_at_ns = self._now_ns()
 
     def check(self) -> None:
@@ -92,24 +120,10 @@ class DeliveryFence:
         return self._clock.monotonic_ns(), self._clock.time_ns()
 
 
-@dataclass(slots=True)
-class BatchStatistics:
-    """What the newest batch did, for progress reports."""
-
-    batch: int = -1
-    rows_in: int = 0
-    rows_out: int = 0
-    changed_keys: int = 0
-    timed: TimedOutcome = field(default_factory=TimedOutcome)
-    pauses_ns: list[int] = field(default_factory=list[int])
-    local: LocalState = field(default_factory=LocalState)
-    """Hits and misses are the batch's; sizes are the newest that each task has told of."""
-
-
 class BatchLoop:
     """Runs the batches of one query in order. Blocking, by one thread at a time.
 
-    A batch is: hand over the commit that is due, process, deliver, record. Whatever gets lost on
+    A batch is: submit the commit that is due, process, deliver, record. Whatever gets lost on
     the way is recovered inside the waiting call, and only for the tasks that lost it.
     """
 
@@ -117,7 +131,7 @@ class BatchLoop:
         self,
         *,
         frame: DataFrame,
-        operator: OperatorSpec,
+        operators: Sequence[OperatorSpec],
         config: Config,
         location: CheckpointLocation,
         identity: JobIdentity,
@@ -126,12 +140,17 @@ class BatchLoop:
         commits: JobCommits,
         jobs: TaskJobs,
         sink: Sink,
-        events: EventList,
+        report: Report,
         clock: Clock,
-        tick_rule: TickRule | None = None,
+        tick_rules: Sequence[TickRule] = (),
     ) -> None:
-        self._operator = operator
-        self._config = config
+        self._is_watermark_needed = any(
+            operator.time_mode is TimeMode.EVENT or operator.output_time_column is not None
+            for operator in operators
+        )
+        self._settings = config.task
+        self._kept_locally = config.checkpoint.local_retain_versions
+        """Of how many commits the versions stay where they are."""
         self._location = location
         self._identity = identity
         self._thread = thread
@@ -139,28 +158,39 @@ class BatchLoop:
         self._commits = commits
         self._jobs = jobs
         self._sink = sink
-        self._events = events
+        self._report = report
         self._clock = clock
-        self._tick_rule = tick_rule
+        self._tick_rules = tick_rules
         self._is_new = True
         self._undeclared: set[str] = set()
         self.head = -1
         """H: the newest batch that is recorded."""
-        self.last_batch = BatchStatistics()
+        self._batch_ns = 0
+        """How long the newest batch took."""
+        self.recent_batches: deque[Sequence[BatchStatistics]] = deque(maxlen=KEPT_BATCHES)
+        """What the newest ones did in each operator."""
+        self._local = [LocalState() for _ in jobs.tasks]
+        """Of each operator's tasks: what they have on their hosts."""
         self._history = VersionHistory(identity.partitions)
-        self._processor = BatchProcessor(jobs)
+        former = map(partition_of, log.view.tasks)
+        self._gone = {p: tuple[str, ...]() for p in former if p >= identity.partitions}
+        """The tasks that the job had when it had more of them: what they left on hosts goes."""
         self._fence = DeliveryFence(thread, log, clock)
         self._policy = CommitPolicy(config.task)
-        self._submission = Submission(thread, commits, jobs.hand_over)
+        self._standbys = Standbys(config.job.standby_copies)
+        self._submission = Submission(thread, commits, jobs.submit_versions)
         self._recovery = Recovery(
             frame=frame,
             location=location,
             jobs=jobs,
-            processor=self._processor,
             history=self._history,
             log=log,
+            operators=jobs.tasks,
+            identity=identity,
             thread=thread,
             is_divergence_fatal=config.task.divergence == "error",
+            report=report,
+            clock=clock,
         )
 
     def resume(self, resumption: Resumption, stopwatch: Stopwatch) -> None:
@@ -173,7 +203,20 @@ class BatchLoop:
         summary = self._recovery.recover(
             everyone, resumption.head, is_thorough=True, on_phase=stopwatch.lap
         )
-        self._note_recovery(summary.__dict__, began_ns)
+        self._note_recovery(summary, began_ns)
+
+    def commit_head(self) -> None:
+        """Commit the newest batch, between `resume` and the start of the query.
+
+        Raises:
+            CommitFailedError: It could not be committed.
+        """
+        self._commit_wholly(self.head)
+
+    @property
+    def _has_several(self) -> bool:
+        """Whether the query has operators that read the output of others."""
+        return len(self._jobs.tasks) > 1
 
     def run(self, rows: DataFrame, batch: int) -> None:
         """Process one batch, record it, deliver its output.
@@ -194,12 +237,15 @@ class BatchLoop:
             msg = f"not the next batch: batch={batch} head={self.head}"
             raise StateBackupError(msg)
         offsets = self._location.require(f"offsets/{batch}")
+        self._move_tasks()
+        began_ns = self._clock.monotonic_ns()
         plan = self._prepare_commit()
         result = self._process_all(rows, batch, offsets, plan)
-        self._deliver(rows, batch, offsets, result)
+        result = self._deliver(rows, batch, offsets, result)
+        self._batch_ns = self._clock.monotonic_ns() - began_ns
         self.head = batch
-        if self._tick_rule is not None:
-            self._tick_rule.note_batch(self._clock_of(batch, offsets), result.next_times)
+        for rule in self._tick_rules:
+            rule.note_batch(self._clock_of(batch, offsets), result.next_times)
         self._history.forget_below(min(self._retained_batches(), default=-1))
         self._note(batch, result)
         if self._policy.is_each_batch:
@@ -227,7 +273,7 @@ class BatchLoop:
         """Take in a batch that Spark need not call: an older driver's query has ended it (R4).
 
         That driver had recorded it before this one took over, and wrote its ``commits/`` file
-        after this one had looked: it was delivered, by versions that nobody may use.
+        after this one had looked: it was delivered, from versions that must not be used.
         """
         self._location.require(f"commits/{batch}")
         logger.warning("an older driver has ended a batch, it is replayed: batch=%d", batch)
@@ -235,7 +281,7 @@ class BatchLoop:
         everyone = range(self._identity.partitions)
         summary = self._recovery.recover(everyone, batch, is_thorough=False)
         self.head = batch
-        self._note_recovery(summary.__dict__, began_ns)
+        self._note_recovery(summary, began_ns)
 
     def _check_repeated(self, batch: int) -> None:
         """A batch that is committed already: Spark repeats it after a crash; nothing to do (R4)."""
@@ -247,7 +293,85 @@ class BatchLoop:
             error.add_note("hint: put the checkpoint location back as it was at that batch")
             raise error
 
-    def _prepare_commit(self) -> HandOverPlan | None:
+    def _move_tasks(self) -> None:
+        """Spread the tasks anew if executors have come or gone: those that came have nothing to do.
+
+        Whatever fails by that, nothing is lost: the batch that follows meets what is really wrong.
+
+        Raises:
+            TaskFencedError: Another driver has taken over.
+        """
+        try:
+            self._move_due_tasks()
+        except TaskFencedError:
+            raise
+        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
+            logger.warning("tasks stay where they are, they could not be moved: error=%s", exc)
+
+    def _move_due_tasks(self) -> None:
+        """Not while an attempt is open, as its versions are submitted where they are; nor where it takes long.
+
+        The newest commit of the tasks that move is fetched first, beside the batches. Where that takes
+        long, another one is by then the newest, and what it has beyond is fetched, too. What came
+        after it is replayed, and the stream waits.
+        """
+        rebalancer, committed = self._jobs.rebalancer, self._commits.committed_batch
+        is_due = rebalancer.is_due(committed)
+        if self._commits.open_batch is not None:
+            return
+        if is_due:
+            rebalancer.prepare(self._jobs.tasks, self._jobs.executors)
+        move = rebalancer.move
+        if move is None or move.is_asking:
+            return
+        if move.error is not None:
+            logger.warning("tasks stay for now, no state was fetched: error=%s", move.error)
+            rebalancer.give_up_move(is_again=True)
+            return
+        if move.tasks and not (move.is_there and self._is_near(move.batch)):
+            self._fetch_ahead(move)
+            return
+        began_ns = self._clock.monotonic_ns()
+        fault_point("move.before")
+        with rebalancer.moving() as moved, self._history.unless_failed():
+            if moved:
+                # Where each batch is committed, one waits for an upload anyway, and the newest commit
+                # is never fetched yet: what it has beyond the one that was fetched is little.
+                fetched = None if self._policy.is_each_batch else move.batch
+                summary = self._recovery.recover(
+                    moved, self.head, is_thorough=False, is_optional=True, fetched=fetched
+                )
+                self._note_recovery(summary, began_ns)
+        fault_point("move.after")
+        if moved:
+            logger.info("tasks have moved to other executors: tasks=%d", len(moved))
+            self._report(TasksMoved(len(moved), len(rebalancer.placement.slots)))
+
+    def _is_near(self, fetched: int) -> bool:
+        """Whether a commit was fetched after which few batches came, or such as do not take long."""
+        to_replay = self.head - fetched
+        is_short = to_replay <= _FEW_BATCHES or to_replay * self._batch_ns <= _SHORT_NS
+        return self._policy.is_each_batch or (is_short and fetched in self._history)
+
+    def _fetch_ahead(self, move: Move) -> None:
+        """Bring the newest commit of tasks where they are to go, while batches go on.
+
+        One that is on its way comes first: then only what has changed since is left.
+        """
+        rebalancer, now_ns = self._jobs.rebalancer, self._clock.monotonic_ns()
+        if move.fetch is not None and not move.is_there:
+            if now_ns - move.asked_ns >= _ASK_AGAIN_NS:
+                rebalancer.ask_again(move, now_ns)
+            return
+        commit, view = self._log.view.last_commit, self._log.view
+        if commit is None or commit.batch <= move.batch:
+            return
+        commits = {task: task_commit(commit, task) for task in move.tasks}
+        wanted = {task: found for task, found in commits.items() if found.version}
+        fetch = partial(self._jobs.fetch_ahead, commits=wanted, bad_markers=view.bad_markers)
+        rebalancer.fetch(move, commit.batch, fetch, now_ns)
+
+    def _prepare_commit(self) -> SubmitPlan | None:
         urgency = self._policy.before_batch(self.head - self._commits.committed_batch)
         if urgency is None:
             return None
@@ -264,6 +388,9 @@ class BatchLoop:
             CommitFailedError: It could not be committed, whatever is tolerated elsewhere: the next
                 batch must not be delivered on top of it.
         """
+        self._commit_wholly(batch)
+
+    def _commit_wholly(self, batch: int) -> None:
         checkpoint_id = self._commit_now(batch)
         if self._commits.committed_batch < batch:
             msg = f"the batch could not be committed: batch={batch}"
@@ -277,7 +404,7 @@ class BatchLoop:
         Raises:
             CommitFailedError: More commits failed in a row than are tolerated.
         """
-        limit = self._config.task.replay_max_batches
+        limit = self._settings.replay_max_batches
         logger.warning(
             "processing waits for a commit: head=%d committed=%d task.replay.max.batches=%d",
             batch,
@@ -296,18 +423,18 @@ class BatchLoop:
 
     def _commit_now(self, batch: int) -> str:
         """Wait for the end of one attempt, which may fail; return its id."""
-        timeout_s = self._config.task.commit_timeout_ms / 1000
+        timeout_s = self._settings.commit_timeout_ms / 1000
         checkpoint_id = ""
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             done = self._submission.submit(batch, self.versions(batch), is_forced=True)
             if done is None:
                 return checkpoint_id
             checkpoint_id = done.checkpoint_id
-            self._thread.run(self._commits.settle(timeout_s))
+            self._thread.run(self._commits.resolve(timeout_s))
             if not done.lost:
                 return checkpoint_id
             self.heal(done.lost, batch)
-        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
+        msg = f"gave up after {MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
         raise CommitFailedError(msg, checkpoint_id=checkpoint_id, step="upload")
 
     def _process_all(
@@ -315,25 +442,48 @@ class BatchLoop:
         rows: DataFrame,
         batch: int,
         offsets: str,
-        plan: HandOverPlan | None,
+        plan: SubmitPlan | None,
         *,
         only: frozenset[int] | None = None,
     ) -> BatchResult:
-        """Process a batch in all tasks, healing those that lost their version meanwhile."""
+        """Process a batch in all tasks, healing those that lost their version meanwhile.
+
+        With several operators it then begins again as a whole: healing one may replay those before
+        it, and what these have put out meanwhile comes from versions that were not chosen.
+        """
         result = BatchResult()
-        for _ in range(_MAX_ROUNDS):
+        stopwatch, phase = Stopwatch(self._clock, RECOVERY_PHASES), "find"
+        for _ in range(MAX_ROUNDS):
+            if self._has_several:
+                result = BatchResult()
             result.merge(self._process(rows, batch, offsets, only, plan))
             if plan is not None:
-                self._submission.end(plan, result.hand_over_errors)
+                self._end_submission(plan, result)
                 plan = None
-            if not result.missing:
+            stopwatch.lap(phase)
+            if result.is_whole:
+                if phase != "find":
+                    logger.info("lost state is recovered: batch=%d %s", batch, stopwatch.summary())
                 return result
-            only = frozenset(result.missing)
-            self.heal(only, batch - 1)
-        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
+            phase = "process"
+            missing = frozenset(result.missing)
+            if missing:
+                self.heal(missing, batch - 1, stopwatch.lap)
+            if not self._has_several:
+                only = missing
+        msg = f"gave up after {MAX_ROUNDS} recovery rounds, as versions were lost each time: batch={batch}"
         raise RestoreFailedError(
-            msg, task_name=task_name(min(result.missing, default=0)), store_names=[STATE_STORE]
+            msg,
+            task_name=task_name(min(result.missing, default=0)),
+            store_names=self._identity.stores[MAIN_OPERATOR],
         )
+
+    def _end_submission(self, plan: SubmitPlan, result: BatchResult) -> None:
+        """Record how the tasks have submitted; a batch that ended early has not asked all of them."""
+        errors: Mapping[int, str] = result.submit_errors
+        if self._has_several and not result.is_whole:
+            errors = {**self._jobs.submit_versions(plan), **errors}
+        self._submission.end(plan, errors)
 
     def _process(
         self,
@@ -341,30 +491,48 @@ class BatchLoop:
         batch: int,
         offsets: str,
         only: frozenset[int] | None,
-        plan: HandOverPlan | None,
+        submit_plan: SubmitPlan | None,
     ) -> BatchResult:
         clock = self._clock_of(batch, offsets)
+        follow_plan = self._follow_plan()
         kept = {self._commits.committed_batch, self.head, batch - 1, *self._kept_commits()}
         open_batch = self._commits.open_batch
         if open_batch is not None:
             kept.add(open_batch)
-        return self._processor.process_once(
-            rows,
+        plan = BatchPlan(
             batch,
             self.versions(batch - 1),
             clock,
-            only,
-            waiting=None if self._tick_rule is None else self._tick_rule.waiting(clock),
-            hand_over=plan,
-            keep=self._history.kept(kept),
-            settled_batch=batch - 1,
+            only=only,
+            waiting=frozenset[int]().union(*(rule.waiting(clock) for rule in self._tick_rules)),
+            submit_plan=submit_plan,
+            follow_plan=follow_plan,
+            keep={**self._gone, **self._history.kept(kept)},
+            resolved_batch=batch - 1,
             committed=self._committed_versions(),
             has_initial_state=self._history.begins_at(batch),
         )
+        result = process_batch(self._jobs, rows, plan)
+        if follow_plan is not None and result.is_whole:
+            self._standbys.have_been_asked(follow_plan, self._jobs.executors)
+        if any(result.followed.values()):
+            self._report(CopiesMade(**result.followed))
+        return result
+
+    def _follow_plan(self) -> FollowPlan | None:
+        if not self._standbys.are_wanted:
+            return None
+        return self._standbys.plan(
+            self._log.view.last_commit,
+            self._jobs.placement.slots,
+            self._jobs.executors,
+            self._jobs.disks,
+            self._log.view.bad_markers,
+        )
 
     def _clock_of(self, batch: int, offsets: str) -> BatchClock:
-        is_dropping = self._operator.time_mode is TimeMode.EVENT and batch > 0
-        previous = self._location.require(f"offsets/{batch - 1}") if is_dropping else None
+        is_known = self._is_watermark_needed and batch > 0
+        previous = self._location.require(f"offsets/{batch - 1}") if is_known else None
         return clock_of(batch, offsets, previous)
 
     def _record_beside(
@@ -385,7 +553,7 @@ class BatchLoop:
     def _kept_commits(self) -> list[int]:
         """Return the batches of the newest commits, whose versions stay where they are."""
         batches = sorted(self._retained_batches())
-        return batches[-self._config.checkpoint.local_retain_versions :]
+        return batches[-self._kept_locally :]
 
     def _retained_batches(self) -> list[int]:
         """Return the batches of this query's commits that are not released."""
@@ -396,9 +564,15 @@ class BatchLoop:
         versions: Mapping[str, str] = {} if commit is None else commit.versions
         return {partition_of(task): version for task, version in versions.items()}
 
-    def _deliver(self, rows: DataFrame, batch: int, offsets: str, result: BatchResult) -> None:
-        """Give the sink the output of the chosen versions; heal those that get lost meanwhile."""
-        for _ in range(_MAX_ROUNDS):
+    def _deliver(
+        self, rows: DataFrame, batch: int, offsets: str, result: BatchResult
+    ) -> BatchResult:
+        """Give the sink the output of the chosen versions; heal those that get lost meanwhile.
+
+        Returns:
+            What was delivered.
+        """
+        for _ in range(MAX_ROUNDS):
             token, recording = self._record_beside(batch, offsets, result)
             try:
                 output = self._output_of(result)
@@ -408,45 +582,77 @@ class BatchLoop:
             fault_point("sink.before")
             self._fence.check()
             try:
-                with self._jobs.anchor.tagged(), delivering(token):
+                with self._jobs.placement.tagged(), delivering(token):
                     self._sink(output, batch)
             except Exception as exc:
-                if MISSING_OUTPUT not in str(exc) and not self._jobs.anchor.was_stalled(exc):
+                if MISSING_OUTPUT not in str(exc) and not self._jobs.placement.was_stalled(exc):
                     raise
-                self._heal_output(rows, batch, offsets, result)
+                result = self._heal_output(rows, batch, offsets, result)
             else:
                 fault_point("sink.after")
-                return
-        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as output was lost each time: batch={batch}"
+                return result
+        msg = f"gave up after {MAX_ROUNDS} recovery rounds, as output was lost each time: batch={batch}"
         raise RestoreFailedError(
-            msg, task_name=task_name(min(result.missing, default=0)), store_names=[STATE_STORE]
+            msg,
+            task_name=task_name(min(result.missing, default=0)),
+            store_names=self._identity.stores[MAIN_OPERATOR],
         )
 
     def _output_of(self, result: BatchResult) -> DataFrame:
-        """Return what the tasks have put out, in the order of tasks."""
-        inline = [part for task in sorted(result.inline) for part in result.inline[task]]
-        in_files = {task: result.tasks[task].version for task in result.in_files}
-        return self._jobs.output(inline, in_files, self._operator.output_schema)
+        """Return what the tasks of the last operator have put out, in the order of tasks."""
+        return self._jobs.output(len(self._jobs.tasks) - 1, *result.output_of(self._jobs.tasks[-1]))
 
-    def _heal_output(self, rows: DataFrame, batch: int, offsets: str, result: BatchResult) -> None:
-        """Process the batch again in the tasks whose output is gone, and only there."""
+    def _heal_output(
+        self, rows: DataFrame, batch: int, offsets: str, result: BatchResult
+    ) -> BatchResult:
+        """Process the batch again in the tasks whose output is gone, or in all if operators follow."""
         versions = {task: result.tasks[task].version for task in result.in_files}
         lost = frozenset(versions) - self._jobs.with_output(versions)
-        self._events.add("healed-output", batch=batch, tasks=len(lost))
+        self._report(OutputHealed(batch, len(lost)))
         if not lost:
-            return
+            return result
         self.heal(lost, batch - 1)
+        if self._has_several:
+            return self._process_all(rows, batch, offsets, None)
         result.in_files -= lost
         result.merge(self._process_all(rows, batch, offsets, None, only=lost))
+        return result
 
-    def heal(self, partitions: frozenset[int], head: int) -> None:
-        """Recover tasks whose versions are lost, inside the waiting batch call or in its place (R6)."""
+    def heal(
+        self,
+        partitions: frozenset[int],
+        head: int,
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Recover tasks whose versions are lost, inside the waiting batch call or in its place (R6).
+
+        Args:
+            partitions: The tasks.
+            head: The batch after which their state is needed.
+            on_phase: Called at the end of each ``restore`` and ``replay``.
+        """
         began_ns = self._clock.monotonic_ns()
         logger.warning("tasks lost their state: count=%d head=%d", len(partitions), head)
-        lost = {p: self._version_at_open(p) for p in partitions}
-        self._thread.run(self._commits.void_if_lost(lost))
-        summary = self._recovery.recover(partitions, head, is_thorough=False)
-        self._note_recovery(summary.__dict__, began_ns)
+        self._go_to_copies(partitions)
+        # With several operators all tasks are looked at: a host that is lost had tasks of each operator,
+        # and a batch finds out about one operator at a time. Tasks that have lost nothing may be replayed,
+        # too: their versions are then not those of the attempt.
+        concerned = range(self._identity.partitions) if self._has_several else partitions
+        lost = {p: self._version_at_open(p) for p in concerned}
+        self._thread.run(self._commits.abort_if_lost(lost))
+        summary = self._recovery.recover(concerned, head, is_thorough=False, on_phase=on_phase)
+        self._note_recovery(summary, began_ns)
+
+    def _go_to_copies(self, partitions: Collection[int]) -> None:
+        """Let tasks whose executor is gone run where a copy of their newest commit lies."""
+        if not self._standbys.are_wanted:
+            return
+        slots = self._jobs.placement.slots
+        after = self._standbys.slots_after_loss(slots, self._jobs.executors, partitions)
+        if after is not None:
+            self._jobs.rebalancer.rearrange(after)
+            moved = sum(len(set(was) - set(now)) for was, now in zip(slots, after, strict=True))
+            logger.info("tasks go on where copies of them lie: tasks=%d", moved)
 
     def _version_at_open(self, partition: int) -> str:
         open_batch = self._commits.open_batch
@@ -459,7 +665,7 @@ class BatchLoop:
         new = sorted(set(names) - self._undeclared)
         if new:
             self._undeclared.update(new)
-            self._events.add("undeclared-state", variables=",".join(new))
+            self._report(StateUndeclared(",".join(new)))
             logger.warning(
                 "the state holds variables that the processor does not declare; they stay as they are,"
                 " until deleteIfExists in init() deletes them: variables=%s",
@@ -468,24 +674,26 @@ class BatchLoop:
 
     def _note(self, batch: int, result: BatchResult) -> None:
         self._warn_undeclared(result.undeclared)
-        done = result.tasks.values()
-        self.last_batch = BatchStatistics(
-            batch=batch,
-            rows_in=sum(task.rows_in for task in done),
-            rows_out=sum(task.rows_out for task in done),
-            changed_keys=result.changed_keys,
-            timed=result.timed,
-            pauses_ns=result.pauses_ns,
-            local=LocalState(sizes=self.last_batch.local.sizes) + result.local,
-        )
-        self._events.add(
-            "batch",
-            batch=batch,
-            rows_in=self.last_batch.rows_in,
-            rows_out=self.last_batch.rows_out,
-            max_pause_ms=round(max(result.pauses_ns, default=0) / 1e6, 2),
+        parts = [part for _, part in sorted(result.by_operator.items())]
+        self._local = [
+            LocalState(sizes=before.sizes) + part.local
+            for part, before in zip(parts, self._local, strict=True)
+        ]
+        done = [
+            statistics_of(batch, part, local)
+            for part, local in zip(parts, self._local, strict=True)
+        ]
+        self.recent_batches.append(done)
+        self._report(
+            BatchDone(
+                batch=batch,
+                rows_in=done[0].rows_in,
+                rows_out=done[-1].rows_out,
+                max_pause_ms=round(max(result.pauses_ns, default=0) / 1e6, 2),
+            )
         )
 
-    def _note_recovery(self, details: Mapping[str, Any], began_ns: int) -> None:
+    def _note_recovery(self, summary: RecoverySummary, began_ns: int) -> None:
         elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
-        self._events.add("recovery", elapsed_ms=elapsed_ms, **details)
+        summary.log(elapsed_ms)
+        self._report(Recovered(elapsed_ms=elapsed_ms, **asdict(summary)))

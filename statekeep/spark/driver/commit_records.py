@@ -1,8 +1,16 @@
-"""What the commit record of a job says of each task, and which tasks must upload for it."""
+"""What the commit record of a job says of each task and of its inputs, and which tasks must upload for it.
 
+Spark keeps a batch's end offsets in one file for the whole query, exclusive; a checkpoint has the
+last offset read of each partition of a topic. Each topic partition stands in one task's checkpoint,
+as in a job of Samza: partition q in that of task q modulo N. Sources say nothing of their kind in
+that file: Kafka's are known by the form ``{topic: {partition: offset}}``.
+"""
+
+import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -17,16 +25,24 @@ from statekeep.checkpoint.checkpoints import (
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
-from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.errors import ConfigError, RetriableError
-from statekeep.spark.driver.source_offsets import Offsets, by_task, topic_offsets
-from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
+from statekeep.errors import CommitFailedError, ConfigError, RetriableError
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.tasks import partition_of, task_name
+from statekeep.spark.worker.job_spec import SubmitPlan
 
 logger = logging.getLogger(__name__)
 
+Backends = Mapping[BackendName, Collection[StoreName]]
+"""Backends, each with the stores that it gets."""
 StateMarkers = Mapping[BackendName, Mapping[StoreName, Marker]]
 
+
+KAFKA: Final = "kafka"
+"""The system that topics belong to."""
+
+Offsets = Mapping[SystemStreamPartition, str]
+"""The last offset read of each partition; "-1" where nothing was read yet."""
 
 FindOutdated = Callable[
     [Mapping[BackendName, Mapping[StoreName, Collection[Marker]]]], Awaitable[Collection[Marker]]
@@ -62,7 +78,7 @@ def bases_of(view: LogView) -> dict[int, Base]:
 
 
 def encoded_bases(bases: Mapping[int, Base]) -> dict[int, tuple[str, bytes]]:
-    """Return bases as a `HandOverPlan` holds them."""
+    """Return bases as a `SubmitPlan` holds them."""
     return {
         partition: (base.version, encode_checkpoint_v2(base.checkpoint))
         for partition, base in bases.items()
@@ -77,18 +93,24 @@ class CommitRecords:
         writer: LogSession,
         identity: JobIdentity,
         query_state: Callable[[int], Awaitable[QueryState]],
-        required_backends: Collection[str],
-        optional_backends: Collection[str],
+        required_backends: Backends,
+        optional_backends: Backends,
         *,
         find_outdated: FindOutdated,
     ) -> None:
-        """Wire it; the arguments are those of `Committer`."""
+        """Wire it; the arguments are those of `JobCommits`."""
         self._find_outdated = find_outdated
         self._writer = writer
         self._identity = identity
         self._query_state = query_state
-        self._required_backends = tuple(map(BackendName, required_backends))
-        self._optional_backends = tuple(map(BackendName, optional_backends))
+        self._required_backends = required_backends
+        self._optional_backends = optional_backends
+        self._stores = {
+            store
+            for backends in (required_backends, optional_backends)
+            for stores in backends.values()
+            for store in stores
+        }
 
     def must_upload(
         self, version: str, base: Base | None, outdated: Collection[Marker] = ()
@@ -101,12 +123,16 @@ class CommitRecords:
         markers = base.checkpoint.state_markers
         if outdated and any(m in outdated for of in markers.values() for m in of.values()):
             return True
-        return any(STATE_STORE not in markers.get(name, {}) for name in self._required_backends)
+        return any(
+            store not in markers.get(name, {})
+            for name, stores in self._required_backends.items()
+            for store in stores
+        )
 
     def without_backup(
         self, versions: Mapping[int, str], uploaded: Collection[int]
     ) -> Sequence[int]:
-        """Return the tasks of which a commit would have no backup at all.
+        """Return the tasks of which a commit would have no backup at all of some store.
 
         They were to keep what the commit before had, and that was found bad meanwhile.
 
@@ -120,8 +146,12 @@ class CommitRecords:
             for p, version in versions.items()
             if p not in uploaded
             and self.must_upload(version, bases.get(p))
-            and not any(STATE_STORE in found for found in _markers(bases.get(p)).values())
+            and self._lacks_a_store(_markers(bases.get(p)))
         ]
+
+    def _lacks_a_store(self, markers: StateMarkers) -> bool:
+        held = {store for found in markers.values() for store in found}
+        return not held or not self._stores <= held
 
     def left_out(self) -> Sequence[BackendName]:
         """Return the optional backends that lack the state of some task at the newest commit."""
@@ -130,14 +160,12 @@ class CommitRecords:
         markers = [base.checkpoint.state_markers for base in bases_of(self._writer.view).values()]
         return [
             name
-            for name in self._optional_backends
-            if any(STATE_STORE not in found.get(name, {}) for found in markers)
+            for name, stores in self._optional_backends.items()
+            if any(store not in found.get(name, {}) for found in markers for store in stores)
         ]
 
-    async def plan(
-        self, checkpoint_id: str, batch: int, versions: Mapping[int, str]
-    ) -> HandOverPlan:
-        """Return what the tasks hand over for an attempt: those that must upload, and their bases.
+    async def plan(self, checkpoint_id: str, batch: int, versions: Mapping[int, str]) -> SubmitPlan:
+        """Return what the tasks submit for an attempt: those that must upload, and their bases.
 
         Args:
             checkpoint_id: Of the attempt, whose number is not known yet.
@@ -148,17 +176,15 @@ class CommitRecords:
         outdated = await self._outdated(bases)
         uploads = {p: v for p, v in versions.items() if self.must_upload(v, bases.get(p), outdated)}
         record = self._writer.view.batches.get(batch)
-        offsets = self._offsets_by_task("" if record is None else record.offsets)
-        return HandOverPlan(
+        inputs = self._inputs("" if record is None else record.offsets, batch)
+        return SubmitPlan(
             epoch=self._writer.epoch,
             attempt=0,
             checkpoint_id=checkpoint_id,
             batch=batch,
             versions=uploads,
             bases=encoded_bases(bases),
-            checkpoints={
-                p: self._checkpoint(checkpoint_id, batch, offsets[p], {}) for p in uploads
-            },
+            checkpoints={p: _checkpoint(checkpoint_id, inputs[p], {}) for p in uploads},
         )
 
     async def _outdated(self, bases: Mapping[int, Base]) -> Collection[Marker]:
@@ -185,15 +211,19 @@ class CommitRecords:
             checkpoint_id: Of the attempt.
             versions: ``{partition: VersionId}`` of all tasks.
             uploaded: ``{partition: CheckpointV2 in JSON}`` of those that uploaded.
+
+        Raises:
+            CommitFailedError: A store of the job is in no backend for some task.
         """
         bases = bases_of(self._writer.view)
+        self._check_stores(checkpoint_id, versions, bases, uploaded)
         query = await self._query_state(batch)
-        offsets = self._offsets_by_task(query.offsets or "")
+        inputs = self._inputs(query.offsets or "", batch)
         checkpoints = {
             str(task_name(p)): msgspec.Raw(
                 uploaded[p]
                 if p in uploaded
-                else self._checkpoint(checkpoint_id, batch, offsets[p], _markers(bases.get(p)))
+                else _checkpoint(checkpoint_id, inputs[p], _markers(bases.get(p)))
             )
             for p in versions
         }
@@ -208,20 +238,50 @@ class CommitRecords:
             query=query,
         )
 
-    def _offsets_by_task(self, text: str) -> Mapping[int, Offsets]:
-        return by_task(topic_offsets(text), self._identity.partitions)
+    def _check_stores(
+        self,
+        checkpoint_id: str,
+        versions: Mapping[int, str],
+        bases: Mapping[int, Base],
+        uploaded: Mapping[int, bytes],
+    ) -> None:
+        """Refuse a record of which a restore would find a store nowhere."""
+        listed = {store for stores in self._identity.stores.values() for store in stores}
+        for partition, version in versions.items():
+            markers = _markers(bases.get(partition))
+            if partition in uploaded:
+                where = f"entry of {task_name(partition)}"
+                markers = decode_checkpoint_v2(uploaded[partition], where).state_markers
+            lacking = listed.difference(*markers.values())
+            if version and lacking:
+                raise CommitFailedError(
+                    "a store of a task is in no backend:"
+                    f" task={task_name(partition)} store={min(lacking)}",
+                    checkpoint_id=checkpoint_id,
+                    step="upload",
+                )
 
-    def _checkpoint(
-        self, checkpoint_id: str, batch: int, offsets: Offsets, markers: StateMarkers
-    ) -> bytes:
-        """Return a task's checkpoint in JSON."""
-        inputs = {
-            SystemStreamPartition("spark", self._identity.job_name, 0): str(batch),
-            **offsets,
-        }
-        return encode_checkpoint_v2(
-            CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers)
-        )
+    def _inputs(self, text: str, batch: int) -> Mapping[int, Offsets]:
+        return inputs_of_tasks(text, self._identity.job_name, batch, self._identity.partitions)
+
+
+def inputs_of_tasks(text: str, job_name: str, batch: int, partitions: int) -> Mapping[int, Offsets]:
+    """Return the inputs that the checkpoint of each task names, by partition.
+
+    Args:
+        text: Of the query's ``offsets/<batch>``.
+        job_name: Of the job.
+        batch: The batch.
+        partitions: How many tasks the job has.
+    """
+    query = SystemStreamPartition("spark", job_name, 0)
+    shares = by_task(topic_offsets(text), partitions)
+    return {partition: {query: str(batch), **share} for partition, share in shares.items()}
+
+
+def _checkpoint(checkpoint_id: str, inputs: Offsets, markers: StateMarkers) -> bytes:
+    """Return a task's checkpoint in JSON."""
+    return encode_checkpoint_v2(CheckpointV2(CheckpointId.parse(checkpoint_id), inputs, markers))
 
 
 def _markers(base: Base | None) -> StateMarkers:
@@ -238,3 +298,97 @@ def _markers_by_backend(
             for store, marker in markers.items():
                 found.setdefault(backend, {}).setdefault(store, []).append(marker)
     return found
+
+
+_decoder = msgspec.json.Decoder(dict[str, dict[int, int]])
+
+
+def query_state(
+    location: CheckpointLocation, current: CommitRecord | None, batch: int
+) -> QueryState:
+    """Return what the commit record of a batch says of the query.
+
+    Args:
+        location: The query's.
+        current: The commit before it.
+        batch: The batch.
+
+    Raises:
+        CheckpointLocationError: A file is missing.
+    """
+    before = None if current is None else current.query
+    return QueryState(
+        query_id=location.query_id() or "",
+        metadata=location.require("metadata"),
+        previous_offsets=location.read(f"offsets/{batch - 1}") if batch > 0 else None,
+        offsets=location.require(f"offsets/{batch}"),
+        commit=location.read(f"commits/{batch}"),
+        started_from=None if before is None else before.started_from,
+    )
+
+
+def topic_offsets(text: str) -> Offsets:
+    """Return the last offset read of every topic partition, from the text of ``offsets/<batch>``.
+
+    Of a partition that several sources read the lowest counts. Other kinds of sources have no
+    offsets by partition and are left out, whatever their lines are like.
+    """
+    return {ssp: str(min(ends) - 1) for ssp, ends in _ends(text).items()}
+
+
+def stands_apart(text: str) -> SystemStreamPartition | None:
+    """Return a partition that two sources have read up to different offsets; None if there is none.
+
+    One offset for each partition does not say where such a query stands.
+    """
+    return next((ssp for ssp, ends in _ends(text).items() if len(ends) > 1), None)
+
+
+def by_task(offsets: Offsets, partitions: int) -> Mapping[int, Offsets]:
+    """Return what stands in the checkpoint of each task, ``{partition of the task: offsets}``."""
+    shares: dict[int, dict[SystemStreamPartition, str]] = {p: {} for p in range(partitions)}
+    for ssp, offset in offsets.items():
+        shares[ssp.partition % partitions][ssp] = offset
+    return shares
+
+
+def commit_offsets(commit: CommitRecord) -> Offsets:
+    """Return those of all topics, from the checkpoints of all tasks.
+
+    Raises:
+        CheckpointCorruptError: A checkpoint in the record cannot be read.
+    """
+    return {
+        ssp: offset
+        for task, raw in commit.checkpoints.items()
+        for ssp, offset in decode_checkpoint_v2(
+            bytes(raw), where=f"task={task}"
+        ).input_offsets.items()
+        if ssp.system == KAFKA
+    }
+
+
+def starting_offsets(offsets: Offsets) -> str:
+    """Return the JSON that the option ``startingOffsets`` of Spark's Kafka source takes."""
+    topics: dict[str, dict[str, int]] = {}
+    for ssp, last in sorted(offsets.items()):
+        topics.setdefault(ssp.stream, {})[str(ssp.partition)] = int(last) + 1
+    return json.dumps(topics)
+
+
+def _ends(text: str) -> Mapping[SystemStreamPartition, set[int]]:
+    """Return the end offsets that the lines of a file give for each topic partition."""
+    found: dict[SystemStreamPartition, set[int]] = {}
+    for topic, partitions in _topics(text):
+        for partition, end in partitions.items():
+            found.setdefault(SystemStreamPartition(KAFKA, topic, partition), set()).add(end)
+    return found
+
+
+def _topics(text: str) -> Iterator[tuple[str, Mapping[int, int]]]:
+    """Yield what each line of the form has; the file's version and metadata are not of it."""
+    for line in text.split("\n"):
+        try:
+            yield from _decoder.decode(line).items()
+        except msgspec.DecodeError:
+            continue

@@ -8,7 +8,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.config.model import ContainerSettings
+from statekeep.config.job_settings import ContainerSettings
 from statekeep.errors import BackendClosedError
 
 P = ParamSpec("P")

@@ -1,22 +1,19 @@
 """One stateful query on the driver: takes over the job, runs its batches, ends with a commit."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
 import logging
+import random
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -24,63 +21,78 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from statekeep.backends.sealing import outdated_markers
-from statekeep.checkpoint.event_recorder import EventRecorder
-from statekeep.checkpoint.note import summary_of
-from statekeep.checkpoint.records import QueryState
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.error_summary import report_end
+from statekeep.checkpoint.event_log import EventRecorder
+from statekeep.checkpoint.log_view import LogView, begin_ns_of
+from statekeep.checkpoint.records import JobIdentity, QueryState
 from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp
-from statekeep.commit.committer import CommitSummary
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
 from statekeep.errors import (
+    BackendClosedError,
+    CheckpointLocationError,
     CommitFailedError,
     ConfigError,
     StateBackupError,
     TaskFencedError,
 )
-from statekeep.spark.anchor import (
-    ROUTER,
-    Anchor,
-    expected_executors,
-    slot_count,
-    spread,
-    wait_for_executors,
-)
+from statekeep.events import CommitSummary, JobStarted, QueryStarted
+from statekeep.inspection.continuous_proof import ContinuousProof, with_log_backend
+from statekeep.reporter import Reporter
 from statekeep.spark.driver.batch_loop import BatchLoop, Sink
-from statekeep.spark.driver.clean_up import job_clean_up
+from statekeep.spark.driver.commit_records import query_state
 from statekeep.spark.driver.commit_thread import CommitThread
-from statekeep.spark.driver.events import EventList
-from statekeep.spark.driver.job_commits import JobCommits
+from statekeep.spark.driver.first_start import check_imported_time_mode, newest_offsets
+from statekeep.spark.driver.job_commits import JobCommits, job_clean_up
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.new_query import query_state
-from statekeep.spark.driver.opening import DEFAULT_TASKS, JobPlace, open_place
-from statekeep.spark.driver.progress import operator_progress
-from statekeep.spark.driver.query_watch import QueryWatch, StopPatience, find_successor
-from statekeep.spark.driver.replay import (
+from statekeep.spark.driver.opening import (
+    JobStorage,
     check_retention,
     check_sources,
+    open_storage,
     source_limits,
-    sweep_shadows,
+    tasks_of_a_new_job,
+    wanted_tasks,
 )
-from statekeep.spark.driver.stall_guard import StallGuard
-from statekeep.spark.driver.stopwatch import Stopwatch
-from statekeep.spark.driver.takeover import Resumption, Takeover, new_identity, settled_identity
-from statekeep.spark.driver.task_jobs import TaskJobs
-from statekeep.spark.driver.tick_rule import TickRule
-from statekeep.spark.driver.ticks import Ticks, has_ticks
-from statekeep.spark.driver.watched_query import (
+from statekeep.spark.driver.progress import (
+    KEPT_BATCHES,
+    EventList,
+    Stopwatch,
+    explanation,
+    operator_progress,
+)
+from statekeep.spark.driver.query_watch import (
     BatchStoppedError,
+    QueryWatch,
+    StopDeadline,
     WatchedQuery,
+    find_successor,
     is_interruption,
 )
-from statekeep.spark.initial_state import InitialState
-from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.tasks import STATE_STORE
+from statekeep.spark.driver.rebalancer import Rebalancer, StallGuard
+from statekeep.spark.driver.recovery import sweep_shadows
+from statekeep.spark.driver.reshaping import Reshaper, check_reshape
+from statekeep.spark.driver.takeover import Resumption, Takeover, new_identity, resolved_identity
+from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.driver.ticks import TickRule, Ticks, has_ticks
+from statekeep.spark.operator.clock import TimeMode
+from statekeep.spark.placement import expected_executors, router_of, wait_for_executors
+from statekeep.spark.query_defaults import page_command
+from statekeep.spark.stage import Stage
+from statekeep.spark.tasks import operator_tasks
+from statekeep.spark.variable_stores import (
+    backends_in_use,
+    backends_of,
+    lasting_stores,
+    stores_of_query,
+    variable_stores_of,
+)
 from statekeep.spark.worker.job_spec import JobSpec
 
 logger = logging.getLogger(__name__)
 
-_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _EMPTY_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 _ATTACH_S: Final = 60.0
 _POLL_S: Final = 0.25
@@ -101,13 +113,13 @@ class StatefulJob:
         *,
         spark: SparkSession,
         frame: DataFrame,
-        operator: OperatorSpec,
+        stages: Sequence[Stage],
         config: Config,
         location: CheckpointLocation,
         sink: Sink,
         clock: Clock,
-        initial: InitialState | None = None,
         events: EventList | None = None,
+        reporter: Reporter | None = None,
         ticks: Ticks | None = None,
     ) -> None:
         """Wire the job; no I/O.
@@ -115,28 +127,32 @@ class StatefulJob:
         Args:
             spark: The session.
             frame: The streaming input.
-            operator: The stateful operator.
+            stages: The stateful operators, in the order in which rows go through them.
             config: Checked settings; names the job.
             location: The query's checkpoint location.
             sink: Gets the output of each batch, with its number.
             clock: For delays.
-            initial: What the state of a new job begins with.
-            events: Where events go; None: a list of its own.
+            events: Keeps events, and passes them to whatever writes them down; None: a list of its own.
+            reporter: Of the query's events, those of ``events`` among them; None: one of its own.
             ticks: The source of ``frame`` that asks for batches; None where nothing waits for a time.
         """
         self._spark = spark
         self._frame = frame
-        self._operator = operator
-        self._initial = initial
+        self._stages = stages
         self._config = config
         self._location = location
         self._sink = sink
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
         self._ticks = ticks
-        self._tick_rule: TickRule | None = None
-        self.events = EventList(clock) if events is None else events
-        self.last_commit: CommitSummary | None = None
+        self._tick_rules: Sequence[TickRule] = ()
+        self.events = EventList() if events is None else events
+        if reporter is None:
+            reporter = Reporter(clock, config.job.name, parts=[self.events])
+        self._reporter = reporter
+        self._report = reporter.report
+        self._has_listeners = reporter.has_listeners
+        self._recent_commits: deque[CommitSummary] = deque(maxlen=KEPT_BATCHES)
         self.failure: BaseException | None = None
         """What the batch call raised, as Python has it."""
         self.fenced: TaskFencedError | None = None
@@ -145,22 +161,25 @@ class StatefulJob:
         """More commits failed in a row than are tolerated, as was found out when it was idle."""
         self.end_error: Exception | None = None
         """What kept the last commit from being made."""
-        self._anchor: Anchor | None = None
+        self._rebalancer: Rebalancer | None = None
         self._turn = threading.Lock()
         self._batch_thread: int | None = None
         """The thread that runs a batch: a sink may stop its own query."""
         self._thread = CommitThread("statekeep-commit", config.container, clock)
-        self._place: JobPlace | None = None
+        self._storage: JobStorage | None = None
         self._recorder: EventRecorder | None = None
         self._clean_up: CleanUp | None = None
+        self._proof: ContinuousProof | None = None
         self._query: WatchedQuery | None = None
         self._is_attached = threading.Event()
-        self._patience: StopPatience | None = None
+        self._deadline: StopDeadline | None = None
+        self._is_asked_to_stop = False
         self._is_open = False
-        self._commit_made = threading.Condition()
+        self._is_begun = False
+        """Listeners have its start, and are to have its end."""
         self._ended = threading.Event()
         self._is_hurried = threading.Event()
-        """The query has ended, and somebody waits for the job."""
+        """The query has ended, and a caller waits for the job."""
         self._query_error: Exception | None = None
         self._closing = threading.Lock()
         self._is_closed = False
@@ -173,7 +192,7 @@ class StatefulJob:
         Args:
             check_wanted: Called before other drivers are fenced; raises to let them be.
             own_epoch: Of the run before, if this one may begin only while that run is the job's
-                newest owner; None: whoever owns the job is fenced.
+                newest owner; None: the current owner is fenced in any case.
 
         Raises:
             TaskFencedError: Another driver has taken over since ``own_epoch``.
@@ -181,78 +200,171 @@ class StatefulJob:
             CheckpointLocationError: The checkpoint location is not the job's.
             RestoreFailedError: State is out of reach.
         """
-        stopwatch = self._stopwatch
         check_retention(self._spark, self._config.task.replay_max_batches)
         check_sources(self._frame, is_replay_needed=not self._config.task.is_commit_every_batch)
-        wanted = self._wanted_tasks()
-        place = self._place = self._thread.run(
-            open_place(
-                self._config,
-                self._location,
-                wanted,
-                executor=self._thread.executor,
-                clock=self._clock,
-                note=self.events.add,
-            )
-        )
-        commit = place.log.view.last_commit
-        partitions = wanted or (DEFAULT_TASKS if commit is None else commit.identity.partitions)
-        key_schema = self._operator.key_schema.simpleString()
-        expected = new_identity(self._config, partitions, ROUTER, key_schema)
-        identity = settled_identity(commit, expected)
+        storage, expected = self._open_storage()
+        resolve = partial(resolved_identity, expected=expected, given_up=self._given_up())
         takeover = Takeover(
-            place.log,
-            place.checkpoints,
+            storage.log,
+            storage.checkpoints,
             self._location,
             self._thread,
             start_from=self._config.job.start_from_checkpoint,
             clock=self._clock,
         )
-        takeover.check_location()
-        stopwatch.lap("log")
-        self._check_time_mode()
-        tag = f"statekeep-{identity.job_uid}"
-        wait_for_executors(self._spark, expected_executors(self._spark))
-        self._anchor = Anchor(
-            self._spark, spread(partitions, slot_count(self._spark, partitions)), tag
-        )
-        self._thread.spawn(StallGuard(self._spark, tag, self._clock).watch())
-        stopwatch.lap("placement")
+        identity = resolve(storage.log.view.last_commit)
+        self._check_reshape(storage, expected)
+        self._check_location(takeover, identity)
+        self._stopwatch.lap("log")
+        self._check_time_mode(storage.log.view)
+        self._spread_tasks(identity)
+        self._stopwatch.lap("placement")
         # All that may fail or take long comes before: until now an older driver goes on.
         check_wanted()
         if own_epoch is not None:
             takeover.check_followed(own_epoch)
         takeover.fence()
-        self._thread.run(self._record_events(place))
-        self._identity = settled_identity(place.log.view.last_commit, expected)
-        spec = self._job_spec(place)
-        self._jobs = TaskJobs(self._spark, self._anchor, spec, self._thread, self._initial)
-        self._wire_commits(place, spec)
+        self._thread.run(self._record_events(storage))
+        self._check_reshape(storage, expected)
+        self._identity = resolve(storage.log.view.last_commit)
+        if self._identity.partitions != identity.partitions:  # the driver before has changed them
+            self._spread_tasks(self._identity)
+        self._wire_tasks(storage)
         resumption = takeover.take_over(self._commits, self._identity, self._jobs.abandoned)
-        self._jobs.epoch = place.log.epoch
-        sweep_shadows(self._location, place.log.epoch)
-        stopwatch.lap("takeover")
+        sweep_shadows(self._location, storage.log.epoch)
+        self._stopwatch.lap("takeover")
+        if resumption is not None and self._identity.partitions != expected.partitions:
+            resumption = self._reshape(storage, resumption, expected.partitions)
+        self._wire_batches(storage)
+        self._report_start(storage, resumption)
+        if resumption is not None:
+            self._batches.resume(resumption, self._stopwatch)
+        self._jobs.check_variables()  # with what the tasks have told of their state
+        if self._ticks is not None and str(self._spark.conf.get(_EMPTY_BATCHES)).lower() == "true":
+            self._ticks.follow(self._wants_batch)
+        self._is_open = True
+
+    def _open_storage(self) -> tuple[JobStorage, JobIdentity]:
+        """Open backends and job log; return them, and the job as it is configured now."""
+        operators = len(self._stages)
+        storage = self._storage = self._thread.run(
+            open_storage(
+                self._config,
+                self._location,
+                wanted_tasks(self._config, operators),
+                default=tasks_of_a_new_job(self._spark, operators),
+                executor=self._thread.executor,
+                clock=self._clock,
+                report=self._report,
+            )
+        )
+        router = router_of(operators)
+        key_schema = "; ".join(stage.operator.key_schema.simpleString() for stage in self._stages)
+        return storage, new_identity(self._config, storage.partitions, router, key_schema)
+
+    def _check_location(self, takeover: Takeover, identity: JobIdentity) -> None:
+        try:
+            takeover.check_location(identity)
+        except CheckpointLocationError as exc:
+            name = self._config.settings["job.name"]
+            exc.add_note(
+                f"hint: the job's name is {name.value!r}, set by {name.source}; if the query had another"
+                " name before, set job.name to that"
+            )
+            raise
+
+    def _check_reshape(self, storage: JobStorage, expected: JobIdentity) -> None:
+        commit = storage.log.view.last_commit
+        if commit is not None:
+            listed = backends_in_use(self._config)
+            check_reshape(commit.identity, expected, storage.factories, listed)
+
+    def _spread_tasks(self, identity: JobIdentity) -> None:
+        """Give the tasks their slots, once executors are there; from now on they may come and go."""
+        tag = f"statekeep-{identity.job_uid}"
+        before = self._rebalancer
+        if before is not None:
+            before.close()
+        else:
+            wait_for_executors(self._spark, expected_executors(self._spark))
+        self._rebalancer = Rebalancer(
+            self._spark,
+            identity.partitions,
+            tag,
+            lambda call: self._thread.submit(self._thread.executor.run(call)),
+        )
+        if before is None:
+            guard = StallGuard(self._spark, tag, self._clock, self._note_executors)
+            self._thread.spawn(guard.watch())
+
+    def _note_executors(self, is_settled: bool) -> None:  # noqa: FBT001 - as the guard calls it
+        if self._rebalancer is not None:
+            self._rebalancer.note_change(is_settled=is_settled)
+
+    def _wire_tasks(self, storage: JobStorage) -> None:
+        """Make what runs the tasks, and what commits them; the driver owns the log."""
+        assert self._rebalancer is not None  # noqa: S101 - the tasks have slots
+        specs = [self._job_spec(storage, number) for number in range(len(self._stages))]
+        self._jobs = TaskJobs(self._spark, self._rebalancer, specs, self._thread, self._stages)
+        self._jobs.epoch = storage.log.epoch
+        self._wire_commits(storage, specs[0])
+
+    def _reshape(self, storage: JobStorage, resumption: Resumption, partitions: int) -> Resumption:
+        """Give the state to so many tasks; what is not committed is replayed and committed before."""
+        if resumption.head > resumption.committed:
+            logger.info(
+                "all batches are committed before the number of tasks changes: head=%d committed=%d",
+                resumption.head,
+                resumption.committed,
+            )
+            self._wire_batches(storage)
+            self._batches.resume(resumption, self._stopwatch)
+            self._batches.commit_head()
+        if self._clean_up is not None:
+            self._thread.run(self._clean_up.close(_MARGIN_S))
+        operators = len(self._stages)
+        spec = self._job_spec(storage, 0)
+        Reshaper(
+            spark=self._spark,
+            thread=self._thread,
+            log=storage.log,
+            config=with_log_backend(self._config, storage.log_backend),
+            local_name=spec.local_name,
+            operators=operators,
+            clock=self._clock,
+        ).run(partitions)
+        self._identity = msgspec.structs.replace(self._identity, partitions=partitions)
+        self._spread_tasks(self._identity)
+        self._wire_tasks(storage)
+        self._stopwatch.lap("reshape")
+        return replace(resumption, committed=resumption.head)
+
+    def _wire_batches(self, storage: JobStorage) -> None:
+        """Make what runs batches, and what watches beside them."""
         if self._ticks is not None:
-            mode, tasks = self._operator.time_mode, self._identity.partitions
-            self._tick_rule = TickRule(mode, tasks, self._clock, self._watermark_ms)
+            self._tick_rules = [
+                TickRule(stage.operator.time_mode, tasks, self._clock, self._watermark_ms)
+                for stage, tasks in zip(self._stages, self._jobs.tasks, strict=True)
+                if stage.operator.time_mode is not TimeMode.NONE
+            ]
         self._batches = BatchLoop(
             frame=self._frame,
-            operator=self._operator,
+            operators=[stage.operator for stage in self._stages],
             config=self._config,
             location=self._location,
             identity=self._identity,
             thread=self._thread,
-            log=place.log,
+            log=storage.log,
             commits=self._commits,
             jobs=self._jobs,
             sink=self._sink,
-            events=self.events,
+            report=self._report,
             clock=self._clock,
-            tick_rule=self._tick_rule,
+            tick_rules=self._tick_rules,
         )
         self._watch = QueryWatch(
             thread=self._thread,
-            log=place.log,
+            log=storage.log,
             commits=self._commits,
             batches=self._batches,
             jobs=self._jobs,
@@ -261,25 +373,30 @@ class StatefulJob:
             settings=self._config.task,
             clock=self._clock,
         )
-        self._note_start(place, resumption)
-        if resumption is not None:
-            self._batches.resume(resumption, stopwatch)
-        if self._ticks is not None and self._tick_rule is not None and self._has_empty_batches():
-            self._ticks.follow(self._tick_rule.wants_batch)
-        self._is_open = True
 
-    def _check_time_mode(self) -> None:
-        """Refuse to begin or to end with timers under a query that runs already."""
-        newest = self._location.newest("offsets")
-        text = None if newest < 0 else self._location.read(f"offsets/{newest}")
+    def _given_up(self) -> Sequence[StoreName]:
+        """Return the stores whose state is not wanted any more, as settings say."""
+        stores = stores_of_query(self._config)
+        return [name for name in stores if self._config.store(name).is_begun_empty]
+
+    def _check_time_mode(self, view: LogView) -> None:
+        """Refuse to begin or to end with timers under a query that runs already, or with another clock."""
+        modes = [stage.operator.time_mode.value for stage in self._stages]
+        check_imported_time_mode(view, modes)
+        text = newest_offsets(self._location, view)
         if text is not None and has_ticks(text) != (self._ticks is not None):
             raise ConfigError(
                 "the query began with another time mode: "
-                f"timeMode={self._operator.time_mode.value} location={self._location.uri}",
+                f"timeMode={','.join(modes)} location={self._location.uri}",
                 key="timeMode",
                 hint="go back to the former timeMode, or start anew under another job.name with"
                 " another checkpoint location",
             )
+
+    def _wants_batch(self, *, is_available_now: bool) -> bool:
+        """Return whether some operator needs a batch; each of them is asked."""
+        wanted = [r.wants_batch(is_available_now=is_available_now) for r in self._tick_rules]
+        return any(wanted)
 
     def _watermark_ms(self) -> int:
         """Return the watermark of the next batch, on the query's thread between two batches."""
@@ -288,19 +405,7 @@ class StatefulJob:
             raise StateBackupError("the query was not started whole")
         return self._query.watermark_ms()
 
-    def _has_empty_batches(self) -> bool:
-        return str(self._spark.conf.get(_EMPTY_BATCHES)).lower() == "true"
-
-    def _wanted_tasks(self) -> int | None:
-        """Return how many tasks the user wants, by our setting or by Spark's; None: nobody said."""
-        if self._config.task.count is not None:
-            return self._config.task.count
-        conf = self._spark._jsparkSession.sessionState().conf()  # noqa: SLF001 - tells what is set
-        if conf.contains(_SHUFFLE_PARTITIONS):
-            return int(str(self._spark.conf.get(_SHUFFLE_PARTITIONS)))
-        return None
-
-    def _wire_commits(self, place: JobPlace, spec: JobSpec) -> None:
+    def _wire_commits(self, storage: JobStorage, spec: JobSpec) -> None:
         """Make what commits and what cleans up after them."""
         executor, partitions = self._thread.executor, self._identity.partitions
         # The driver deletes for all tasks, as containers upload for theirs.
@@ -308,49 +413,68 @@ class StatefulJob:
         self._clean_up = job_clean_up(
             spec,
             partitions,
-            place.factories,
-            log=place.log,
-            checkpoints=place.checkpoints,
+            storage.factories,
+            log=storage.log,
+            checkpoints=storage.checkpoints,
             executor=executor,
             clock=self._clock,
-            note=self.events.add,
+            report=self._report,
         )
-        store = self._config.store(STATE_STORE)
 
         async def read_query_state(batch: int) -> QueryState:
-            current = place.log.view.last_commit
+            current = storage.log.view.last_commit
             return await executor.run(query_state, self._location, current, batch)
 
         self._commits = JobCommits(
-            log=place.log,
-            checkpoints=place.checkpoints,
+            log=storage.log,
+            checkpoints=storage.checkpoints,
             gate=CommitGate(self._config.task),
             clock=self._clock,
             identity=self._identity,
             query_state=read_query_state,
             on_commit=self._committed,
-            required_backends=store.required_factories,
-            optional_backends=store.optional_factories,
-            find_outdated=lambda markers: outdated_markers(place.factories, markers, executor),
-            note=self.events.add,
+            required_backends=backends_of(self._config, is_optional=False),
+            optional_backends=backends_of(self._config, is_optional=True),
+            find_outdated=lambda markers: outdated_markers(storage.factories, markers, executor),
+            report=self._report,
+            is_observed=self._has_listeners,
         )
 
-    async def _record_events(self, place: JobPlace) -> None:
-        """Write events down from now on, under the epoch that nobody else has."""
-        recorder = EventRecorder(place.checkpoints, place.log.epoch, self._config.job, self._clock)
+    def _prove_commits(self) -> None:
+        """Let the newest commit be verified now and then, if that is wanted."""
+        if self._config.job.verify_interval_ms and self._storage is not None:
+            self._proof = ContinuousProof(
+                with_log_backend(self._config, self._storage.log_backend),
+                clock=self._clock,
+                report=self._report,
+                rng=random.Random(),  # noqa: S311 - any task will do
+            )
+            self._thread.spawn(self._proof.run())
+
+    async def _record_events(self, storage: JobStorage) -> None:
+        """Write events down from now on, under this driver session's own epoch."""
+        recorder = EventRecorder(
+            storage.checkpoints, storage.log.epoch, self._config.job, self._clock
+        )
         self.events.pass_to(lambda e: recorder.add(e.time_ms, e.kind, e.details))
         self._thread.spawn(recorder.run())
         self._recorder = recorder
 
-    def _job_spec(self, place: JobPlace) -> JobSpec:
+    def _job_spec(self, storage: JobStorage, number: int) -> JobSpec:
+        """Return the job with one of its operators."""
+        operator, partitions = self._stages[number].operator, self._identity.partitions
+        variable_stores = variable_stores_of(self._config, operator.name)
         return JobSpec(
             config=self._config,
             job_uid=self._identity.job_uid,
-            log_backend=place.log_backend,
+            log_backend=storage.log_backend,
             app_id=self._spark.sparkContext.applicationId,
-            operator=self._operator,
-            processor=cloudpickle.dumps(self._operator.processor),  # type: ignore[no-untyped-call]
+            operator=replace(operator, variable_stores=variable_stores),
+            processor=cloudpickle.dumps(operator.processor),  # type: ignore[no-untyped-call]
             python_path=tuple(sys.path),
+            tasks=operator_tasks(number, len(self._stages), partitions),
+            stores=stores_of_query(self._config),
+            lasting_stores=lasting_stores(self._config),
         )
 
     def run_batch(self, rows: DataFrame, batch: int) -> None:
@@ -360,7 +484,7 @@ class StatefulJob:
             StateBackupError: The batch is not the next one, or cannot be processed exactly.
             CommitFailedError: More commits failed in a row than are tolerated.
             TaskFencedError: Another driver has taken over.
-            BatchStoppedError: The query was told to stop, and Spark has broken the batch off.
+            BatchStoppedError: The query is stopping, and the batch was broken off.
         """
         try:
             with self._turn:
@@ -372,7 +496,8 @@ class StatefulJob:
                 self._watch.note_batch()
         except BaseException as exc:
             self.failure = exc
-            if is_interruption(exc) and self._query is not None and self._query.is_stopping():
+            is_broken_off = self._jobs.placement.is_given_up or is_interruption(exc)
+            if is_broken_off and self._query is not None and self._query.is_stopping():
                 raise BatchStoppedError from None
             raise
 
@@ -382,46 +507,56 @@ class StatefulJob:
         logger.info(
             "the query is started: job=%s %s", self._config.job.name, self._stopwatch.summary()
         )
+        logger.info(
+            "look at the job on a page: %s", page_command(self._config, self._location.shared_uri)
+        )
+        self._report(QueryStarted(self._stopwatch.phases_ms))
         self._query = query
         self._is_attached.set()
-        self._patience = patience = StopPatience(
+        self._prove_commits()
+        self._deadline = deadline = StopDeadline(
             self._commits,
             lambda: self._thread.executor.run(query.is_stopping),
-            self._jobs.anchor.give_up,
+            self._jobs.placement.give_up,
             self._clock,
             self._config.task.shutdown_ms,
         )
         # The batch that was cancelled has returned by then, and the containers had time to end.
-        self._thread.give_up_calls_once(lambda: patience.is_over_since(2 * _MARGIN_S))
-        self._thread.spawn(patience.watch())
+        self._thread.give_up_calls_once(lambda: deadline.is_over_since(2 * _MARGIN_S))
+        self._thread.spawn(deadline.watch())
         threading.Thread(
             # In this context, as what is spawned: it has the handler of fault points.
             target=copy_context().run,
-            args=(self._look_after, query, patience),
+            args=(self._look_after, query, deadline),
             name="statekeep-watch",
             daemon=True,
         ).start()
 
+    def explain(self) -> str:
+        """Return what the operators are and where their state goes, a line each."""
+        return explanation(self._stages, self._config, self._identity.partitions)
+
     def prepare_stop(self) -> None:
-        """Let ``task.shutdown.ms`` begin: the query is about to be told to stop.
+        """Let ``task.shutdown.ms`` begin: `stop` is about to be called on the query.
 
         Where every batch is committed in its own call, a batch that runs may be delivered already,
         and Spark would break off its commit: it may end first, within that time.
         """
-        patience = self._patience
-        if patience is None:
+        deadline = self._deadline
+        if deadline is None:
             return
-        patience.begin()
+        self._is_asked_to_stop = True
+        deadline.begin()
         if self._config.task.is_commit_every_batch:
-            self._await_batch(patience)
+            self._await_batch(deadline)
 
-    def _await_batch(self, patience: StopPatience) -> None:
-        """Wait for the end of the batch that runs, if one does, as long as ``patience`` lasts.
+    def _await_batch(self, deadline: StopDeadline) -> None:
+        """Wait for the end of the batch that runs, if one does, until ``deadline``.
 
         Not for the turn, which the end of the job keeps.
         """
         while self._batch_thread not in {None, threading.get_ident()}:
-            rest_s = patience.remaining_s()
+            rest_s = deadline.remaining_s()
             if rest_s == 0 or self._ended.is_set():
                 return
             if self._turn.acquire(timeout=min(_POLL_S, rest_s)):
@@ -430,9 +565,14 @@ class StatefulJob:
 
     def find_successor(self) -> TaskFencedError | None:
         """Look whether another driver has taken over since `open`; None if it has not."""
-        if self._place is None:
+        if self._storage is None:
             return None
-        return self._thread.run(find_successor(self._place.log))
+        return self._thread.run(find_successor(self._storage.log))
+
+    @property
+    def last_commit(self) -> CommitSummary | None:
+        """The newest one of this run; None before the first."""
+        return self._recent_commits[-1] if self._recent_commits else None
 
     @property
     def epoch(self) -> int:
@@ -445,13 +585,6 @@ class StatefulJob:
         self._ended.wait()
         self.close()
 
-    def wait_committed(self, batch: int, timeout_s: float) -> bool:
-        """Wait until a commit of ``batch`` or a later one is durable; False after the time-out."""
-        with self._commit_made:
-            return self._commit_made.wait_for(
-                lambda: self.last_commit is not None and self.last_commit.batch >= batch, timeout_s
-            )
-
     @property
     def error(self) -> BaseException | None:
         """Why the job has ended, at its root; None if it was asked to, or runs."""
@@ -459,31 +592,38 @@ class StatefulJob:
             return self.fenced or self.failure or self._query_error
         return self.fenced or self.commit_failure or self.end_error
 
+    def end_failed_start(self, error: BaseException) -> None:
+        """Close a job whose query could not be started, and report why it ends."""
+        if self._is_begun:
+            self._report_end(error)
+        self.close()
+
     def close(self) -> None:
         """Release the commit thread. Idempotent, from any thread."""
         self._ended.set()
         self._is_attached.set()
-        if self._ticks is not None and self._tick_rule is not None:
-            self._ticks.leave(self._tick_rule.wants_batch)
+        if self._ticks is not None:
+            self._ticks.leave(self._wants_batch)
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True
                 self._thread.end_background()
+                if self._rebalancer is not None:
+                    self._rebalancer.close()
                 try:
                     self._thread.run(self._release())
                 finally:
                     self._thread.close()
-                if self._anchor is not None:
-                    self._anchor.close()
 
     async def _release(self) -> None:
         if self._clean_up is not None:
             await self._clean_up.close(self._config.task.shutdown_ms / 1000)
+        self._reporter.report_rest()
         self.events.pass_to(None)
         if self._recorder is not None:
             await self._recorder.finish()
-        if self._place is not None:
-            await self._place.close()
+        if self._storage is not None:
+            await self._storage.close()
 
     def status(self) -> dict[str, Any]:
         """Return how far commits are."""
@@ -493,26 +633,40 @@ class StatefulJob:
             "lastCommittedBatch": self._commits.committed_batch if is_open else None,
             "isCommitting": is_open and self._commits.open_batch is not None,
             "cleanUpFailing": None if failing is None else asdict(failing),
+            **self._proof_status(),
+        }
+
+    def _proof_status(self) -> dict[str, Any]:
+        proof = self._proof
+        if proof is None:
+            return {"lastVerifiedCommit": None, "verifyFailing": None}
+        verified = proof.last_verified
+        return {
+            "lastVerifiedCommit": None if verified is None else asdict(verified),
+            "verifyFailing": proof.failing or None,
         }
 
     def operator_progress(
         self, batch: int, restarts: Mapping[str, object]
-    ) -> StateOperatorProgress | None:
-        """Return the entry of ``stateOperators`` for a batch, if it is the newest one."""
-        done = self._batches.last_batch
-        if done.batch != batch:
-            return None
-        return operator_progress(
-            done, self._identity.partitions, self.last_commit, self._operator.declared, restarts
-        )
+    ) -> list[StateOperatorProgress]:
+        """Return the entries of ``stateOperators`` for one of the newest batches, else none."""
+        batches, commits = list(self._batches.recent_batches), list(self._recent_commits)
+        found = next((done for done in reversed(batches) if done[0].batch == batch), None)
+        if found is None:
+            return []
+        commit = next((commit for commit in reversed(commits) if commit.batch <= batch), None)
+        return [
+            operator_progress(done, len(tasks), commit, stage.operator.declared.counts, restarts)
+            for stage, tasks, done in zip(self._stages, self._jobs.tasks, found, strict=True)
+        ]
 
-    def _look_after(self, query: WatchedQuery, patience: StopPatience) -> None:
+    def _look_after(self, query: WatchedQuery, deadline: StopDeadline) -> None:
         """Runs on a thread of its own for as long as the query lives, and ends the job."""
         try:
             try:
                 while self._thread.call(query.is_running):
                     self._is_hurried.wait(_POLL_S)
-                    self._watch.look(patience)
+                    self._watch.poll(deadline)
             except (TaskFencedError, CommitFailedError) as exc:
                 logger.warning("the query is stopped: error=%s", exc)
                 if isinstance(exc, TaskFencedError):
@@ -520,34 +674,36 @@ class StatefulJob:
                 else:
                     self.commit_failure = exc
                 self._thread.call(query.stop)
-            patience.begin()
+            deadline.begin()
             self._query_error = self._thread.call(query.exception)
-            if self._query_error is not None and self.fenced is None:
+            is_expected = self._query_error is None and self._is_asked_to_stop
+            if self.fenced is None and not is_expected:
+                # Spark stops a query without an error when the same one starts anew in the session.
                 self.fenced = self.find_successor()
-            self._end(patience, is_committing=self.error is None)
+            self._end(deadline, is_committing=self.error is None)
         except Exception as exc:
-            logger.exception("the job did not end well")
+            logger.exception("the job did not stop cleanly")
             self.end_error = exc
         finally:
-            patience.begin()  # what hangs now is given up, however the query has ended
-            patience.end()
+            deadline.begin()  # what hangs now is given up, however the query has ended
+            deadline.end()
             self._is_open = False
-            self._note_end()
+            self._report_end(self.error)
             self.close()
 
-    def _end(self, patience: StopPatience, *, is_committing: bool) -> None:
+    def _end(self, deadline: StopDeadline, *, is_committing: bool) -> None:
         """Commit what was delivered, within ``task.shutdown.ms``; then let the containers end."""
-        timeout_s = patience.remaining_s() + _MARGIN_S
+        timeout_s = deadline.remaining_s() + _MARGIN_S
         if not self._turn.acquire(timeout=timeout_s):
             logger.warning("the running batch does not end: timeout_s=%s", timeout_s)
             return
         try:
             if is_committing:
-                self._watch.commit_last(patience)
+                self._watch.commit_last(deadline)
                 self._thread.run(self._begin_last_clean_up())
         finally:
-            patience.end()
-            self._stop_containers(max(patience.remaining_s(), _MARGIN_S))
+            deadline.end()
+            self._stop_containers(max(deadline.remaining_s(), _MARGIN_S))
 
     async def _begin_last_clean_up(self) -> None:
         """Let `close` wait for a clean-up: the next query of the job may be a long time off."""
@@ -561,40 +717,50 @@ class StatefulJob:
         stopping = self._thread.submit(self._thread.executor.run(end_session))
         wait([stopping], timeout=timeout_s)
         while not stopping.done():
-            self._jobs.anchor.give_up()
+            self._jobs.placement.give_up()
             wait([stopping], timeout=_POLL_S)  # its job may begin only now
         try:
             stopping.result()
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-            logger.warning("containers end with their executors: error=%s", exc)
+            logger.warning(
+                "containers could not be stopped and end with their executors: error=%s", exc
+            )
 
     def _committed(self, summary: CommitSummary) -> None:
-        with self._commit_made:
-            self.last_commit = summary
-            self._commit_made.notify_all()
+        self._recent_commits.append(summary)
         if self._clean_up is not None:
             self._clean_up.start()
 
-    def _note_start(self, place: JobPlace, resumption: Resumption | None) -> None:
-        self.events.add(
-            "job-initialised",
-            partitions=self._identity.partitions,
-            stores=self._identity.stores,
-            backends=self._config.store(STATE_STORE).backup_factories,
-            log_backend=place.log_backend,
-            commit_position=place.log.view.last_commit_position,
-            committed=-1 if resumption is None else resumption.committed,
-            head=-1 if resumption is None else resumption.head,
-            limits=[*source_limits(self._frame), *place.limits],
+    def _report_start(self, storage: JobStorage, resumption: Resumption | None) -> None:
+        logger.info(
+            "%s: job=%s tasks=%d backends=%s",
+            "a new job begins" if resumption is None else "the job goes on",
+            self._config.job.name,
+            self._identity.partitions,
+            ",".join(backends_in_use(self._config)),
+        )
+        self._is_begun = True
+        self._report(
+            JobStarted(
+                partitions=self._identity.partitions,
+                stores=self._identity.stores,
+                backends=backends_in_use(self._config),
+                log_backend=storage.log_backend,
+                commit_position=storage.log.view.last_commit_position,
+                committed=-1 if resumption is None else resumption.committed,
+                head=-1 if resumption is None else resumption.head,
+                limits=[*source_limits(self._frame), *storage.limits],
+                epoch=storage.log.epoch,
+                commit_ns=begin_ns_of(storage.log.view.last_commit),
+            )
         )
 
-    def _note_end(self) -> None:
-        error = self.error
-        if isinstance(error, TaskFencedError):
-            self.events.add("fenced", own_epoch=error.own_epoch, newer_epoch=error.newer_epoch)
-        self.events.add(
-            "stopped",
+    def _report_end(self, error: BaseException | None) -> None:
+        with suppress(BackendClosedError):  # the commit thread has ended
+            self._thread.run(self._commits.leave())
+        report_end(
+            self._report,
+            error,
             committed=self._commits.committed_batch,
             head=self._batches.head,
-            error=None if error is None else summary_of(error),
         )

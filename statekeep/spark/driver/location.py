@@ -1,28 +1,32 @@
 """A query's checkpoint location, read and written through Hadoop's FileSystem as Spark does."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
 import json
 import os
 import re
 import struct
 import zlib
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
 from statekeep.errors import CheckpointLocationError
+from statekeep.spark.releases import RELEASE
 
 _BATCH_FILE = re.compile(r"\d+")
 _CRC_HEADER = struct.Struct(">4si")
+_FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_PLAIN_RENAMES: Final = ".".join(
+    (
+        "org.apache.spark.sql.execution.streaming",
+        *(["checkpointing"] if RELEASE >= (4, 1) else []),
+        "FileSystemBasedCheckpointFileManager",
+    )
+)
 _IS_CHECKSUM = re.compile(r"\..*\.crc")
 """A file of Hadoop's local file system, which its own listings leave out."""
 
@@ -39,17 +43,45 @@ class CheckpointLocation:
     """The files of one checkpoint location. Used on the driver, blocking.
 
     Reads what Spark wrote (``metadata``, ``offsets/``, ``commits/``, ``sources/``); writes only to
-    locations of its own (a shadow, a rebuilt one).
+    locations of its own (a shadow, a rebuilt one), and to one that is adopted.
     """
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
         self.uri = uri.rstrip("/")
         self._spark = spark
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's FileSystem is the JVM's
-        self._conf: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+        java: Any = spark._jsparkSession  # noqa: SLF001 - as above
+        self._conf: Any = java.sessionState().newHadoopConf()
         self._fs: Any = self._path("").getFileSystem(self._conf)
         own = self._fs.makeQualified(self._path("")).toUri()
         self._local = Path(own.getPath()) if own.getScheme() == "file" else None
+        self._qualified = str(self._local or own.toString())
+
+    @property
+    def shared_uri(self) -> str:
+        """The location as every process of the job finds it.
+
+        Executors and containers have working directories of their own, and no default file system
+        of Hadoop's: ``checkpoint`` or ``/checkpoint`` would lead each of them elsewhere.
+        """
+        return self.uri if urlsplit(self.uri).scheme else self._qualified
+
+    @contextmanager
+    def plain_renames(self) -> Generator[None]:
+        """Let a query that is started inside rename its files here itself, if the location is local.
+
+        By default Spark runs the program ``readlink`` before each rename of a local file. Either way it
+        refuses to replace a file that is there. A choice of the program's own counts.
+        """
+        conf = self._spark.conf
+        if self._local is None or conf.get(_FILE_MANAGER, None) is not None:
+            yield
+            return
+        conf.set(_FILE_MANAGER, _PLAIN_RENAMES)
+        try:
+            yield
+        finally:
+            conf.unset(_FILE_MANAGER)
 
     def sibling(self, suffix: str) -> Self:
         """Return the location ``<uri><suffix>``."""
@@ -146,6 +178,17 @@ class CheckpointLocation:
         self._fs.delete(target, False)  # noqa: FBT003
         if not self._fs.rename(temporary, target):
             msg = f"cannot write to the checkpoint location: file={self.uri}/{name}"
+            raise CheckpointLocationError(msg)
+
+    def move(self, name: str, target: str) -> None:
+        """Give a file or directory another name, which nothing has.
+
+        Raises:
+            CheckpointLocationError: Something has, or it cannot be done.
+        """
+        to = self._path(target)
+        if self._fs.exists(to) or not self._fs.rename(self._path(name), to):
+            msg = f"cannot rename in the checkpoint location: file={self.uri}/{name} to={target}"
             raise CheckpointLocationError(msg)
 
     def names(self, directory: str) -> list[str]:

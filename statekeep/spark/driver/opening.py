@@ -1,10 +1,12 @@
-"""What a driver opens first: the backends of its job, checked, and the job log in one of them."""
+"""What a start checks and opens first: sources, the backends of its job, and the job log in one of them."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
 
 from statekeep.backends.base import BlockingExecutor, JobTasks, StateBackendFactory
 from statekeep.backends.preparation import prepare, prepare_unless_away
@@ -14,12 +16,14 @@ from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope
 from statekeep.checkpoint.log_session import LogSession
-from statekeep.checkpoint.note import Note
 from statekeep.clock import Clock
+from statekeep.commit.gate import BATCH_MARGIN
 from statekeep.config.model import Config
 from statekeep.container.new_log import find_holder
 from statekeep.errors import BackendClosedError, ConfigError
+from statekeep.events import Report
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.plan import plan_nodes
 from statekeep.spark.query_defaults import (
     BESIDE,
     DEFAULT_BACKEND,
@@ -27,18 +31,21 @@ from statekeep.spark.query_defaults import (
     lists_backends_of_the_job,
 )
 from statekeep.spark.tasks import STATE_STORE
+from statekeep.spark.variable_stores import backends_of
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_TASKS: Final = 32
-"""Of a job for which nobody says how many: 16, 32 and 64 cost the same, and state can move in parts
+"""Of a job whose settings do not say how many: 16, 32 and 64 cost the same, and state can move in parts
 of a thirty-second. Spark's own default, 200, costs a batch half as much again."""
+
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 Factories = Mapping[BackendName, StateBackendFactory]
 
 
 @dataclass(frozen=True)
-class JobPlace:
+class JobStorage:
     """Where a job is kept: its backends, its log, and where the tasks' checkpoints are gathered."""
 
     factories: Factories
@@ -48,6 +55,8 @@ class JobPlace:
     checkpoints: CheckpointStore
     limits: tuple[str, ...]
     """What the job does without because of what its backends are, for people."""
+    partitions: int
+    """How many tasks the job has."""
 
     async def close(self) -> None:
         """Close log and store; what hangs is left as it is."""
@@ -58,25 +67,39 @@ class JobPlace:
                 logger.warning("the job log is left as it is: error=%s", exc)
 
 
-async def open_place(
+def wanted_tasks(config: Config, operators: int) -> int | None:
+    """Return how many tasks the user wants in all; None: as many as the job has."""
+    return None if config.task.count is None else config.task.count * operators
+
+
+def tasks_of_a_new_job(spark: SparkSession, operators: int) -> int:
+    """Return how many tasks a new job gets in all whose user does not say it."""
+    java: Any = spark._jsparkSession  # noqa: SLF001 - tells what is set
+    if java.sessionState().conf().contains(_SHUFFLE_PARTITIONS):
+        return int(str(spark.conf.get(_SHUFFLE_PARTITIONS))) * operators
+    return DEFAULT_TASKS * operators
+
+
+async def open_storage(
     config: Config,
     location: CheckpointLocation,
     partitions: int | None,
     *,
+    default: int = DEFAULT_TASKS,
     executor: BlockingExecutor,
     clock: Clock,
-    note: Note,
-) -> JobPlace:
+    report: Report,
+) -> JobStorage:
     """Set up the backends, read the log.
 
     Args:
         config: Of the job.
         location: The query's checkpoint location.
-        partitions: How many tasks the job has; None: as many as its log says, and of a new job
-            `DEFAULT_TASKS`.
+        partitions: How many tasks the job has; None: as many as its log says.
+        default: How many a new job has then.
         executor: For blocking calls.
         clock: For pauses.
-        note: Told of attempts that become void.
+        report: Gets attempts that are aborted, and each request to a backend.
 
     Raises:
         ConfigError: A backend is unknown or refuses us, or none can hold the job log.
@@ -84,7 +107,7 @@ async def open_place(
         CheckpointCorruptError: A record cannot be read.
     """
     registry = BackendRegistry(config)
-    factories = dict(registry.factories())
+    factories = dict(registry.factories(STATE_STORE))
     limits = tuple(encryption_limits(factories.values(), clock))
     for limit in limits:
         logger.warning("the query runs with a limit: %s", limit)
@@ -95,6 +118,8 @@ async def open_place(
         registry, factories, config, location, executor=executor, clock=clock
     )
     factories[name] = registry.factory(name)
+    for factory in factories.values():
+        factory.report_requests(report)
 
     async def prepare_all(wanted: Factories, tasks: int, *, is_log_checked: bool = False) -> None:
         await _prepare(
@@ -110,15 +135,18 @@ async def open_place(
     # A changelog has as many partitions as the job has tasks, which maybe only the log can say.
     known = partitions is not None
     await prepare_all(factories if known else {name: factories[name]}, partitions or 0)
-    place = (factories, name, job_scope(config.job.name), executor, clock)
-    log = LogSession(open_job_log(*place), note=note)
-    opened = JobPlace(factories, name, log, open_checkpoint_store(*place), limits)
+    parts = (factories, name, job_scope(config.job.name), executor, clock)
+    log = LogSession(open_job_log(*parts), report=report)
+    opened = JobStorage(
+        factories, name, log, open_checkpoint_store(*parts), limits, partitions or 0
+    )
     try:
         await log.open()
         if not known:
             commit = log.view.last_commit
-            tasks = DEFAULT_TASKS if commit is None else commit.identity.partitions
+            tasks = default if commit is None else commit.identity.partitions
             await prepare_all(factories, tasks, is_log_checked=True)
+            opened = replace(opened, partitions=tasks)
     except BaseException:
         await opened.close()
         raise
@@ -167,15 +195,17 @@ async def _prepare(
         ConfigError: One refuses us, or cannot do what is needed.
         RetriableError: One that the job needs does not answer.
     """
-    store = config.store(STATE_STORE)
+    required = backends_of(config, is_optional=False)
+    optional = backends_of(config, is_optional=True)
+    listing = {**required, **optional}
 
     async def prepare_one(name: BackendName, factory: StateBackendFactory) -> None:
-        stores = (STATE_STORE,) if name in store.backup_factories else ()
+        stores = tuple(listing.get(name, ()))
         tasks = JobTasks(config.job.name, MAIN_OPERATOR, stores, partitions)
         admin = factory.admin(executor, clock, tasks)
         if name == log_backend:
             await prepare(admin, is_checked=is_log_checked)
-        elif name in store.optional_factories:
+        elif name in optional:
             await prepare_unless_away(name, admin)
         else:
             await prepare(admin)
@@ -267,7 +297,9 @@ def _find_earlier(
     uri = config.settings.get(DEFAULT_URI)
     if chosen == DEFAULT_BACKEND or uri is None or lists_backends_of_the_job(config):
         return None
-    if _place(registry, config, chosen) == _place(registry, config, DEFAULT_BACKEND):
+    if _factory_and_settings(registry, config, chosen) == _factory_and_settings(
+        registry, config, DEFAULT_BACKEND
+    ):
         return None
     # Spark reaches what lies beside the location also where no client of ours is installed.
     if uri.is_default and not location.sibling(BESIDE).names(""):
@@ -276,10 +308,10 @@ def _find_earlier(
     return factory if factory.properties.can_hold_job_log else None
 
 
-def _place(
+def _factory_and_settings(
     registry: BackendRegistry, config: Config, name: str
 ) -> tuple[type[StateBackendFactory], Mapping[str, str]]:
-    """Return what a backend is, and all its settings: equal for two names of one place."""
+    """Return what a backend is, and all its settings: equal for two names of one backend."""
     factory_class = registry.factory_class(name)
     return factory_class, config.backend_settings(name, factory_class.defaults_prefix)
 
@@ -300,3 +332,100 @@ def _two_logs(chosen: str, holder: str, uri: str) -> ConfigError:
         hint="name the backend whose log counts as job.log.backend. If `statekeep migrate-log` was "
         "interrupted, run it again: until it has ended, the log that it copies from counts",
     )
+
+
+_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
+    "socket": "it keeps no row that it has given out",
+}
+"""``{name of the source: why it cannot give a batch again}``. Spark asks of a source that it can,
+and no source says that it cannot: of one that is not named here, ``task.commit.every.batch`` does."""
+
+
+def check_retention(spark: SparkSession, replay_max_batches: int) -> None:
+    """Check that Spark keeps the boundaries of every batch that a replay may need.
+
+    Raises:
+        ConfigError: It may have forgotten some by then.
+    """
+    key = "spark.sql.streaming.minBatchesToRetain"
+    kept = int(spark.conf.get(key) or 100)
+    if replay_max_batches > kept - BATCH_MARGIN:
+        raise ConfigError(
+            "Spark deletes the offsets of batches that a replay may need:"
+            f" task.replay.max.batches={replay_max_batches} {key}={kept}",
+            key="task.replay.max.batches",
+            hint=f"raise {key} to at least {replay_max_batches + BATCH_MARGIN}",
+        )
+
+
+def source_limits(frame: DataFrame) -> list[str]:
+    """Return what a query does without because of what its sources are; nothing for most.
+
+    Such a source cannot give a delivered batch again, so that every batch has to be committed
+    before it ends: then there is nothing to replay.
+    """
+    return [
+        f"nothing is replayed, each batch is committed before it ends: source={source} ({reason})"
+        for source, _ in _sources(frame)
+        if (reason := _WITHOUT_REPLAY.get(source.lower())) is not None
+    ]
+
+
+def check_sources(frame: DataFrame, *, is_replay_needed: bool) -> None:
+    """Look for sources, and for options of sources, that drop data which a replay would need.
+
+    Called on the driver at the start of each query. ``failOnDataLoss=false`` is a warning: should
+    data be lost, the replay finds other digests than recorded and fails.
+
+    Args:
+        frame: The streaming input.
+        is_replay_needed: False if every batch is committed before it ends.
+
+    Raises:
+        ConfigError: A source deletes or moves files that it has read, or cannot read anything
+            twice.
+    """
+    for limit in source_limits(frame):
+        if is_replay_needed:
+            raise ConfigError(
+                f"a source cannot give a batch again: {limit}",
+                key="task.commit.every.batch",
+                hint="leave task.commit.every.batch out, or set it to true",
+            )
+        logger.warning("the query runs with a limit: %s", limit)
+    for source, options in _sources(frame):
+        clean_source = options.get("cleansource", "off").lower()
+        if clean_source != "off" and is_replay_needed:
+            raise ConfigError(
+                f"a source removes files that a replay would read again: source={source}"
+                f" cleanSource={clean_source}",
+                key="cleanSource",
+                hint="take the option out and remove files that are older than the oldest retained"
+                " commit by other means, or set task.commit.every.batch=true",
+            )
+        if options.get("failondataloss", "true").lower() == "false":
+            logger.warning(
+                "a source may lose data without an error: source=%s failOnDataLoss=false", source
+            )
+
+
+def _sources(frame: DataFrame) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield name and options, by keys in lower case, of each streaming source of a plan."""
+    for node, _ in plan_nodes(frame):
+        match node.nodeName():
+            case "StreamingRelation":
+                yield str(node.sourceName()), _scala_options(node.dataSource().options())
+            case "StreamingRelationV2":
+                options = node.extraOptions().asCaseSensitiveMap()
+                yield str(node.sourceName()), {str(k).lower(): str(options[k]) for k in options}
+            case _:
+                pass
+
+
+def _scala_options(options: Any) -> dict[str, str]:  # noqa: ANN401 - a Scala Map
+    found: dict[str, str] = {}
+    entries = options.iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        found[str(entry.productElement(0)).lower()] = str(entry.productElement(1))
+    return found

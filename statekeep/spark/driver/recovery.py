@@ -1,41 +1,81 @@
 """Bring every task to one head: obtain versions, then replay what is lacking (R6)."""
 
+import json
 import logging
+import sys
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import msgspec
+from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import BadMarkerRecord, BatchRecord, CommitRecord, TaskBatch
-from statekeep.errors import ReplayDivergedError, RestoreFailedError
+from statekeep.checkpoint.records import (
+    BadMarkerRecord,
+    BatchRecord,
+    CommitRecord,
+    JobIdentity,
+    TaskBatch,
+)
+from statekeep.checkpoint.serde import decode_events
+from statekeep.clock import Clock
+from statekeep.errors import (
+    CheckpointLocationError,
+    ReplayDivergedError,
+    RestoreFailedError,
+    StateBackupError,
+)
+from statekeep.events import BatchReplayed, Report, TaskRestored
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.commit_thread import CommitThread
-from statekeep.spark.driver.history import EMPTY, VersionHistory, replayed_record
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.processing import BatchProcessor, clock_of
-from statekeep.spark.driver.replay import (
-    SOURCE_HINT,
-    RecordedBatch,
-    boundaries_are_gone,
-    replay,
+from statekeep.spark.driver.processing import (
+    EMPTY,
+    VersionHistory,
+    clock_of,
+    process_batch,
+    replayed_record,
 )
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.tasks import partition_of, task_name
+from statekeep.spark.worker.job_spec import BatchPlan, TaskCommit
 
 logger = logging.getLogger(__name__)
 
-_MAX_ROUNDS = 8
+MAX_ROUNDS: Final = 8
 """Any step may find more versions lost; a cluster that loses some in each round is failing."""
+_DIVERGED = (
+    "the processor gave another result for the same rows: it is not deterministic, or sums floats"
+    " in the order of the rows"
+)
+_DIVERGENCE_HINT = (
+    "hint: start with task.replay.on.divergence=warn to go on with the new result. To avoid this from"
+    " then on, set task.commit.every.batch=true: no delivered batch is then processed again"
+)
 _OLDER_COMMITS = (
     "hint: older commits are kept, by a pin or by their age, and no task goes back to them by itself: "
     "`statekeep checkpoints list` shows them, and `statekeep savepoint restore NAME --as JOB` makes a new "
     "job from a pinned one"
 )
+_SHADOW: Final = "-statekeep-shadow-"
+"""After the query's location, before the epoch and a random part."""
+
+BatchCall = Callable[[DataFrame, int], None]
+
+SOURCE_HINT: Final = (
+    "hint: if the source has lost the data, raise its retention (of a Kafka topic: retention.ms; of"
+    " files: cleanSource=off), or lower task.commit.ms: data must be there back to the oldest"
+    " retained commit"
+)
+"""For errors of a replay whose input is not what it was."""
 
 
 @dataclass
@@ -52,6 +92,44 @@ class RecoverySummary:
     rows_replayed: int = 0
     failures: list[str] = field(default_factory=list[str])
     """Backends that could not serve a store, before another one did."""
+    diverged: int = 0
+    """Replays of a task's batch that gave another output or state than recorded."""
+    first_diverged: str = ""
+    """Task, batch and keys of the first of them."""
+
+    def log(self, elapsed_ms: int) -> None:
+        """Log in one line what was restored and replayed; nothing if all was there."""
+        if self.restored:
+            logger.info(
+                "state is restored: tasks=%d of=%d sources=%s bytes=%d",
+                len(self.restored),
+                self.tasks,
+                ",".join(sorted(set(self.restored.values()))),
+                self.bytes_fetched,
+            )
+        if self.replayed:
+            logger.info(
+                "batches are replayed, without output: first=%d last=%d rows=%d",
+                min(self.replayed),
+                max(self.replayed),
+                self.rows_replayed,
+            )
+        if self.restored or self.replayed:
+            logger.info("state is as after batch %d: elapsed_ms=%d", self.head, elapsed_ms)
+        if self.diverged:
+            logger.warning(
+                "%s: replays=%d first: %s", _DIVERGED, self.diverged, self.first_diverged
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBatch:
+    """The boundaries of one batch, as text of the files that Spark wrote for it."""
+
+    offsets: str
+    """``offsets/<batch>``"""
+    commit: str | None
+    """``commits/<batch>``; None for the newest batch, which is never a start of a step."""
 
 
 class _LostAgainError(Exception):
@@ -74,33 +152,42 @@ class Recovery:
         frame: DataFrame,
         location: CheckpointLocation,
         jobs: TaskJobs,
-        processor: BatchProcessor,
         history: VersionHistory,
         log: LogSession,
+        operators: Sequence[range],
+        identity: JobIdentity,
         thread: CommitThread,
         is_divergence_fatal: bool,
+        report: Report,
+        clock: Clock,
     ) -> None:
         """Wire the recovery.
 
         Args:
             frame: The streaming input.
             location: The query's checkpoint location.
-            jobs: The anchored jobs.
-            processor: Processes one batch for some tasks.
+            jobs: The placed jobs.
             history: Which version each task has after each batch; replaced where tasks replay.
             log: Has commits and boundaries; takes the records of batches that replayed, and of
                 markers that must not be used again.
+            operators: The tasks of each operator; one reads the output of the one before.
+            identity: The job as it is now.
             thread: Runs what the log is asked.
             is_divergence_fatal: Whether other output or changes than recorded are an error.
+            report: Gets each restore and replay.
+            clock: For their durations.
         """
         self._frame = frame
         self._location = location
         self._jobs = jobs
-        self._processor = processor
         self._history = history
         self._log = log
+        self._operators = operators
+        self._identity = identity
         self._thread = thread
         self._is_divergence_fatal = is_divergence_fatal
+        self._report = report
+        self._clock = clock
 
     @property
     def _view(self) -> LogView:
@@ -116,6 +203,8 @@ class Recovery:
         *,
         is_thorough: bool,
         on_phase: Callable[[str], None] = lambda _: None,
+        is_optional: bool = False,
+        fetched: int | None = None,
     ) -> RecoverySummary:
         """Bring the tasks to their state after batch ``head``, on whatever host they are now.
 
@@ -123,7 +212,11 @@ class Recovery:
             partitions: The tasks to look at.
             head: H, the newest batch that counts.
             is_thorough: Check every byte of local versions before use, as after a restart.
-            on_phase: Told of the end of each ``restore`` and ``replay``.
+            on_phase: Called with the end of each ``restore`` and ``replay``.
+            is_optional: Nothing is lost: another result than recorded is an error, whatever the settings
+                say, as there is exact state to go on with.
+            fetched: Begin with no older commit than this one, nor wait for a newer one: what is not there
+                is an error. None: the newest commit is restored where it is not there.
 
         Raises:
             RestoreFailedError: A task's state is out of reach of every backend.
@@ -132,15 +225,16 @@ class Recovery:
         """
         summary = RecoverySummary(head, len(partitions))
         lost: Collection[int] = partitions
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             fault_point("recovery.before")
-            starts = self._obtain(lost, head, summary, is_thorough=is_thorough)
+            starts = self._obtain(lost, head, summary, is_thorough=is_thorough, fetched=fetched)
+            starts |= self._rewind(starts, head, summary, is_thorough=is_thorough)
             on_phase("restore")
             behind = {partition: start for partition, start in starts.items() if start < head}
             if not behind:
                 return summary
             try:
-                self._replay(behind, head, summary)
+                self._replay(behind, head, summary, is_optional=is_optional)
             except _LostAgainError as exc:
                 lost = behind.keys() | exc.partitions
                 logger.warning("recovery begins again: partitions=%s", sorted(lost))
@@ -148,8 +242,10 @@ class Recovery:
                 return summary
             finally:
                 on_phase("replay")
-        msg = f"gave up after {_MAX_ROUNDS} recovery rounds, as versions were lost each time"
-        raise RestoreFailedError(msg, task_name=task_name(min(lost)), store_names=["state"])
+        msg = f"gave up after {MAX_ROUNDS} recovery rounds, as versions were lost each time"
+        raise RestoreFailedError(
+            msg, task_name=task_name(min(lost)), store_names=self._identity.stores[MAIN_OPERATOR]
+        )
 
     def _obtain(
         self,
@@ -158,30 +254,64 @@ class Recovery:
         summary: RecoverySummary,
         *,
         is_thorough: bool,
+        fetched: int | None = None,
     ) -> dict[int, int]:
         """Return s_p, the batch that each task starts from, with its version on its host."""
         # An old version on the host is no better than the newest commit in a backend.
-        floor = max((c.batch for c in self._view.comparable_commits if c.batch <= head), default=-1)
+        floor = fetched
+        if floor is None:
+            commits = (c.batch for c in self._view.comparable_commits if c.batch <= head)
+            floor = max(commits, default=-1)
         candidates = {
             p: [found for found in self._history.candidates(p, head) if found[0] >= floor]
             for p in partitions
         }
         names = {p: [version for _, version in found] for p, found in candidates.items()}
-        located = self._jobs.locate(names, is_thorough=is_thorough)
+        located: Mapping[int, str] = {}
+        # What lies on hosts from before the stores changed may lack one, or hold what was given up.
+        if not (is_thorough and self._are_stores_changed()):
+            located = self._jobs.locate(names, is_thorough=is_thorough)
         starts = {
             p: next(batch for batch, version in candidates[p] if version == located[p])
             for p in located
         }
         absent = [p for p in partitions if p not in located]
+        if absent and fetched is not None:
+            raise RestoreFailedError(
+                f"what was fetched is not there any more: tasks={len(absent)}",
+                task_name=task_name(absent[0]),
+                store_names=(),
+            )
         if absent:
             starts |= self._restore(absent, head, summary)
         return starts
+
+    def _are_stores_changed(self) -> bool:
+        commit = self._view.last_commit
+        return commit is not None and commit.identity.stores != self._identity.stores
+
+    def _rewind(
+        self, starts: Mapping[int, int], head: int, summary: RecoverySummary, *, is_thorough: bool
+    ) -> dict[int, int]:
+        """Return where the tasks begin whose output of old batches a task of ``starts`` reads again.
+
+        Output is not kept. So an operator that has to replay a batch needs all tasks of the operators
+        before it at the state before that batch.
+        """
+        found: dict[int, int] = {}
+        for before, own in reversed(list(pairwise(self._operators))):
+            reached = {**starts, **found}
+            first = min((reached[p] for p in own if p in reached), default=head)
+            ahead = [p for p in before if reached.get(p, head) > first]
+            if ahead:
+                found |= self._obtain(ahead, first, summary, is_thorough=is_thorough)
+        return found
 
     def _restore(
         self, partitions: Collection[int], head: int, summary: RecoverySummary
     ) -> dict[int, int]:
         commits = [c for c in reversed(self._view.comparable_commits) if c.batch <= head]
-        candidates = {p: [_candidate(commit, p) for commit in commits] for p in partitions}
+        candidates = {p: [task_commit(commit, p) for commit in commits] for p in partitions}
         try:
             restored = self._jobs.restore(candidates, self._view.bad_markers)
         except RestoreFailedError as exc:
@@ -199,6 +329,14 @@ class Recovery:
             summary.restored[partition] = ",".join(sorted(set(outcome.sources.values()))) or "empty"
             summary.bytes_fetched += outcome.bytes_fetched
             self._note_failures(partition, outcome.failures, summary)
+            for event in decode_events(outcome.events.encode()):
+                self._report(event)
+            elapsed_ns = outcome.elapsed_ms * 1_000_000
+            self._report(
+                TaskRestored(
+                    task_name(partition), outcome.sources, outcome.bytes_fetched, elapsed_ns
+                )
+            )
         return starts
 
     def _note_failures(
@@ -219,17 +357,31 @@ class Recovery:
                     )
                 )
 
-    def _replay(self, starts: Mapping[int, int], head: int, summary: RecoverySummary) -> None:
+    def _replay(
+        self,
+        starts: Mapping[int, int],
+        head: int,
+        summary: RecoverySummary,
+        *,
+        is_optional: bool,
+    ) -> None:
         first = min(starts.values())
         recorded = self._recorded(first, head)
+        is_fatal = self._is_divergence_fatal or is_optional
 
         def call(rows: DataFrame, batch: int) -> None:
             only = frozenset(p for p, start in starts.items() if start < batch)
             previous = recorded[batch - 1].offsets if batch > 0 else None
             clock = clock_of(batch, recorded[batch].offsets, previous)
-            self._replay_batch(rows, batch, only, clock, summary)
+            self._replay_batch(rows, batch, only, clock, summary, is_fatal=is_fatal)
 
-        logger.info("replay begins: first=%d last=%d tasks=%d", first + 1, head, len(starts))
+        logger.info(
+            "a replay begins: batches=%d tasks=%d first=%d last=%d",
+            head - first,
+            len(starts),
+            first + 1,
+            head,
+        )
         replay(
             self._frame,
             self._location,
@@ -252,24 +404,33 @@ class Recovery:
         only: frozenset[int],
         clock: BatchClock,
         summary: RecoverySummary,
+        *,
+        is_fatal: bool,
     ) -> None:
-        expected = self._expected(batch)
-        done = self._processor.process_once(
-            rows,
+        expected, began_ns = self._expected(batch), self._clock.monotonic_ns()
+        plan = BatchPlan(
             batch,
             {p: self._history.of(batch - 1)[p].version for p in only},
             clock,
-            only,
-            is_sorted=any(expected[p].is_sorted for p in only if p in expected),
+            only=only,
             has_initial_state=self._history.begins_at(batch),
         )
-        if done.missing:
+        sorted_tasks = {p for p in only if p in expected and expected[p].is_sorted}
+        done = process_batch(self._jobs, rows, plan, sorted_tasks)
+        if not done.is_whole:
             raise _LostAgainError(done.missing)
+        elapsed_ns = self._clock.monotonic_ns() - began_ns
+        rows_in = sum(outcome.rows_in for outcome in done.tasks.values())
+        self._report(BatchReplayed(batch, len(done.tasks), rows_in, elapsed_ns))
         for partition, outcome in done.tasks.items():
             if partition in expected:
-                self._compare(
-                    expected[partition], outcome, partition, batch, done.key_ranges[partition]
-                )
+                keys = done.key_ranges[partition]
+                if self._differs(
+                    expected[partition], outcome, partition, batch, keys, is_fatal=is_fatal
+                ):
+                    summary.diverged += 1
+                    where = f"task={task_name(partition)} batch={batch} keys={keys}"
+                    summary.first_diverged = summary.first_diverged or where
             summary.rows_replayed += outcome.rows_in
         self._history.put(batch, done.tasks)
 
@@ -281,10 +442,20 @@ class Recovery:
             return {}
         return {partition_of(task): done for task, done in record.tasks.items()}
 
-    def _compare(
-        self, before: TaskBatch, now: TaskBatch, partition: int, batch: int, keys: str
-    ) -> None:
-        if (before.rows_in, before.input_digest) != (now.rows_in, now.input_digest):
+    def _differs(
+        self,
+        before: TaskBatch,
+        now: TaskBatch,
+        partition: int,
+        batch: int,
+        keys: str,
+        *,
+        is_fatal: bool,
+    ) -> bool:
+        """Whether a replay gave another result than recorded, where that is no error."""
+        is_input_equal = (before.rows_in, before.input_digest) == (now.rows_in, now.input_digest)
+        # The input of a later operator is what the one before has put out.
+        if not is_input_equal and partition in self._operators[0]:
             msg = (
                 "the source no longer gives the rows of a delivered batch:"
                 f" recorded_rows={before.rows_in} replayed_rows={now.rows_in}"
@@ -293,16 +464,15 @@ class Recovery:
             error.add_note(SOURCE_HINT)
             raise error
         was = (before.rows_out, before.output_digest, before.changes_digest)
-        if was == (now.rows_out, now.output_digest, now.changes_digest):
-            return
-        msg = "the processor is not deterministic, or sums floats in the order of the rows"
-        if self._is_divergence_fatal:
-            error = ReplayDivergedError(msg, task_name=task_name(partition), batch=batch, keys=keys)
-            error.add_note("hint: set task.commit.every.batch=true for such a processor")
+        if is_input_equal and was == (now.rows_out, now.output_digest, now.changes_digest):
+            return False
+        if is_fatal:
+            error = ReplayDivergedError(
+                _DIVERGED, task_name=task_name(partition), batch=batch, keys=keys
+            )
+            error.add_note(_DIVERGENCE_HINT)
             raise error
-        logger.warning(
-            "replay differs, %s: task=%s batch=%d keys=%s", msg, task_name(partition), batch, keys
-        )
+        return True
 
     def _recorded(self, first: int, head: int) -> dict[int, RecordedBatch]:
         """Gather the boundaries of the batches from ``first`` to ``head``."""
@@ -332,8 +502,149 @@ class Recovery:
         return RecordedBatch(offsets, commit or self._location.read(f"commits/{batch}"))
 
 
-def _candidate(commit: CommitRecord, partition: int) -> tuple[str, bytes | None]:
+def task_commit(commit: CommitRecord, partition: int) -> TaskCommit:
+    """Return what a commit record says of a task, for a restore."""
     name = task_name(partition)
     version = commit.versions.get(name, "")
     raw = commit.checkpoints.get(name)
-    return version, bytes(raw) if version and raw is not None else None
+    return TaskCommit(
+        version,
+        bytes(raw) if version and raw is not None else None,
+        tuple(store for stores in commit.identity.stores.values() for store in stores),
+    )
+
+
+def replay(
+    frame: DataFrame,
+    query: CheckpointLocation,
+    recorded: Mapping[int, RecordedBatch],
+    call: BatchCall,
+    *,
+    start: int,
+    end: int,
+    epoch: int,
+) -> None:
+    """Run batches ``start`` + 1 to ``end`` again with their original boundaries.
+
+    Each step is one ``Trigger.Once`` run of the same streaming frame in a *shadow* checkpoint
+    location, where Spark finds one pending batch and runs exactly that. The query's own location
+    is only read, so that a crash in here just begins the recovery anew. Blocking, on the thread
+    that waits for the recovery.
+
+    Args:
+        frame: The streaming input, as the query has it.
+        query: The query's checkpoint location: its ``sources/`` are copied.
+        recorded: Boundaries of the batches from ``start`` - 1 (where there is one) to ``end``.
+        call: Gets the rows of each batch and its number.
+        start: The batch after which the replay begins; -1 replays from the first.
+        end: The last batch to run.
+        epoch: Of this driver: part of the name of the shadow location.
+
+    Raises:
+        CheckpointLocationError: Boundaries are missing, or Spark ran something else.
+        StateBackupError: A batch failed; the cause is chained.
+    """
+    shadow = query.sibling(f"{_SHADOW}{epoch}-{uuid.uuid4().hex[:12]}")
+    try:
+        _prepare_shadow(shadow, query, recorded, start)
+        for batch in range(start + 1, end + 1):
+            _step(frame, shadow, _boundaries(recorded, batch), batch, call)
+    finally:
+        shadow.delete()
+
+
+def sweep_shadows(query: CheckpointLocation, epoch: int) -> int:
+    """Delete the shadow locations that drivers before ``epoch`` left behind; return how many.
+
+    Those drivers have crashed or are fenced, so that no replay of theirs can count any more.
+    """
+    leftovers = [suffix for suffix in query.sibling_suffixes(_SHADOW) if _epoch_of(suffix) < epoch]
+    for suffix in leftovers:
+        query.sibling(suffix).delete()
+    if leftovers:
+        logger.info("shadow locations swept: location=%s count=%d", query.uri, len(leftovers))
+    return len(leftovers)
+
+
+def _epoch_of(suffix: str) -> int:
+    number = suffix.removeprefix(_SHADOW).partition("-")[0]
+    return int(number) if number.isdecimal() else sys.maxsize
+
+
+def _prepare_shadow(
+    shadow: CheckpointLocation,
+    query: CheckpointLocation,
+    recorded: Mapping[int, RecordedBatch],
+    start: int,
+) -> None:
+    shadow.delete()
+    shadow.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
+    shadow.copy_from(query, "sources")
+    if start >= 0:
+        boundaries = _boundaries(recorded, start)
+        if boundaries.commit is None:
+            msg = f"the commit of a recorded batch is missing: batch={start}"
+            raise CheckpointLocationError(msg)
+        shadow.write(f"offsets/{start}", boundaries.offsets)
+        shadow.write(f"commits/{start}", boundaries.commit)
+
+
+def _step(
+    frame: DataFrame,
+    shadow: CheckpointLocation,
+    boundaries: RecordedBatch,
+    batch: int,
+    call: BatchCall,
+) -> None:
+    fault_point("replay.before_step")
+    shadow.write(f"offsets/{batch}", boundaries.offsets)
+    failures: list[BaseException] = []
+    seen: list[int] = []
+
+    def guarded(rows: DataFrame, number: int) -> None:
+        seen.append(number)
+        try:
+            call(rows, number)
+        except BaseException as exc:
+            failures.append(exc)
+            raise
+
+    writer = frame.writeStream.foreachBatch(guarded).option("checkpointLocation", shadow.uri)
+    with shadow.plain_renames():
+        query = writer.trigger(once=True).start()
+    try:
+        query.awaitTermination()
+    except Exception as exc:
+        if failures and not isinstance(failures[0], (PySparkException, Py4JError)):
+            raise failures[0] from exc
+        raise _replay_failed(batch) from (failures[0] if failures else exc)
+    finally:
+        query.stop()  # one that was broken off would go on over a location that is deleted
+    if shadow.newest("commits") != batch or shadow.read(f"offsets/{batch}") != boundaries.offsets:
+        msg = f"replay ran other boundaries than recorded: batch={batch} ran={seen}"
+        raise CheckpointLocationError(msg)
+    logger.debug("batch replayed: batch=%d", batch)
+    fault_point("replay.after_step")
+
+
+def _boundaries(recorded: Mapping[int, RecordedBatch], batch: int) -> RecordedBatch:
+    try:
+        return recorded[batch]
+    except KeyError:
+        raise boundaries_are_gone(batch) from None
+
+
+def boundaries_are_gone(batch: int) -> CheckpointLocationError:
+    """Return the error of a batch that cannot be replayed, as its end is not known."""
+    error = CheckpointLocationError(f"boundaries of a batch are not at hand: batch={batch}")
+    error.add_note(
+        "hint: raise spark.sql.streaming.minBatchesToRetain, or lower task.commit.ms or"
+        " task.replay.max.batches, so that commits keep up with batches"
+    )
+    return error
+
+
+def _replay_failed(batch: int) -> StateBackupError:
+    error = StateBackupError(f"replay of a batch failed: batch={batch}")
+    error.add_note(SOURCE_HINT)
+    return error

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 from pyspark.errors import PySparkException
 
@@ -19,7 +20,6 @@ from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity
 from statekeep.clock import Clock
-from statekeep.commit.committer import CommitSummary
 from statekeep.config.model import Config
 from statekeep.errors import (
     CheckpointCorruptError,
@@ -30,14 +30,16 @@ from statekeep.errors import (
     TaskFencedError,
     UnknownFormatError,
 )
+from statekeep.events import CommitSummary
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.commit_records import bases_of, encoded_bases
 from statekeep.spark.driver.commit_thread import CommitThread
+from statekeep.spark.driver.first_start import KEY, adopt, first_commit, is_new_query, to_adopt
 from statekeep.spark.driver.job_commits import EntriesLackError, GatheredTasks, JobCommits, gather
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.new_query import KEY, first_commit, is_new_query
-from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.spark.tasks import partition_of, task_name
+from statekeep.spark.variable_stores import lasting_stores
+from statekeep.spark.worker.job_spec import SubmitPlan
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +48,10 @@ _HINT: Final = (
     " location"
 )
 _HINTS: Final = {
-    "partitions": "go back to the former value, or give the state to a job with other tasks:"
-    " `statekeep rescale --partitions M --as JOB`"
+    "router": "go back to the former number of stateful operators, or start anew under another job.name"
+    " with another checkpoint location",
 }
+_CALLED: Final = {"key_schema": "grouping key"}
 
 
 def new_identity(config: Config, partitions: int, router: str, key_schema: str) -> JobIdentity:
@@ -59,17 +62,22 @@ def new_identity(config: Config, partitions: int, router: str, key_schema: str) 
         partitions=partitions,
         router=router,
         key_schema=key_schema,
-        stores={MAIN_OPERATOR: [STATE_STORE]},
+        stores={MAIN_OPERATOR: list(lasting_stores(config))},
     )
 
 
-def settled_identity(commit: CommitRecord | None, expected: JobIdentity) -> JobIdentity:
-    """Return the identity of the job: that of its first commit, if there is one by now.
+def resolved_identity(
+    commit: CommitRecord | None, expected: JobIdentity, given_up: Collection[str] = ()
+) -> JobIdentity:
+    """Return the identity of the job: that of its newest commit, if there is one by now.
+
+    The job may have more stores than that commit, and may be about to get another number of tasks.
 
     Args:
         commit: The current commit.
         expected: The job as it is configured now. Each driver of a new job draws a ``job_uid``; the
             one in the first commit stays.
+        given_up: Stores whose state is not wanted any more, as settings say.
 
     Raises:
         ConfigError: Something drifted that must not: names both values.
@@ -77,14 +85,25 @@ def settled_identity(commit: CommitRecord | None, expected: JobIdentity) -> JobI
     if commit is None:
         return expected
     found = commit.identity
-    for name in ("job_name", "partitions", "router", "key_schema", "stores"):
+    for name in ("job_name", "router", "key_schema"):
         before, now = getattr(found, name), getattr(expected, name)
         if before != now:
             raise ConfigError(
-                f"the job cannot go on with another {name}: before={before!r} now={now!r}",
+                f"the job cannot go on with another {_CALLED.get(name, name)}:"
+                f" before={before!r} now={now!r}",
                 hint=_HINTS.get(name, _HINT),
             )
-    return found
+    before, now = ({s for of in job.stores.values() for s in of} for job in (found, expected))
+    lost = sorted(before - now - set(given_up))
+    if lost:
+        raise ConfigError(
+            f"the job would lose the state of a store: store={lost[0]} stores={','.join(sorted(now))}",
+            key=f"stores.{lost[0]}",
+            hint=f"name it again by state.variables.<variable>.store={lost[0]}, with its backends in"
+            f" stores.{lost[0]}.backup.factories; to drop its state set that and"
+            f" stores.{lost[0]}.restore.factories to nothing",
+        )
+    return msgspec.structs.replace(found, stores=expected.stores)
 
 
 _ROLL_FORWARD_NS: Final = 10_000_000_000
@@ -94,7 +113,7 @@ _LOOKS: Final = 8
 """At a checkpoint location beside a log that grows: a few batches are between two of them."""
 
 
-FindAbandoned = Callable[[HandOverPlan], Awaitable[Collection[int]]]
+FindAbandoned = Callable[[SubmitPlan], Awaitable[Collection[int]]]
 """Returns the partitions of an attempt whose version no container of any executor's host has to upload."""
 
 
@@ -144,42 +163,45 @@ class Takeover:
         self._start_from = start_from
         self._clock = clock
 
-    def check_location(self) -> None:
-        """Refuse a checkpoint location that is not the job's, before anyone is fenced.
+    def check_location(self, identity: JobIdentity) -> None:
+        """Refuse a checkpoint location that is not the job's, and other stores than it may have now.
+
+        Before anyone is fenced.
 
         An older driver that lives goes on in both, and they are not read at one moment: what does
         not fit is looked at again if the log has grown meanwhile.
 
         Raises:
             CheckpointLocationError: It belongs to another job or query, is older, or is gone.
-            ConfigError: The job cannot go on from the checkpoint that the settings name.
+            ConfigError: The job cannot go on from the checkpoint that the settings name, or cannot
+                get other stores now.
         """
         for _ in range(_LOOKS - 1):
             seen = self._log.view.next_position
             try:
-                self._find_resumption()
+                self._find_checked(identity)
             except CheckpointLocationError as exc:
-                if self._thread.run(self._log.look()).next_position == seen:
+                if self._thread.run(self._log.poll()).next_position == seen:
                     raise
-                logger.info("an older driver goes on, looking again: error=%s", exc)
+                logger.info("an older driver still writes, the log is read again: error=%s", exc)
             else:
                 return
-        self._find_resumption()
+        self._find_checked(identity)
 
     def check_followed(self, own_epoch: int) -> None:
         """Read the end of the log, before `fence`.
 
         Raises:
             TaskFencedError: A driver has taken over since ``own_epoch``.
-            RetriableError: The place of the log may answer later.
+            RetriableError: The storage of the log may answer later.
         """
-        newer_epoch = self._thread.run(self._log.look()).epoch
+        newer_epoch = self._thread.run(self._log.poll()).epoch
         if newer_epoch > own_epoch:
             msg = "another driver has taken over this job"
             raise TaskFencedError(msg, own_epoch=own_epoch, newer_epoch=newer_epoch)
 
     def fence(self) -> None:
-        """Fence older drivers: nobody else settles the job's identity any more.
+        """Fence older drivers: from here on only this one decides the job's identity.
 
         Raises:
             ConfigError: The log has moved elsewhere.
@@ -193,23 +215,28 @@ class Takeover:
         self,
         commits: JobCommits,
         identity: JobIdentity,
-        find_abandoned: Callable[[HandOverPlan], Collection[int]],
+        find_abandoned: Callable[[SubmitPlan], Collection[int]],
     ) -> Resumption | None:
-        """Roll finished uploads forward, and fix where this reign begins.
+        """Roll finished uploads forward, and fix where this driver session begins.
 
         Where the job stands is read now, after the fence: until then an older driver may go on.
 
         Args:
             commits: Of this driver.
-            identity: Of the job, settled after `fence`.
+            identity: Of the job, decided after `fence`.
             find_abandoned: Asks the hosts; see `roll_forward`. Blocking.
 
         Returns:
             Where the job goes on, with the commit that was rolled forward; None for a new job.
+
+        Raises:
+            CheckpointLocationError: As of `check_location`; an older driver has gone on meanwhile.
+            ConfigError: Likewise.
         """
-        resumption = self._find_resumption()
+        resumption = self._find_checked(identity)
         if resumption is None:
             return None
+        adopt(self._location, self._log.view)
         return self._thread.run(self._take_over(resumption, commits, identity, find_abandoned))
 
     async def _take_over(
@@ -217,33 +244,62 @@ class Takeover:
         resumption: "Resumption",
         commits: JobCommits,
         identity: JobIdentity,
-        find_abandoned: Callable[[HandOverPlan], Collection[int]],
+        find_abandoned: Callable[[SubmitPlan], Collection[int]],
     ) -> "Resumption":
         current = self._log.view.last_commit
         if resumption.is_new_query and current is not None and current.query is not None:
-            first = first_commit(current, identity, current.checkpoint_id, self._log.epoch)
+            own = msgspec.structs.replace(identity, stores=current.identity.stores)
+            first = first_commit(current, own, current.checkpoint_id, self._log.epoch)
             await self._log.append(first)
-            logger.info(
-                "the state goes on under a new query: checkpoint_id=%s", first.checkpoint_id
-            )
+            logger.info("a new query takes over the state: checkpoint_id=%s", first.checkpoint_id)
         rolled = await roll_forward(
             resumption,
             self._log.view,
             self._checkpoints,
             commits,
+            identity=identity,
             clock=self._clock,
             find_abandoned=lambda plan: self._thread.executor.run(find_abandoned, plan),
         )
         committed = commits.committed_batch
         fault_point("base_record.before")
-        await self._log.go_on_from(resumption.query_id, resumption.head)
+        await self._log.go_on_from(resumption.query_id, resumption.head, identity.stores)
         fault_point("base_record.after")
         if rolled is not None:
-            commits.tell(rolled)
+            commits.report_rolled_forward(rolled)
         return replace(resumption, committed=committed)
 
-    def _find_resumption(self) -> "Resumption | None":
-        return find_resumption(self._location, self._log.view, self._start_from)
+    def _find_checked(self, identity: JobIdentity) -> "Resumption | None":
+        resumption = find_resumption(self._location, self._log.view, self._start_from)
+        if resumption is not None:
+            check_stores(identity, self._log.view, resumption)
+        return resumption
+
+
+def check_stores(identity: JobIdentity, view: LogView, resumption: Resumption) -> None:
+    """Let the stores of a job change only where all its state is in the last commit.
+
+    What was delivered since then was computed with the stores of the session before: a replay with
+    others has another result, and what lies on the hosts has others in it.
+
+    Raises:
+        ConfigError: They differ, and a batch was delivered since the last commit, or one is open.
+    """
+    if view.stores in ({}, identity.stores):
+        return
+    if resumption.head <= resumption.committed and not view.open_attempts:
+        return
+    before, now = (
+        ",".join(store for of in stores.values() for store in of)
+        for stores in (view.stores, identity.stores)
+    )
+    raise ConfigError(
+        "the stores that are backed up cannot change now, as not all state is committed:"
+        f" before={before} now={now} head={resumption.head} committed={resumption.committed}",
+        key="state.variables.<variable>.store",
+        hint=f"start once with the settings of before, which gave the stores {before}; end the query"
+        " by stop(), which commits; then change the settings",
+    )
 
 
 def find_resumption(
@@ -266,7 +322,7 @@ def find_resumption(
         raise ConfigError(
             f"the job was not made to its end: location={location.uri}",
             key="job.name",
-            hint="run `statekeep savepoint restore` or `statekeep rescale` again; or `statekeep reset`"
+            hint="run `statekeep savepoint restore`, `rescale` or `import` again; or `statekeep reset`"
             " this job, to start it with empty state",
         )
     commit = view.last_commit
@@ -287,10 +343,12 @@ def find_resumption(
                 location,
                 "the checkpoint location was used, but the job log has no commit",
                 "check job.name, job.log.backend and the uri of the backend that holds the job log;"
-                " to start anew, give a new checkpoint location",
+                " if the query ran on Spark's own operator, `import_spark_state` takes its state over; to"
+                " start anew, give a new checkpoint location",
             )
         return None
     _check_query(location, commit.query.query_id)
+    to_adopt(location, view)
     # A batch is recorded before Spark writes its commit: at most one is between the two. What no
     # readable record that counts says, the location itself may.
     if not view.newest_done_batch <= newest <= view.newest_possible_batch:
@@ -350,19 +408,21 @@ async def roll_forward(
     checkpoints: CheckpointStore,
     commits: JobCommits,
     *,
+    identity: JobIdentity,
     clock: Clock,
     find_abandoned: FindAbandoned,
 ) -> CommitSummary | None:
     """Complete the attempt that the driver before left open, once all its uploads are there.
 
     On the commit thread's loop, after the epoch record and before the base record, which makes
-    void what stays open here.
+    abort what stays open here.
 
     Args:
         resumption: Where the job goes on.
         view: The job log.
         checkpoints: Where the containers put their entries.
         commits: Writes the commit record.
+        identity: Of the job as it is now.
         clock: For the wait.
         find_abandoned: Asked once if entries are lacking: for which tasks a wait is in vain.
 
@@ -373,7 +433,7 @@ async def roll_forward(
 
     Raises:
         TaskFencedError: Another driver has taken over.
-        RetriableError: The place of the job log may answer later.
+        RetriableError: The storage of the job log may answer later.
     """
     if not view.open_attempts:
         return None
@@ -384,6 +444,8 @@ async def roll_forward(
     current = view.last_commit
     if current is None or len(attempt.versions) < current.identity.partitions:
         return None  # a tool's, which never had every task
+    if view.stores != identity.stores:
+        return None  # its uploads are not of the stores that the record would list
     try:
         plan = _plan(key, attempt, view)
         gathered = await _gather(plan, checkpoints, clock, find_abandoned)
@@ -399,7 +461,7 @@ async def roll_forward(
 
 
 async def _gather(
-    plan: HandOverPlan,
+    plan: SubmitPlan,
     checkpoints: CheckpointStore,
     clock: Clock,
     find_abandoned: FindAbandoned,
@@ -409,29 +471,29 @@ async def _gather(
     with suppress(EntriesLackError):
         return await gather(plan, checkpoints, clock, deadline_ns=clock.monotonic_ns())
     abandoned = await _ask_hosts(plan, find_abandoned, _ROLL_FORWARD_NS / 1e9)
-    # Looked for afterwards: a container writes the entry before it forgets the hand-over.
+    # Looked for afterwards: a container writes the entry before it forgets the submission.
     entries = await checkpoints.read(f"{plan.epoch}-{plan.attempt}")
     in_vain = set(abandoned) - {partition_of(task) for task in entries}
     if in_vain:
-        msg = f"nobody is left to finish a task's backup: task={task_name(min(in_vain))}"
+        msg = f"no container is left to finish a task's backup: task={task_name(min(in_vain))}"
         raise CommitFailedError(msg, checkpoint_id=plan.checkpoint_id, step="upload")
     return await gather(plan, checkpoints, clock, deadline_ns=deadline_ns)
 
 
 async def _ask_hosts(
-    plan: HandOverPlan, find_abandoned: FindAbandoned, timeout_s: float
+    plan: SubmitPlan, find_abandoned: FindAbandoned, timeout_s: float
 ) -> Collection[int]:
     """Return what the hosts say; nothing where they cannot be asked: it only saves waiting."""
     try:
         return await asyncio.wait_for(find_abandoned(plan), timeout_s)
     except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-        logger.warning("hosts cannot be asked for uploads under way: error=%r", exc)
+        logger.warning("hosts cannot be asked which uploads are running: error=%r", exc)
         return ()
 
 
-def _plan(key: tuple[int, int], attempt: AttemptRecord, view: LogView) -> HandOverPlan:
-    """Return what the driver before handed over, as far as gathering asks for it."""
-    return HandOverPlan(
+def _plan(key: tuple[int, int], attempt: AttemptRecord, view: LogView) -> SubmitPlan:
+    """Return what the driver before submitted, as far as gathering asks for it."""
+    return SubmitPlan(
         epoch=key[0],
         attempt=key[1],
         checkpoint_id=attempt.checkpoint_id,

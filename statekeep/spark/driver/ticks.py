@@ -5,30 +5,34 @@ stream too, and event-time timers once more after the newest rows have moved the
 a time mode read this source beside their input. Its offset, ``{"statekeepTick": n}``, is part of
 ``offsets/<batch>``: a replay runs the same batches, at the same times.
 
-The source lives in the driver's Python process; the JVM calls it as it calls ``foreachBatch``.
+The source lives in the driver's Python process; the JVM calls it as it calls ``foreachBatch``. A
+`TickRule` for each operator says when a batch is needed.
 """
 
-# The JVM's objects have no types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportOptionalMemberAccess=false
-
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 
+from statekeep.clock import Clock
+from statekeep.errors import CheckpointLocationError
+from statekeep.spark.operator.clock import BatchClock, TimeMode
+from statekeep.spark.operator.due import NextTimes
+
 _FIELD: Final = "statekeepTick"
 SOURCE_NAME: Final = "statekeep-ticks"
 """Of the source in plans and progress reports."""
 
+_VERSION: Final = "v1\n"
+"""What the files begin with that have one line for each source, in the order of the sources."""
 _READ: Final = "org.apache.spark.sql.connector.read"
 
 
 class WantsBatch(Protocol):
-    """Tells before each batch whether Spark should run one now, whatever its input has."""
+    """Says before each batch whether Spark should run one now, whatever its input has."""
 
     def __call__(self, *, is_available_now: bool) -> bool:
         """As `TickRule.wants_batch`."""
@@ -42,7 +46,7 @@ def _never(*, is_available_now: bool) -> bool:  # noqa: ARG001 - as `WantsBatch`
 class Ticks:
     """The ticks of one query, over all its runs.
 
-    A run that `follow`s is asked for a tick before each batch. Nobody ticks while a recovery replays.
+    A run that `follow`s is asked for a tick before each batch. There are no ticks while a recovery replays.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -93,8 +97,28 @@ class Ticks:
 
 
 def has_ticks(offsets: str) -> bool:
-    """Tell whether the text of an ``offsets/<batch>`` file is of a query with ticks."""
+    """Return whether the text of an ``offsets/<batch>`` file is of a query with ticks."""
     return any(line.startswith(f'{{"{_FIELD}"') for line in offsets.split("\n"))
+
+
+def with_ticks(offsets: str) -> str:
+    """Return the text of an ``offsets/<batch>`` file as if its query had had ticks from its beginning.
+
+    One that has them is left as it is: an interrupted first start may have added them to one file.
+
+    Raises:
+        CheckpointLocationError: The file is of a version that is not known.
+    """
+    if not offsets.startswith(_VERSION):
+        version = offsets.partition("\n")[0]
+        raise CheckpointLocationError(
+            f"offsets of a version to which no source can be added: version={version}"
+        )
+    return offsets if has_ticks(offsets) else f"{offsets}\n{_offset(0)}"
+
+
+def _offset(number: int) -> str:
+    return json.dumps({_FIELD: number}, separators=(",", ":"))
 
 
 class _JavaObject:
@@ -159,8 +183,9 @@ class _Stream(_JavaObject):
         return self.gateway.new_array(self._class(name), 0)
 
     def _offset(self, number: int) -> Any:  # noqa: ANN401
-        kind = self._class("org.apache.spark.sql.execution.streaming.runtime.SerializedOffset")
-        return kind(json.dumps({_FIELD: number}, separators=(",", ":")))
+        # The package of Spark 4.0, in which later releases keep a maker of it.
+        maker = self._class("org.apache.spark.sql.execution.streaming.SerializedOffset")
+        return maker.apply(_offset(number))
 
     def _class(self, name: str) -> Any:  # noqa: ANN401
         found = self.jvm
@@ -236,3 +261,87 @@ class _Table(_JavaObject):
         implements: ClassVar[Sequence[str]] = [
             "org.apache.spark.sql.connector.catalog.SupportsRead"
         ]
+
+
+_EVICTION_MS: Final = 60_000
+"""What has outlived its time is invisible already: a batch of its own removes it only so long after
+the batch before."""
+
+
+class TickRule:
+    """Decides for one run of a query what one of its operators needs.
+
+    In event time it is Spark's rule: another batch once the newest one has moved the watermark. In
+    processing time Spark runs batch after batch; here a batch comes when a timer is due, or while
+    it is not known yet what is due. An availableNow run gets one such batch, with its first rows: as timers may
+    register timers, it would not end otherwise.
+
+    Used by the threads on which Spark runs the query, one at a time.
+    """
+
+    def __init__(
+        self,
+        mode: TimeMode,
+        tasks: Collection[int],
+        clock: Clock,
+        read_watermark_ms: Callable[[], int],
+    ) -> None:
+        """Know nothing yet.
+
+        Args:
+            mode: Of the timers.
+            tasks: Those of the operator.
+            clock: Tells the time.
+            read_watermark_ms: Returns the watermark that the next batch will have.
+        """
+        self._mode = mode
+        self._tasks = tasks
+        self._clock = clock
+        self._read_watermark_ms = read_watermark_ms
+        self._last: BatchClock | None = None
+        self._next_watermark_ms: int | None = None
+        self._times: dict[int, NextTimes] = {}
+        self._next_batch_ms: int | None = None
+        """When a batch is needed next; None: never, as far as is known."""
+        self._has_ticked = False
+
+    def note_batch(self, clock: BatchClock, times: Mapping[int, NextTimes]) -> None:
+        """Record a batch that has run, and what tasks of any operator wait for."""
+        self._last = clock
+        self._next_watermark_ms = None
+        self._times |= {task: known for task, known in times.items() if task in self._tasks}
+        timers = [known.timer_ms for known in self._times.values() if known.timer_ms is not None]
+        ends = [known.expiry_ms for known in self._times.values() if known.expiry_ms is not None]
+        if ends:
+            timers.append(max(min(ends), clock.processing_time_ms + _EVICTION_MS))
+        self._next_batch_ms = min(timers, default=None)
+
+    def waiting(self, clock: BatchClock) -> frozenset[int]:
+        """Return the tasks that may have something to do in a batch, rows or not."""
+        return frozenset(
+            task
+            for task in self._tasks
+            if (known := self._times.get(task)) is None or known.are_due(clock, self._mode)
+        )
+
+    def wants_batch(self, *, is_available_now: bool) -> bool:
+        """Return whether Spark should run a batch now."""
+        if self._mode is TimeMode.EVENT:
+            return self._has_watermark_moved()
+        if is_available_now and self._has_ticked:
+            return False
+        # By the wall clock, as Spark's time of the batch will be: this only says when to ask for it.
+        is_known = len(self._times) == len(self._tasks)
+        is_due = self._next_batch_ms is not None and (
+            self._next_batch_ms <= self._clock.time_ns() // 1_000_000
+        )
+        is_wanted = is_due or not is_known
+        self._has_ticked |= is_wanted
+        return is_wanted
+
+    def _has_watermark_moved(self) -> bool:
+        if self._last is None:
+            return False
+        if self._next_watermark_ms is None:
+            self._next_watermark_ms = self._read_watermark_ms()
+        return self._next_watermark_ms > self._last.watermark_ms

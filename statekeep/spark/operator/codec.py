@@ -4,7 +4,7 @@ A value is stored only if it reads back as what it was. A type that MessagePack 
 as Spark's internal form of it: a date as days, a timestamp as microseconds, a map as pairs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -28,7 +28,6 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
-    TimeType,
     VarcharType,
     VariantType,
 )
@@ -37,6 +36,7 @@ from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.spark.operator import scalars
 from statekeep.spark.operator.rows import row_maker
 from statekeep.spark.operator.scalars import MisfitError, ToWire
+from statekeep.spark.releases import TimeType
 
 LIST_HEADER_BYTES: Final = 5
 """Length of what `list_header` returns."""
@@ -135,6 +135,28 @@ class ValueCodec:
             except (TypeError, ValueError, OverflowError, RecursionError):
                 pass  # the careful way names the field, or can normalise the value
         return self._encode_carefully(value)
+
+    def encode_stored(self, values: Iterable[tuple[Any, ...]]) -> list[bytes]:
+        """Return entries of values that fit the schema and have their stored form already."""
+        if not self.header:
+            return list(map(_pack, values))
+        return [self.header + data for data in map(_pack, values)]
+
+    def decode_stored(self, entries: Sequence[bytes]) -> list[tuple[Any, ...]]:
+        """Return the values of entries in their stored form, all of this schema.
+
+        Raises:
+            CheckpointCorruptError: An entry is of another schema, or of none.
+        """
+        header = self.header
+        if header and not all(entry.startswith(header) for entry in entries):
+            raise self._unreadable()
+        bodies = [entry[len(header) :] for entry in entries] if header else entries
+        try:
+            # One call for all is twice as fast as one for each.
+            return self._unpack_list(list_header(len(bodies)) + b"".join(bodies))
+        except _UNREADABLE as exc:
+            raise self._unreadable() from exc
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Return the tuple that `encode` was given, normalised.

@@ -25,11 +25,11 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
-    TimeType,
     VariantType,
 )
 
 from statekeep.errors import StateSchemaError
+from statekeep.spark.releases import RELEASE, TimeType
 
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
@@ -167,7 +167,7 @@ class _Parser:
         if word in ("char", "varchar"):
             self._number_arguments()
             return StringType()
-        if word == "time":
+        if word == "time" and RELEASE >= (4, 1):
             return TimeType(*self._number_arguments()[:1])
         if word == "interval" and self._peek().lower() in _INTERVAL_UNITS:
             return self._interval()

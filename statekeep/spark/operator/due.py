@@ -1,10 +1,11 @@
 """What in a task's store waits for its time, without a processor."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from statekeep.spark.operator.clock import BatchClock, TimeMode, decode_time
-from statekeep.spark.operator.handle import timer_index
 from statekeep.spark.operator.registry import stored_variables
+from statekeep.spark.operator.timers import timer_index
 from statekeep.stores.base import KeyValueStore
 
 
@@ -18,15 +19,17 @@ class NextTimes:
     """The time at which the first value ends."""
 
     def are_due(self, clock: BatchClock, mode: TimeMode) -> bool:
-        """Tell whether a batch at this time fires a timer or removes a value."""
+        """Return whether a batch at this time fires a timer or removes a value."""
         is_timer_due = self.timer_ms is not None and self.timer_ms <= clock.now_ms(mode)
         return is_timer_due or (
             self.expiry_ms is not None and self.expiry_ms <= clock.processing_time_ms
         )
 
 
-def next_times(store: KeyValueStore, mode: TimeMode) -> NextTimes:
-    """Return the first times in a store; one look at each index.
+def next_times(
+    store: KeyValueStore, mode: TimeMode, others: Iterable[KeyValueStore] = ()
+) -> NextTimes:
+    """Return the first times in the stores of a task; one look at each index.
 
     Raises:
         CheckpointCorruptError: The registry cannot be read.
@@ -34,15 +37,16 @@ def next_times(store: KeyValueStore, mode: TimeMode) -> NextTimes:
     """
     timer_ms: int | None = None
     expiries: list[int] = []
-    for name, variable in stored_variables(store)[1].items():
-        if variable.kind != "by_time":
-            continue
-        first = next(store.scan(variable.prefix), None)
-        if first is None:
-            continue
-        time_ms = decode_time(first[0][len(variable.prefix) :])
-        if name == timer_index(mode):
-            timer_ms = time_ms
-        else:
-            expiries.append(time_ms)
+    for each in (store, *others):
+        for name, variable in stored_variables(each)[1].items():
+            if variable.kind != "by_time":
+                continue
+            first = next(each.scan(variable.prefix), None)
+            if first is None:
+                continue
+            time_ms = decode_time(first[0][len(variable.prefix) :])
+            if name == timer_index(mode):
+                timer_ms = time_ms
+            else:
+                expiries.append(time_ms)
     return NextTimes(timer_ms, min(expiries, default=None))

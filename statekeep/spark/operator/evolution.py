@@ -73,9 +73,15 @@ def schema_header(number: int) -> bytes:
 
 
 def split_header(data: bytes) -> tuple[int, bytes]:
-    """Return the number of an entry's schema, and the entry without its header."""
+    """Return the number of an entry's schema, and the entry without its header.
+
+    Raises:
+        CheckpointCorruptError: It ends within its header.
+    """
     if data[:2] != _HEADER:
         return 0, data
+    if len(data) < _HEADER_BYTES:
+        raise CheckpointCorruptError("stored value ends before the number of its schema")
     return data[2], data[_HEADER_BYTES:]
 
 
@@ -157,10 +163,10 @@ def evolution(stored: StructType, declared: StructType) -> Convert:
 def _fields(
     stored: StructType, declared: StructType, path: str, make: Callable[[Sequence[Any]], Any]
 ) -> Convert:
-    places = {name: at for at, name in enumerate(stored.names)}
+    positions = {name: at for at, name in enumerate(stored.names)}
     sources: list[tuple[int, Convert | None] | None] = []
     for field in declared.fields:
-        at = places.get(field.name)
+        at = positions.get(field.name)
         if at is None:
             sources.append(None)
         else:

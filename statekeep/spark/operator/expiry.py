@@ -143,7 +143,7 @@ class ExpiringItems(ExpiringEntries):
 
     def run(self, data: bytes) -> bytes:
         """Return an encoded list, with the header of its schema, as a run that is written now."""
-        return _run(self._end, data)
+        return list_run(self._end, data)
 
     def live(self, data: bytes | None) -> list[bytes]:
         """Return the runs, each an encoded list, that have not ended."""
@@ -165,7 +165,7 @@ class ExpiringItems(ExpiringEntries):
             if end <= self._now:
                 removed += list_count(split_header(items)[1])
             else:
-                rest.append(_run(end, items))
+                rest.append(list_run(end, items))
         return (self._stamped(b"".join(rest)) if rest else None), removed
 
 
@@ -195,6 +195,11 @@ class ExpiringListState(LocalListState):
         return data + self._whole(items)
 
 
+def expiry_index(name: str) -> str:
+    """Return the name in the registry of the index of a variable with a time to live."""
+    return f"$ttl_{name}"
+
+
 def with_values(data: bytes, change: Callable[[bytes], bytes], *, is_list: bool) -> bytes:
     """Return a stored entry, each of whose values or lists is changed, with the times as they are.
 
@@ -205,10 +210,11 @@ def with_values(data: bytes, change: Callable[[bytes], bytes], *, is_list: bool)
     if not is_list:
         return data[:TIME_BYTES] + change(rest)
     changed = [(end, change(items)) for end, items in split_runs(rest)]
-    return data[:TIME_BYTES] + b"".join(_run(end, items) for end, items in changed)
+    return data[:TIME_BYTES] + b"".join(list_run(end, items) for end, items in changed)
 
 
-def _run(end: bytes, items: bytes) -> bytes:
+def list_run(end: bytes, items: bytes) -> bytes:
+    """Return a run of a list: the encoded time of its end, and an encoded list."""
     return end + len(items).to_bytes(_LENGTH_BYTES, "big") + items
 
 

@@ -3,10 +3,6 @@
 The function gets Spark's own `GroupState`, so what it may call and what that raises are Spark's.
 """
 
-# pandas ships no types; what a call has done to a `GroupState` only its private fields say.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportPrivateUsage=false
-
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias

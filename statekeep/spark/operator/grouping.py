@@ -1,10 +1,5 @@
 """From record batches to groups of rows by key, in ascending order of the encoded key."""
 
-# pyarrow and pandas ship no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql.types import ArrayType, DataType, StructType
 
+from statekeep.errors import StateBackupError
 from statekeep.spark.operator.key_codec import KeyCodec
 
 CHUNK_KEYS: Final = 10_000
@@ -22,6 +18,9 @@ CHUNK_KEYS: Final = 10_000
 
 CHUNK_ROWS: Final = 16_384
 """Rows that are Python objects at one time; a key with more rows is a chunk of its own."""
+
+CALL_ROWS: Final = 65_536
+"""About how many rows a function of record batches is given at one time."""
 
 
 class GroupingOverflow(Exception):  # noqa: N818 - a signal to sort instead, not a failure
@@ -72,14 +71,16 @@ class Grouping:
             GroupingOverflow: They take more than ``max_bytes`` of Arrow data.
         """
         rows = hold(batches, max_bytes)
-        if rows is None:
-            return
-        columns = self._sort_columns(rows)
-        order = _sort_indices(columns)
-        rows = rows.take(order)
-        starts = _starts([column.take(order) for column in columns])
-        del columns, order
-        yield from self.cut(rows, starts)
+        if rows is not None:
+            yield from self.cut(*self.sorted(rows), CHUNK_ROWS, CHUNK_KEYS)
+
+    def whole_keys_in_memory(
+        self, batches: Iterator[pa.RecordBatch], max_bytes: int
+    ) -> Iterator[KeyChunk]:
+        """As `in_memory`, in chunks of `CALL_ROWS`, and with equal keys in one form."""
+        rows = hold(map(self.in_one_form, batches), max_bytes)
+        if rows is not None:
+            yield from self.cut(*self.sorted(rows), CALL_ROWS, CALL_ROWS)
 
     def sorted_stream(self, batches: Iterator[pa.RecordBatch]) -> Iterator[KeyChunk]:
         """Group rows that come sorted by key, holding one batch and the chunk at hand.
@@ -88,6 +89,29 @@ class Grouping:
             ValueError: They are not sorted.
         """
         return _SortedStream(self, batches).chunks()
+
+    def whole_keys_sorted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[KeyChunk]:
+        """As `sorted_stream`, in chunks of `CALL_ROWS`; all rows of a key are in one, however many.
+
+        Equal keys are in one form.
+
+        Raises:
+            ValueError: They are not sorted.
+        """
+        return _SortedStream(self, map(self.in_one_form, batches)).chunks_of_whole_keys()
+
+    def in_one_form(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows in which equal keys look alike: Arrow takes -0.0 and 0.0 for two, and some NaNs."""
+        for name in self._key_columns:
+            column = rows.column(name)
+            if pa.types.is_floating(column.type):
+                values = column.fill_null(pa.scalar(0, column.type)).to_numpy() + 0
+                values[np.isnan(values)] = np.nan
+                absent = column.is_null().to_numpy(zero_copy_only=False)
+                at = rows.schema.get_field_index(name)
+                plain = pa.array(values, column.type, mask=absent)
+                rows = rows.set_column(at, rows.schema.field(at), plain)
+        return rows
 
     def starts(self, rows: pa.RecordBatch) -> NDArray[np.int64]:
         """Return where each run of one key begins, and the number of rows at the end."""
@@ -104,16 +128,28 @@ class Grouping:
         """Return the encoded key of one row."""
         return self._codec.encode([rows.column(name)[at].as_py() for name in self._key_columns])
 
-    def cut(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> Iterator[KeyChunk]:
+    def cut(
+        self,
+        rows: pa.RecordBatch,
+        starts: NDArray[np.int64],
+        most_rows: int,
+        most_keys: int,
+    ) -> Iterator[KeyChunk]:
         """Yield chunks of bounded size from ``rows``, whose keys begin at ``starts``."""
         key_count = len(starts) - 1
         at = 0
         while at < key_count:
-            fits = int(np.searchsorted(starts, starts[at] + CHUNK_ROWS, side="right")) - 1
-            end = min(max(fits, at + 1), at + CHUNK_KEYS, key_count)
+            fits = int(np.searchsorted(starts, starts[at] + most_rows, side="right")) - 1
+            end = min(max(fits, at + 1), at + most_keys, key_count)
             first, last = int(starts[at]), int(starts[end])
             yield self.chunk(rows.slice(first, last - first), starts[at : end + 1] - first)
             at = end
+
+    def sorted(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """Return the rows sorted by key, and where each key begins."""
+        columns = self._sort_columns(rows)
+        order = _sort_indices(columns)
+        return rows.take(order), _starts([column.take(order) for column in columns])
 
     def _sort_columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
         columns: list[pa.Array] = []
@@ -148,13 +184,42 @@ class _SortedStream:
             last = int(starts[-2])
             self._held = rows.slice(last)
             if last:
-                yield from self._whole_keys(rows.slice(0, last), starts[:-1])
+                yield from self._whole_keys(
+                    rows.slice(0, last), starts[:-1], CHUNK_ROWS, CHUNK_KEYS
+                )
         if self._held is not None:
             held, self._held = self._held, None
-            yield from self._whole_keys(held, self._grouping.starts(held))
+            yield from self._whole_keys(held, self._grouping.starts(held), CHUNK_ROWS, CHUNK_KEYS)
 
-    def _whole_keys(self, rows: pa.RecordBatch, starts: NDArray[np.int64]) -> Iterator[KeyChunk]:
-        for chunk in self._grouping.cut(rows, starts):
+    def chunks_of_whole_keys(self) -> Iterator[KeyChunk]:
+        """Yield larger chunks, none of which leaves a row of its keys to the next."""
+        held: list[pa.RecordBatch] = []
+        row_count, wanted = 0, CALL_ROWS
+        for batch in self._batches:
+            held.append(batch)
+            row_count += batch.num_rows
+            if row_count < wanted:
+                continue
+            rows = _held_together(held)
+            assert rows is not None  # noqa: S101 - there are that many
+            starts = self._grouping.starts(rows)
+            last = int(starts[-2])
+            if last:
+                yield from self._whole_keys(rows.slice(0, last), starts[:-1], CALL_ROWS, CALL_ROWS)
+            held, row_count = [rows.slice(last)], row_count - last
+            wanted = max(CALL_ROWS, 2 * row_count)  # else a large key would be joined repeatedly
+        rest = _held_together(held)
+        if rest is not None:
+            yield from self._whole_keys(rest, self._grouping.starts(rest), CALL_ROWS, CALL_ROWS)
+
+    def _whole_keys(
+        self,
+        rows: pa.RecordBatch,
+        starts: NDArray[np.int64],
+        most_rows: int,
+        most_keys: int,
+    ) -> Iterator[KeyChunk]:
+        for chunk in self._grouping.cut(rows, starts, most_rows, most_keys):
             self._check_order(chunk.key_bytes)
             yield chunk
 
@@ -216,6 +281,18 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     return joined
 
 
+def _held_together(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
+    """As `_joined`; nothing is left to try where one batch cannot hold the rows."""
+    try:
+        return _joined(batches)
+    except GroupingOverflow as exc:
+        error = StateBackupError(
+            "the rows of a grouping key are too large for one record batch of Arrow: 2 GiB a column"
+        )
+        error.add_note("hint: use transformWithState, which takes the rows of a key one by one")
+        raise error from exc
+
+
 def _holds_array(data_type: DataType) -> bool:
     if isinstance(data_type, StructType):
         return any(_holds_array(field.dataType) for field in data_type.fields)
@@ -245,17 +322,17 @@ def _ordered_bits(column: pa.Array) -> pa.Array:
 
 def _sort_indices(columns: list[pa.Array]) -> pa.Array:
     if len(columns) == 1:
-        return pc.array_sort_indices(columns[0])
+        return pc.array_sort_indices(columns[0])  # pyright: ignore[reportAttributeAccessIssue] - pyarrow makes it at import
     names = [str(i) for i in range(len(columns))]
     table = pa.Table.from_arrays(columns, names)
-    return pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
+    return pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])  # pyright: ignore[reportAttributeAccessIssue] - pyarrow makes it at import
 
 
 def _starts(columns: list[pa.Array]) -> NDArray[np.int64]:
     row_count = len(columns[0])
     differs = np.zeros(row_count - 1, dtype=np.bool_)
     for column in columns:
-        unequal = pc.not_equal(column.slice(1), column.slice(0, row_count - 1))
+        unequal = pc.not_equal(column.slice(1), column.slice(0, row_count - 1))  # pyright: ignore[reportAttributeAccessIssue] - pyarrow makes it at import
         if unequal.null_count:
             unequal = unequal.fill_null(fill_value=False)
         differs |= unequal.to_numpy(zero_copy_only=False)

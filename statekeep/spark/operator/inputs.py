@@ -1,10 +1,5 @@
 """What a processor is given for each key: rows, or pandas frames, as Spark gives them."""
 
-# pyarrow and pandas ship no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +8,11 @@ from typing import Any, Final, Protocol
 
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import Row, StructType
 from typing_extensions import override
 
 from statekeep.spark.operator.grouping import CHUNK_ROWS, KeyChunk
+from statekeep.spark.operator.pandas_columns import to_pandas
 from statekeep.spark.operator.rows import row_maker
 
 FRAME_ROWS: Final = 10_000
@@ -121,8 +116,7 @@ class FrameInputs(Inputs):
         return time if time.tz is None else time.tz_convert(self._time_zone).tz_localize(None)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
-        series = ArrowBatchTransformer.to_pandas(rows, timezone=self._time_zone)
-        frame = pd.concat(series, axis=1)
+        frame = pd.concat(to_pandas(rows, self._time_zone), axis=1)
         if not self._is_widened:
             return frame
         # Spark makes frames of a processor of Python values, which have one width only.

@@ -27,12 +27,12 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
-    TimeType,
 )
 
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.spark.operator.rows import row_maker
 from statekeep.spark.operator.scalars import internal_form
+from statekeep.spark.releases import TimeType
 
 _Encode: TypeAlias = Callable[[Any], bytes]
 _Decode: TypeAlias = Callable[[bytes, int], tuple[Any, int]]

@@ -1,25 +1,31 @@
 """What a processor yields, as record batches of the declared types."""
 
-# pyarrow and pandas ship no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from copy import deepcopy
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from itertools import islice
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql.conversion import PandasToArrowConversion
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    MapType,
+    Row,
+    StructType,
+    VariantType,
+)
 from typing_extensions import override
 
 from statekeep.errors import StateSchemaError
-from statekeep.spark.operator.digests import ArrowDigest
-from statekeep.spark.operator.ownership import holds_mutable, owned, owned_frame
+from statekeep.spark.operator.changes import ArrowDigest
+from statekeep.spark.operator.columns import arrow_schema, fitted
+from statekeep.spark.operator.pandas_columns import from_pandas
 
 OUTPUT_ROWS: Final = 8_192
 """Rows of every record batch but the last: fixed, so that a replay cuts at the same places."""
@@ -29,9 +35,17 @@ _STAGED_ROWS: Final = 128
 through all objects of the process. A divisor of `OUTPUT_ROWS`."""
 
 
-def output_arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow types in which output of ``schema`` is written; timestamps are in UTC."""
-    return to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
+def _rows_of(results: Iterable[Any]) -> Iterator[Any]:
+    try:
+        return iter(results)
+    except TypeError:
+        raise _not_rows(results) from None
+
+
+def _not_rows(results: object) -> StateSchemaError:
+    error = StateSchemaError(f"rows of the output are not iterable: found={type(results).__name__}")
+    error.add_note("hint: yield each row of the output; a call without output returns iter([])")
+    return error
 
 
 class Outputs(ABC):
@@ -46,7 +60,7 @@ class Outputs(ABC):
         self.rows_out = 0
         self.is_writing = False
         self._schema = schema
-        self._arrow_schema = output_arrow_schema(schema)
+        self._arrow_schema = arrow_schema(schema)
         self._holds_mutable = holds_mutable(schema)
         self._write = write
         self._digest = ArrowDigest()
@@ -100,7 +114,10 @@ class RowOutputs(Outputs):
 
     @override
     def add(self, results: Iterable[Any]) -> None:
-        iterator = map(owned, results) if self._holds_mutable else iter(results)
+        try:
+            iterator = map(owned, results) if self._holds_mutable else iter(results)
+        except TypeError:
+            raise _not_rows(results) from None
         staged = self._staged
         while True:
             staged.extend(islice(iterator, _STAGED_ROWS - len(staged)))
@@ -186,7 +203,76 @@ class RowOutputs(Outputs):
             ) from exc
 
 
-class FrameOutputs(Outputs):
+class _BatchedOutputs(Outputs):
+    """Output that comes as record batches of any size."""
+
+    def __init__(self, schema: StructType, write: Callable[[pa.RecordBatch], None]) -> None:
+        super().__init__(schema, write)
+        self._ready: list[pa.RecordBatch] = []
+        self._ready_rows = 0
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        """Hold a batch of the declared types; write what is enough for one."""
+        self._ready.append(batch)
+        self._ready_rows += batch.num_rows
+        self._emit_ready(least=OUTPUT_ROWS)
+
+    def _emit_ready(self, *, least: int) -> None:
+        if self._ready_rows < least:
+            return
+        table = pa.Table.from_batches(self._ready).combine_chunks()
+        self._ready.clear()
+        at = 0
+        while table.num_rows - at >= least:
+            for batch in table.slice(at, OUTPUT_ROWS).to_batches():
+                self._emit(batch)
+            at = min(at + OUTPUT_ROWS, table.num_rows)
+            if at == table.num_rows:
+                break
+        self._ready_rows = table.num_rows - at
+        if self._ready_rows:
+            self._ready.extend(table.slice(at).to_batches())
+
+
+class ArrowOutputs(_BatchedOutputs):
+    """Output of a function of record batches: batches or tables, whose columns are taken by name."""
+
+    @override
+    def add(self, results: Iterable[Any]) -> None:
+        for rows in _rows_of(results):
+            if not isinstance(rows, pa.RecordBatch | pa.Table):
+                raise StateSchemaError(
+                    "output must be an iterable of record batches or tables: "
+                    f"found={type(rows).__name__}"
+                )
+            if rows.num_rows:
+                self.is_writing = True
+                arrays = [self._column(rows, field) for field in self._arrow_schema]
+                self._take(pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema))
+                self.is_writing = False
+
+    @override
+    def finish(self) -> None:
+        self._emit_ready(least=1)
+
+    def _column(self, rows: pa.RecordBatch | pa.Table, field: pa.Field) -> pa.Array:
+        if rows.schema.names.count(field.name) != 1:
+            raise StateSchemaError(
+                f"output needs each column once: missing={field.name} "
+                f"found={','.join(rows.schema.names)}"
+            )
+        try:
+            column = fitted(rows.column(field.name), field.type)
+        except (TypeError, pa.ArrowException) as exc:
+            raise StateSchemaError(
+                f"output does not fit the declared type: column={field.name} "
+                f"expected={field.type} ({exc})"
+            ) from exc
+        # A copy: the memory may be that of an array of NumPy, which the function may change.
+        return column.take(pa.array(np.arange(len(column))))
+
+
+class FrameOutputs(_BatchedOutputs):
     """Output of pandas mode: frames, whose columns are taken by name, as Spark does.
 
     Frames are joined before they are converted where their types are the same; a conversion that
@@ -207,12 +293,10 @@ class FrameOutputs(Outputs):
         self._held: list[pd.DataFrame] = []
         self._kind: object = None
         self._held_rows = 0
-        self._ready: list[pa.RecordBatch] = []
-        self._ready_rows = 0
 
     @override
     def add(self, results: Iterable[Any]) -> None:
-        for frame in results:
+        for frame in _rows_of(results):
             if not isinstance(frame, pd.DataFrame):
                 raise StateSchemaError(
                     f"output must be pandas frames: found={type(frame).__name__}"
@@ -237,26 +321,8 @@ class FrameOutputs(Outputs):
             batch = self._converted(pd.concat(self._held, ignore_index=True))
             self._held.clear()
             self._held_rows = 0
-            self._ready.append(batch)
-            self._ready_rows += batch.num_rows
-            self._emit_ready(least=OUTPUT_ROWS)
+            self._take(batch)
         self.is_writing = False
-
-    def _emit_ready(self, *, least: int) -> None:
-        if self._ready_rows < least:
-            return
-        table = pa.Table.from_batches(self._ready).combine_chunks()
-        self._ready.clear()
-        at = 0
-        while table.num_rows - at >= least:
-            for batch in table.slice(at, OUTPUT_ROWS).to_batches():
-                self._emit(batch)
-            at = min(at + OUTPUT_ROWS, table.num_rows)
-            if at == table.num_rows:
-                break
-        self._ready_rows = table.num_rows - at
-        if self._ready_rows:
-            self._ready.extend(table.slice(at).to_batches())
 
     def _converted(self, frame: pd.DataFrame) -> pa.RecordBatch:
         missing = [name for name in self._schema.names if name not in frame.columns]
@@ -279,15 +345,13 @@ class FrameOutputs(Outputs):
     def _column(self, series: "pd.Series[Any]", at: int) -> pa.Array:  # pyright: ignore[reportInvalidTypeArguments]  # only the stubs know its argument
         field = self._schema.fields[at]
         try:
-            batch = PandasToArrowConversion.convert(
-                [series],
-                StructType([field]),
-                timezone=self._time_zone,
-                safecheck=True,
-                arrow_cast=True,
-                int_to_decimal_coercion_enabled=self._is_int_taken_for_decimal,
+            return from_pandas(
+                series,
+                field,
+                self._arrow_schema.field(at).type,
+                self._time_zone,
+                is_int_taken_for_decimal=self._is_int_taken_for_decimal,
             )
-            return batch.column(0).cast(self._arrow_schema.field(at).type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             raise StateSchemaError(
                 f"output does not fit the declared type: column={field.name} "
@@ -364,3 +428,53 @@ def _map_converter(data_type: MapType) -> Callable[[Any], Any]:
         ]
 
     return convert
+
+
+_IMMUTABLE: Final = frozenset(
+    {type(None), bool, int, float, str, bytes, Decimal, date, datetime, timedelta}
+)
+_MUTABLE: Final = (ArrayType, BinaryType, MapType, StructType, VariantType)
+
+
+def holds_mutable(schema: StructType) -> bool:
+    """Return whether a value of one of the columns may be something that can change."""
+    return any(isinstance(field.dataType, _MUTABLE) for field in schema.fields)
+
+
+def owned(value: Any) -> Any:  # noqa: ANN401 - whatever a processor yields
+    """Return ``value``, or an equal one that its maker cannot change.
+
+    Output is held for many keys before it is converted, and a processor may change a list, a dict or a
+    frame after it has yielded it. Spark converts a frame, and copies a row, when it takes it.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is list:
+        return list(_owned_items(value))
+    if kind is dict:
+        return dict(zip(value, _owned_items(value.values()), strict=True))
+    if not isinstance(value, tuple):
+        return deepcopy(value)
+    if _IMMUTABLE.issuperset(map(type, value)):
+        return value
+    copied = tuple.__new__(kind, map(owned, value))
+    if hasattr(value, "__dict__"):
+        vars(copied).update(vars(value))  # the names of a Row
+    return copied
+
+
+def _owned_items(values: Collection[Any]) -> Iterable[Any]:
+    # Most hold nothing that can change: a copy of the outside is enough, and has no loop in Python.
+    return values if _IMMUTABLE.issuperset(map(type, values)) else map(owned, values)
+
+
+def owned_frame(frame: pd.DataFrame, *, is_deep: bool) -> pd.DataFrame:
+    """Return a copy of ``frame``; ``is_deep``: of the objects in it too."""
+    copied = frame.copy()
+    if is_deep:
+        for at, kind in enumerate(copied.dtypes):
+            if pd.api.types.is_object_dtype(kind):
+                values = [owned(value) for value in copied.iloc[:, at]]
+                copied.isetitem(at, pd.Series(values, index=copied.index, dtype=object))
+    return copied

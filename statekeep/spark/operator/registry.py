@@ -96,8 +96,20 @@ class VariableRegistry:
     A change is written together with the first change of state after it.
     """
 
-    def __init__(self, store: KeyValueStore, key_schema: StructType, writer: ChangeWriter) -> None:
+    def __init__(
+        self,
+        store: KeyValueStore,
+        key_schema: StructType,
+        writer: ChangeWriter,
+        operator: str = MAIN_OPERATOR,
+    ) -> None:
         """Read what ``store`` holds.
+
+        Args:
+            store: The state of a task.
+            key_schema: Of the grouping key.
+            writer: Gets every change.
+            operator: Whose task it is, for errors.
 
         Raises:
             StateSchemaError: It is of another grouping key.
@@ -105,6 +117,7 @@ class VariableRegistry:
             CheckpointCorruptError: It cannot be read.
         """
         self._writer = writer
+        self._operator = operator
         stored = store.get(REGISTRY_KEY)
         if stored is None:
             self._content = _Content(_FIRST_VERSION, key_schema.json(), 1, {})
@@ -140,7 +153,7 @@ class VariableRegistry:
             _require_same(
                 f"state variable {name}", "map key schema", known.map_key_schema, map_key_schema
             )
-        current = evolved(name, known, schema)
+        current = evolved(name, known, schema, self._operator)
         if current is not known:
             self._content.variables[name] = current
             self._announce()
@@ -149,8 +162,7 @@ class VariableRegistry:
     @property
     def names(self) -> frozenset[str]:
         """The names of all variables of a processor that the store holds."""
-        variables = self._content.variables.items()
-        return frozenset(name for name, variable in variables if variable.kind in PROCESSOR_KINDS)
+        return _processor_names(self._content)
 
     def remove(self, name: str) -> bool:
         """Delete the variable ``name`` with all its state; return whether there was one."""
@@ -270,7 +282,9 @@ def check_evolution(variable: RegisteredVariable) -> None:
         evolution(read_schema(text), schema)
 
 
-def evolved(name: str, known: RegisteredVariable, schema: StructType) -> RegisteredVariable:
+def evolved(
+    name: str, known: RegisteredVariable, schema: StructType, operator: str = MAIN_OPERATOR
+) -> RegisteredVariable:
     """Return the variable as it is with the declared schema: itself if that has not changed.
 
     Raises:
@@ -293,7 +307,7 @@ def evolved(name: str, known: RegisteredVariable, schema: StructType) -> Registe
         error = StateSchemaError(
             "stored state cannot be read as it is declared:"
             " [STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible: "
-            f"operator={MAIN_OPERATOR} variable={name} {exc}"
+            f"operator={operator} variable={name} {exc}"
         )
         error.add_note(
             "hint: declare a type that holds every stored value, or the field under another name;"
@@ -327,10 +341,33 @@ def stored_variables(
         UnknownFormatError: A newer version of Statekeep wrote it.
     """
     stored = store.get(REGISTRY_KEY)
-    if stored is None:
-        return StructType(), {}
-    content = _read(stored)
+    return (StructType(), {}) if stored is None else decode_registry(stored)
+
+
+def decode_registry(registry: bytes) -> tuple[StructType, Mapping[str, RegisteredVariable]]:
+    """Return the grouping key's schema and the variables that a stored registry names.
+
+    Raises:
+        CheckpointCorruptError: It cannot be read.
+        UnknownFormatError: A newer version of Statekeep wrote it.
+    """
+    content = _read(registry)
     return read_schema(content.key_schema), content.variables
+
+
+def variables_in(registry: bytes) -> frozenset[str]:
+    """Return the variables of a processor that a stored registry names.
+
+    Raises:
+        CheckpointCorruptError: It cannot be read.
+        UnknownFormatError: A newer version of Statekeep wrote it.
+    """
+    return _processor_names(_read(registry))
+
+
+def _processor_names(content: _Content) -> frozenset[str]:
+    variables = content.variables.items()
+    return frozenset(name for name, variable in variables if variable.kind in PROCESSOR_KINDS)
 
 
 def encode_registry(key_schema: StructType, variables: Mapping[str, RegisteredVariable]) -> bytes:

@@ -1,10 +1,5 @@
 """One batch of one task: input batches in, state changed, output batches and digests out."""
 
-# pyarrow and pandas ship no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from itertools import chain
@@ -19,15 +14,22 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import StructType
 
-from statekeep.spark.operator.changes import ChangeWriter
+from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.errors import StateSchemaError
+from statekeep.spark.operator.arrow_function import ArrowProcessor
+from statekeep.spark.operator.arrow_state import ChunkCursor
+from statekeep.spark.operator.changes import ChangeWriter, RowHashSum
 from statekeep.spark.operator.clock import BatchClock, TimeMode
-from statekeep.spark.operator.digests import RowHashSum
+from statekeep.spark.operator.combiner import ROWS_COLUMN, Combiner
+from statekeep.spark.operator.declarations import Declarations
 from statekeep.spark.operator.grouping import Grouping, KeyChunk
 from statekeep.spark.operator.handle import LocalHandle
 from statekeep.spark.operator.inputs import FrameInputs, FrameLimits, Inputs, RowInputs
-from statekeep.spark.operator.outputs import FrameOutputs, Outputs, RowOutputs
+from statekeep.spark.operator.outputs import ArrowOutputs, FrameOutputs, Outputs, RowOutputs
 from statekeep.spark.operator.timers import DueTimers, Timers
 from statekeep.spark.operator.variables import KeyCursor
+from statekeep.spark.variable_stores import VariableStores
 from statekeep.stores.base import KeyValueStore
 
 
@@ -58,17 +60,25 @@ class OperatorSpec:
     """Most Arrow data that is grouped in memory."""
     time_zone: str = "UTC"
     """The session's time zone: in which naive timestamps of pandas frames are meant."""
-    declared: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many state variables of each kind ``init`` declares, by Spark's names of metrics."""
+    declared: Declarations = field(default_factory=Declarations)
+    """What ``init`` declares."""
     frame_limits: FrameLimits = field(default_factory=FrameLimits)
     initial_state: InitialStateSpec | None = None
     is_int_taken_for_decimal: bool = False
     """Whether an integer that a frame holds fits a column of decimals, as a setting of Spark says."""
     is_widened: bool = True
     """Whether all integers of frames have 64 bits, and all floats."""
+    name: str = MAIN_OPERATOR
+    """Names the operator within its query."""
     time_mode: TimeMode = TimeMode.NONE
     event_time_column: str | None = None
     """The column of the watermark: a timestamp, or a window; None where there is none."""
+    output_time_column: str | None = None
+    """The column of the output that becomes the event time: its rows must be newer than the watermark."""
+    combiner: Combiner | None = None
+    """What puts rows together before they are routed; ``row_schema`` is that of combined rows."""
+    variable_stores: VariableStores = field(default_factory=VariableStores)
+    """Which state variables are in other stores than `STATE_STORE`."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,8 @@ class OperatorOutcome:
     """The first and the last grouping key in the order of processing, for people."""
     undeclared: tuple[str, ...] = ()
     """State variables that the store holds and ``init`` has not declared."""
+    variables: tuple[str, ...] | None = None
+    """Those that ``init`` has declared or deleted, where it could not say so on the driver."""
     timed: TimedOutcome = field(default_factory=TimedOutcome)
 
 
@@ -118,6 +130,8 @@ def run_operator(
     write_output: Callable[[pa.RecordBatch], None],
     digest_column: str | None,
     initial: Iterator[pa.RecordBatch] | None = None,
+    others: Mapping[StoreName, KeyValueStore] | None = None,
+    session: str = "",
 ) -> OperatorOutcome:
     """Run the processor over all rows of one batch.
 
@@ -133,7 +147,7 @@ def run_operator(
 
     Args:
         spec: The operator.
-        store: The task's state as of the batch before; used by this call alone.
+        store: The task's `STATE_STORE` as of the batch before; used by this call alone.
         batches: The rows, with the columns of ``spec.row_schema`` and maybe others.
         is_sorted: Whether rows come sorted by the grouping columns, ascending, nulls first: then
             memory is bounded whatever their number.
@@ -142,6 +156,8 @@ def run_operator(
         digest_column: A column of int64 hashes, one per row, that the input digest is made of.
         initial: The rows of the initial state, in the order that ``is_sorted`` says too; read to
             their end before ``batches`` if they are sorted. None: there is none.
+        others: The task's other stores.
+        session: Of the driver: a cache that was filled in another one is emptied.
 
     Returns:
         Counts and digests.
@@ -153,7 +169,7 @@ def run_operator(
         ConfigError: The processor uses what is not supported, or state outside its calls.
         Exception: Whatever the processor raises, with a note that names the grouping key.
     """
-    run = _Run(spec, store, clock, write_output)
+    run = _Run(spec, store, clock, write_output, others=others, session=session)
     for _ in run.steps(batches, digest_column, initial, is_sorted=is_sorted):
         pass
     return run.outcome()
@@ -183,6 +199,9 @@ class _Run:
         store: KeyValueStore,
         clock: BatchClock,
         write_output: Callable[[pa.RecordBatch], None],
+        *,
+        others: Mapping[StoreName, KeyValueStore] | None = None,
+        session: str = "",
     ) -> None:
         self._spec = spec
         self._processor = spec.processor
@@ -192,20 +211,32 @@ class _Run:
             if spec.time_mode is TimeMode.NONE
             else TimerValues(clock.processing_time_ms, clock.watermark_ms)
         )
-        self._cursor = KeyCursor()
-        self._writer = ChangeWriter(store)
+        self._function = spec.processor if isinstance(spec.processor, ArrowProcessor) else None
+        self._cursor = (
+            KeyCursor()
+            if self._function is None
+            else ChunkCursor(spec.key_columns, spec.key_schema)
+        )
         self._handle = LocalHandle(
             store,
             self._cursor,
-            self._writer,
+            ChangeWriter(store),
             spec.key_schema,
             time_mode=spec.time_mode,
             clock=clock,
+            operator=spec.name,
+            others=others,
+            variable_stores=spec.variable_stores,
+            session=session,
         )
         self._grouping = Grouping(spec.key_columns, spec.key_schema)
         self._inputs = self._inputs_of(spec.row_schema)
         self._outputs: Outputs
-        if spec.is_pandas:
+        if spec.output_time_column is not None:
+            write_output = self._checked(spec.output_time_column, write_output)
+        if self._function is not None:
+            self._outputs = ArrowOutputs(spec.output_schema, write_output)
+        elif spec.is_pandas:
             self._outputs = FrameOutputs(
                 spec.output_schema,
                 write_output,
@@ -266,9 +297,14 @@ class _Run:
     def _chunks(
         self, grouping: Grouping, batches: Iterator[pa.RecordBatch], *, is_sorted: bool
     ) -> Iterator[KeyChunk]:
+        max_bytes = self._spec.grouping_max_bytes
+        if self._function is not None:
+            if is_sorted:
+                return grouping.whole_keys_sorted(batches)
+            return grouping.whole_keys_in_memory(batches, max_bytes)
         if is_sorted:
             return grouping.sorted_stream(batches)
-        return grouping.in_memory(batches, self._spec.grouping_max_bytes)
+        return grouping.in_memory(batches, max_bytes)
 
     def outcome(self) -> OperatorOutcome:
         """Return what all `steps` have done."""
@@ -277,12 +313,17 @@ class _Run:
             rows_in=self._rows_in,
             rows_out=self._outputs.rows_out,
             keys=self._key_count,
-            changed_keys=self._writer.changed_keys,
+            changed_keys=self._handle.changed_keys,
             input_digest="" if digest is None else digest.hexdigest(),
             output_digest=self._outputs.digest,
-            changes_digest=self._writer.digest,
+            changes_digest=self._handle.changes_digest,
             key_range=self._key_range(),
             undeclared=tuple(sorted(self._handle.undeclared)),
+            variables=(
+                tuple(sorted(self._handle.variables))
+                if self._spec.declared.variables is None
+                else None
+            ),
             timed=self._timed(),
         )
 
@@ -312,7 +353,10 @@ class _Run:
     def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names = self._spec.row_schema.names
         for batch in batches:
-            self._rows_in += batch.num_rows
+            if self._spec.combiner is None:
+                self._rows_in += batch.num_rows
+            else:
+                self._rows_in += int(batch.column(ROWS_COLUMN).to_numpy().sum())
             yield self._without_late(batch.select(names))
 
     def _without_late(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -320,13 +364,39 @@ class _Run:
         name = self._spec.event_time_column
         if self._spec.time_mode is not TimeMode.EVENT or name is None:
             return batch
-        times = batch.column(name)
-        if pa.types.is_struct(times.type):
-            times = pc.struct_field(times, "end")
-        late = pc.less_equal(times.cast(pa.int64()), self._clock.late_watermark_ms * 1000)
-        kept = batch.filter(pc.invert(late.fill_null(fill_value=False)))
+        kept = batch.filter(pc.invert(self._is_late(batch.column(name))))  # pyright: ignore[reportAttributeAccessIssue] - pyarrow makes it at import
         self._late_rows += batch.num_rows - kept.num_rows
         return kept
+
+    def _is_late(self, times: pa.Array) -> pa.Array:
+        """Return of each time, or window, whether the watermark of the batch before has reached it."""
+        if pa.types.is_struct(times.type):
+            times = pc.struct_field(times, "end")  # pyright: ignore[reportAttributeAccessIssue] - pyarrow makes it at import
+        late = pc.less_equal(times.cast(pa.int64()), self._clock.late_watermark_ms * 1000)  # pyright: ignore[reportAttributeAccessIssue] - pyarrow makes it at import
+        return late.fill_null(fill_value=False)
+
+    def _checked(
+        self, name: str, write_output: Callable[[pa.RecordBatch], None]
+    ) -> Callable[[pa.RecordBatch], None]:
+        """Return a function that refuses output which is late already, as Spark does."""
+
+        def write(batch: pa.RecordBatch) -> None:
+            times = batch.column(name)
+            late = times.filter(self._is_late(times))
+            if len(late):
+                error = StateSchemaError(
+                    "[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] the processor yielded a row that is "
+                    f"not newer than the watermark: column={name} eventTime={late[0]} "
+                    f"current_watermark_value={self._clock.late_watermark_ms}"
+                )
+                error.add_note(
+                    "hint: yield rows whose event time is above the watermark of the batch before, or"
+                    " leave eventTimeColumnName out"
+                )
+                raise error
+            write_output(batch)
+
+        return write
 
     def _with_processor(
         self, initial: Iterator[KeyChunk], chunks: Iterator[KeyChunk]
@@ -342,7 +412,7 @@ class _Run:
             if self._handle.timers is not None:
                 self._fire(self._handle.timers)
             self._expired_values = self._handle.evict()
-            self._writer.require_whole()
+            self._handle.require_whole()
             self._outputs.finish()
         except BaseException as exc:
             self._handle.close()
@@ -380,11 +450,20 @@ class _Run:
         cursor.leave()
 
     def _process(self, chunk: KeyChunk) -> None:
-        cursor = self._cursor
-        cursor.enter(chunk.key_columns, chunk.key_bytes)
         if self._first_key is None:
             self._first_key = tuple(column[0] for column in chunk.key_columns)
         self._last_key = tuple(column[-1] for column in chunk.key_columns)
+        if self._function is None:
+            self._process_keys(chunk)
+        else:
+            self._process_rows(chunk, self._function)
+        self._handle.flush()
+        self._cursor.leave()
+        self._key_count += len(chunk.key_bytes)
+
+    def _process_keys(self, chunk: KeyChunk) -> None:
+        cursor = self._cursor
+        cursor.enter(chunk.key_columns, chunk.key_bytes)
         handle_rows = self._processor.handleInputRows
         take = self._outputs.add
         timer_values = self._timer_values
@@ -397,9 +476,16 @@ class _Run:
             if not self._outputs.is_writing:
                 exc.add_note(f"while processing grouping key {cursor.key!r}")
             raise
-        self._handle.flush()
-        cursor.leave()
-        self._key_count += len(chunk.key_bytes)
+
+    def _process_rows(self, chunk: KeyChunk, function: ArrowProcessor) -> None:
+        assert isinstance(self._cursor, ChunkCursor)  # noqa: S101 - made for the function
+        self._cursor.enter_chunk(chunk)
+        try:
+            self._outputs.add(function.handle_rows(chunk.rows))
+        except Exception as exc:
+            first, last = (tuple(column[at] for column in chunk.key_columns) for at in (0, -1))
+            exc.add_note(f"while processing the grouping keys from {first!r} to {last!r}")
+            raise
 
     def _fire(self, timers: Timers) -> None:
         for due in timers.due(self._clock.now_ms(self._spec.time_mode)):

@@ -21,9 +21,10 @@ from pyspark.sql.types import (
     IntegerType,
     ShortType,
     TimestampType,
-    TimeType,
     VariantVal,
 )
+
+from statekeep.spark.releases import TimeType
 
 ToWire: TypeAlias = Callable[[Any], Any]
 
@@ -73,7 +74,7 @@ def as_sequence(value: object) -> Sequence[Any] | None:
 
 def as_mapping(value: object) -> Mapping[Any, Any] | None:
     """Return a mapping, None for anything else."""
-    return value if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownVariableType]
+    return value if isinstance(value, Mapping) else None
 
 
 def or_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:

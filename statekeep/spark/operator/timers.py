@@ -12,7 +12,13 @@ from pyspark.sql.types import Row
 
 from statekeep.errors import ConfigError
 from statekeep.spark.operator.changes import WRITE_KEYS
-from statekeep.spark.operator.clock import LAST_TIME_MS, TIME_BYTES, decode_time, encode_time
+from statekeep.spark.operator.clock import (
+    LAST_TIME_MS,
+    TIME_BYTES,
+    TimeMode,
+    decode_time,
+    encode_time,
+)
 from statekeep.spark.operator.grouping import CHUNK_KEYS
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.rows import row_maker
@@ -20,6 +26,14 @@ from statekeep.spark.operator.variables import StateAccess
 
 MARK: Final = b"\xc0"
 """The value of entries that say all in their key: nothing, in MessagePack."""
+
+TIMER_NAMES: Final = {TimeMode.PROCESSING: "$procTimers", TimeMode.EVENT: "$eventTimers"}
+"""Names in the registry, as Spark has them; a processor's own begin with a letter."""
+
+
+def timer_index(mode: TimeMode) -> str:
+    """Return the name of the index by time of a mode's timers."""
+    return f"{TIMER_NAMES[mode]}_byTime"
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ class KeyCursor:
     Attributes:
         key_columns: The values of the keys, column by column.
         key_bytes: The keys, encoded; empty while no key is processed.
-        index: The place of the current key.
+        index: The index of the current key.
         thread: The thread that processes keys: the one that made the cursor.
     """
 

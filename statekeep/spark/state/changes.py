@@ -29,15 +29,15 @@ def changed_rows(
     for before, after in _merged(_entries(old, front), _entries(new, front)):
         if before is not None and after is not None and is_comparable and before == after:
             continue
-        were = _by_place(old, before)
-        are = _by_place(new, after)
-        for place, row in are.items():
-            if place not in were:
+        were = _by_position(old, before)
+        are = _by_position(new, after)
+        for position, row in are.items():
+            if position not in were:
                 yield INSERT, row
-            elif were[place] != row:
+            elif were[position] != row:
                 yield UPDATE, row
-        for place, row in were.items():
-            if place not in are:
+        for position, row in were.items():
+            if position not in are:
                 yield DELETE, row
 
 
@@ -45,7 +45,7 @@ def _entries(rows: StoredRows | None, front: bytes) -> Iterator[_Entry]:
     return iter(()) if rows is None else rows.entries(front)
 
 
-def _by_place(rows: StoredRows | None, entry: _Entry | None) -> dict[int, StateRow]:
+def _by_position(rows: StoredRows | None, entry: _Entry | None) -> dict[int, StateRow]:
     """Return the rows of an entry: those of a list by position, the only one of any other."""
     if rows is None or entry is None:
         return {}

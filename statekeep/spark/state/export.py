@@ -1,10 +1,5 @@
 """Rows of state as files and as text, for the command line."""
 
-# pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
-
 import csv
 import io
 import json
@@ -20,7 +15,7 @@ import pyarrow.parquet as pq
 
 from statekeep.inspection.job import OpenJob
 from statekeep.inspection.task_restore import Progress
-from statekeep.spark.state.key_text import parse_key
+from statekeep.spark.state.key_text import parse_fields
 from statekeep.spark.state.plan import StatePlan, StateRequest
 from statekeep.spark.state.reading import open_state
 
@@ -33,7 +28,7 @@ class Reading:
 
     request: StateRequest
     key: str | None
-    """As somebody has typed it; None: all keys."""
+    """As the user typed it; None: all keys."""
     on_progress: Progress
     open_it: OpenJob
 
@@ -63,7 +58,7 @@ class Reading:
     def _narrowed(self, plan: StatePlan) -> StatePlan:
         if self.key is None:
             return plan
-        return plan.with_key(parse_key(self.key, plan.table.keys))
+        return plan.with_key(parse_fields(self.key, plan.table.keys))
 
 
 def _write_arrow(schema: pa.Schema, batches: Batches, target: BinaryIO) -> None:

@@ -6,27 +6,27 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from statekeep.errors import ConfigError
-from statekeep.spark.anchor import ROUTER
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
 from statekeep.spark.operator.scalars import MisfitError, as_mapping, as_sequence
+from statekeep.spark.placement import operators_of
 
 
 class KeyRouter:
     """Encodes the grouping keys of a job and tells which task has them."""
 
-    def __init__(self, schema: StructType, router: str, partitions: int) -> None:
-        """Prepare for the keys of a job.
+    def __init__(self, schema: StructType, router: str, tasks: range) -> None:
+        """Prepare for the keys of an operator.
 
         Args:
             schema: Of the grouping key.
-            router: By its commit.
-            partitions: Its number of tasks.
+            router: Of the job, by its commit.
+            tasks: Those of the operator.
         """
         self._schema = schema
         self._router = router
-        self._partitions = partitions
+        self._tasks = tasks
 
     def encode(self, key: object) -> bytes:
         """Return a key as it is stored.
@@ -48,9 +48,10 @@ class KeyRouter:
 
     def task_of(self, key: bytes) -> int | None:
         """Return the number of the task that has an encoded key; None if that is not known here."""
-        if self._router != ROUTER:
+        if operators_of(self._router) is None:
             return None
-        return partition_of_hash(KeyHasher(self._schema).hash_front(key)[0], self._partitions)
+        key_hash = KeyHasher(self._schema).hash_front(key)[0]
+        return self._tasks[partition_of_hash(key_hash, len(self._tasks))]
 
     def _values(self, key: object) -> Sequence[Any]:
         names = self._schema.names

@@ -3,13 +3,15 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.checkpoints import StoreName, TaskName
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import version_of
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.clock import SystemClock
@@ -18,13 +20,15 @@ from statekeep.errors import ConfigError
 from statekeep.inspection.commit_choice import CommitChoice
 from statekeep.inspection.job import InspectedJob, OpenJob, open_job
 from statekeep.inspection.nearest import nearest_hint
-from statekeep.inspection.task_restore import Progress
+from statekeep.inspection.task_restore import Progress, stores_of
 from statekeep.restore.plan import BadMarkers
 from statekeep.spark.operator.registry import PROCESSOR_KINDS, stored_variables
+from statekeep.spark.placement import operators_of
 from statekeep.spark.state.keys import KeyRouter
 from statekeep.spark.state.restored import BEFORE, NOW, RestoredTask
 from statekeep.spark.state.variable import PARTITION, Part, VariableTable
-from statekeep.spark.tasks import partition_of
+from statekeep.spark.tasks import STATE_STORE, operator_name, operator_tasks, partition_of
+from statekeep.spark.variable_stores import variable_stores_of
 
 CHANGE_TYPE: Final = "change_type"
 """The column of a change feed that says what has happened to the row."""
@@ -37,7 +41,7 @@ Column = tuple[StructField, Shown]
 
 @dataclass(frozen=True, slots=True)
 class StateRequest:
-    """What somebody wants to read."""
+    """What is to be read."""
 
     config: Config
     variable: str | None
@@ -78,10 +82,12 @@ class TaskPart:
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """A reading that is decided: nobody has to read the job's log again."""
+    """What to read, fully decided: the job's log is not read again."""
 
     request: StateRequest
     table: VariableTable
+    store: StoreName
+    """Which has the variable."""
     parts: tuple[TaskPart, ...]
     router: KeyRouter
     bad_markers: BadMarkers
@@ -177,20 +183,30 @@ async def plan_state(
                 f"the change feed begins after its end: begin={since_position} end={position}",
                 hint="give the older commit as its begin",
             )
-        _check_operator(commit, request.operator)
+        if since is not None and since.identity.partitions != commit.identity.partitions:
+            raise ConfigError(
+                "the number of tasks changed between the two commits: "
+                f"begin={since.identity.partitions} end={commit.identity.partitions}",
+                hint="read the changes before and after that commit; `statekeep checkpoints list` shows the"
+                " number of tasks of each",
+            )
+        tasks = tasks_of(commit, request.operator)
+        commit, since = with_tasks(commit, tasks), since and with_tasks(since, tasks)
         names: set[str] = set()
         find = partial(_find_table, job, request, on_progress=on_progress, names=names)
-        table = await find(commit, directory / NOW)
-        if table is None and since is not None:
-            table = await find(since, directory / BEFORE)
-        if table is None:
-            raise _no_such_variable(request.variable, names)
+        found = await find(commit, directory / NOW)
+        if found is None and since is not None:
+            found = await find(since, directory / BEFORE)
+        if found is None:
+            raise _no_such_variable(request, names)
+        store, table = found
         identity = commit.identity
         plan = StatePlan(
             request,
             table,
+            store,
             tuple(_parts(commit, since)),
-            KeyRouter(table.keys, identity.router, identity.partitions),
+            KeyRouter(table.keys, identity.router, tasks),
             tuple(job.view.bad_markers),
             (position, since_position),
         )
@@ -212,13 +228,31 @@ def _only(commit: CommitRecord, task: TaskName) -> CommitRecord:
     return msgspec.structs.replace(commit, checkpoints=checkpoints, versions=versions, query=None)
 
 
-def _check_operator(commit: CommitRecord, operator: str | None) -> None:
-    known = commit.identity.stores
+def tasks_of(commit: CommitRecord, operator: str | None) -> range:
+    """Return the tasks of an operator.
+
+    Raises:
+        ConfigError: There is no such operator, or there are several and none is named.
+    """
+    job = commit.identity
+    count = operators_of(job.router) or 1
+    known = [operator_name(number) for number in range(count)]
+    if operator is None and count > 1:
+        raise ConfigError(
+            f"the job has several operators: operators={','.join(known)}", hint="name one of them"
+        )
     if operator is not None and operator not in known:
         raise ConfigError(
             f"no such operator: operator={operator} operators={','.join(known)}",
             hint=nearest_hint(operator, known, "leave it out to read the job's only one"),
         )
+    return operator_tasks(known.index(operator or MAIN_OPERATOR), count, job.partitions)
+
+
+def with_tasks(commit: CommitRecord, tasks: range) -> CommitRecord:
+    """Return a commit with the versions of some tasks alone."""
+    versions = {task: v for task, v in commit.versions.items() if partition_of(task) in tasks}
+    return msgspec.structs.replace(commit, versions=versions)
 
 
 async def _find_table(
@@ -229,30 +263,55 @@ async def _find_table(
     *,
     on_progress: Progress,
     names: set[str],
-) -> VariableTable | None:
-    """Return the table of the variable, in the newest form that a task has; None if none has it.
+) -> tuple[StoreName, VariableTable] | None:
+    """Return the store and the table of the variable, in the newest form that a task has.
 
     Adds the names of the variables that there are to ``names``.
+
+    Returns:
+        None if no task has it.
     """
-    for task in _by_age(commit):
+    for task, store in product(by_age(commit), _stores(commit, request)):
         restored = await RestoredTask.restore(
-            job.place,
+            job.storage,
             request.config,
             commit,
             task,
             directory,
+            store=store,
             bad_markers=job.view.bad_markers,
             backend=request.backend,
             on_progress=on_progress,
         )
-        found = await job.executor.run(_look, restored, request.variable, names)
+        found = await job.executor.run(_table_of, restored, request.variable, names)
         if found is not None:
-            return found
+            return store, found
         await job.executor.run(restored.remove)
     return None
 
 
-def _look(restored: RestoredTask, variable: str | None, names: set[str]) -> VariableTable | None:
+def _stores(commit: CommitRecord, request: StateRequest) -> Sequence[StoreName]:
+    """Return the stores that may have the variable, the likeliest first.
+
+    Raises:
+        ConfigError: The job keeps no state of a Spark operator.
+    """
+    listed = stores_of(commit)[MAIN_OPERATOR]
+    if STATE_STORE not in listed:
+        raise ConfigError(
+            f"the job has no state variables: stores={','.join(listed)}",
+            hint="`statekeep restore` writes the stores of a job in plain Python to a directory",
+        )
+    if request.variable is None:
+        return [STATE_STORE]
+    where = variable_stores_of(request.config, request.operator or MAIN_OPERATOR)
+    own = where.store_of(request.variable)
+    return sorted(listed, key=lambda store: store != own)
+
+
+def _table_of(
+    restored: RestoredTask, variable: str | None, names: set[str]
+) -> VariableTable | None:
     """Return the table of the variable in a task; add the names of all variables. Blocks."""
     with restored.store() as store:
         variables = stored_variables(store)[1]
@@ -260,7 +319,7 @@ def _look(restored: RestoredTask, variable: str | None, names: set[str]) -> Vari
         return VariableTable.find(store, variable)
 
 
-def _by_age(commit: CommitRecord) -> Sequence[TaskName]:
+def by_age(commit: CommitRecord) -> Sequence[TaskName]:
     """Return the tasks that have state, those that changed last first.
 
     Each batch of a task declares all variables of its program: the first task has the newest forms,
@@ -274,17 +333,30 @@ def _by_age(commit: CommitRecord) -> Sequence[TaskName]:
     return sorted(batches, key=lambda task: (-batches[task], partition_of(task)))
 
 
-def _no_such_variable(variable: str | None, names: Collection[str]) -> ConfigError:
-    known = ",".join(sorted(names))
+def _no_such_variable(request: StateRequest, names: Collection[str]) -> ConfigError:
+    variable, known = request.variable, ",".join(sorted(names))
     if variable is None:
         return ConfigError(
             f"the state has no timers: variables={known}",
             hint="read a state variable; timers are there once a processor has registered one",
         )
+    where = variable_stores_of(request.config, request.operator or MAIN_OPERATOR)
+    if where.store_of(variable) in where.caches:
+        return ConfigError(
+            "the state variable is in a cache, which no commit holds: "
+            f"variable={variable} store={where.store_of(variable)}",
+            hint="only what is backed up can be read",
+        )
     if not names:
         return ConfigError(
             f"the state is empty at this commit: variable={variable}",
             hint="read a later commit: `statekeep checkpoints list` shows what is retained",
+        )
+    if request.backend is not None:
+        return ConfigError(
+            f"the backend has no such state variable: variable={variable} variables={known} "
+            f"backend={request.backend}",
+            hint="leave the backend out: another one may have the variable's store",
         )
     return ConfigError(
         f"no such state variable: variable={variable} variables={known}",

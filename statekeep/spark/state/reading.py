@@ -1,10 +1,5 @@
 """Reads the tasks of a plan: restores each to a directory of its own, and gives record batches."""
 
-# pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false
-
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -17,12 +12,12 @@ from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError, RestoreFailedError
-from statekeep.inspection.job import LogPlace, OpenJob, open_job, open_log_place
+from statekeep.inspection.job import LogStorage, OpenJob, open_job, open_log_storage
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.task_restore import Progress
+from statekeep.spark.operator.columns import BATCH_ROWS, arrow_schema, record_batch
 from statekeep.spark.own_loop import run_apart
 from statekeep.spark.state.changes import changed_rows
-from statekeep.spark.state.columns import BATCH_ROWS, arrow_schema, record_batch
 from statekeep.spark.state.plan import Shown, StatePlan, StateRequest, TaskPart, plan_state
 from statekeep.spark.state.restored import BEFORE, NOW, SCRATCH, RestoredTask
 from statekeep.spark.state.variable import StateRow, StoredRows
@@ -95,9 +90,9 @@ async def _restore(
 ) -> Sequence[_Sides]:
     config = plan.request.config
     try:
-        async with open_log_place(config, SystemClock()) as place:
+        async with open_log_storage(config, SystemClock()) as storage:
             return await run_all(
-                _restore_sides(plan, part, place, directory, on_progress) for part in parts
+                _restore_sides(plan, part, storage, directory, on_progress) for part in parts
             )
     except RestoreFailedError as exc:
         async with open_job(config, SystemClock()) as job:
@@ -112,15 +107,16 @@ async def _restore(
 
 
 async def _restore_sides(
-    plan: StatePlan, part: TaskPart, place: LogPlace, directory: Path, on_progress: Progress
+    plan: StatePlan, part: TaskPart, storage: LogStorage, directory: Path, on_progress: Progress
 ) -> _Sides:
     async def restore(commit: CommitRecord, side: str) -> RestoredTask:
         return await RestoredTask.restore(
-            place,
+            storage,
             plan.request.config,
             commit,
             part.task,
             directory / side,
+            store=plan.store,
             bad_markers=plan.bad_markers,
             backend=plan.request.backend,
             on_progress=on_progress,

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.config.model import Config
-from statekeep.errors import ConfigError
-from statekeep.inspection.job import LogPlace
+from statekeep.inspection.job import LogStorage
 from statekeep.inspection.task_restore import Progress, restore_task, task_identity
 from statekeep.restore.plan import BadMarkers
-from statekeep.spark.tasks import STATE_STORE
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.local_files import remove_tree
 from statekeep.stores.rocksdb import RocksDbOptions
@@ -31,9 +30,11 @@ BEFORE: Final = "before"
 
 @dataclass(frozen=True, slots=True)
 class RestoredTask:
-    """A task at one commit, on this disk."""
+    """One store of a task at one commit, on this disk."""
 
     config: Config
+    name: StoreName
+    """Of the store."""
     directory: TaskDirectory
     version: SealedVersion | None
     """None: its state is empty."""
@@ -41,49 +42,46 @@ class RestoredTask:
     @classmethod
     async def restore(
         cls,
-        place: LogPlace,
+        storage: LogStorage,
         config: Config,
         commit: CommitRecord,
         task: TaskName,
         directory: Path,
         *,
+        store: StoreName,
         bad_markers: BadMarkers,
         backend: str | None = None,
         on_progress: Progress = lambda _: None,
     ) -> "RestoredTask":
-        """Restore a task; what an earlier restore has left there is taken if every byte is whole.
+        """Restore a store; what an earlier restore has left there is taken if every byte is whole.
 
         Raises:
-            ConfigError: As `restore_task`; or the job keeps no state of a Spark operator.
+            ConfigError: As `restore_task`.
             RestoreFailedError: The state is out of reach.
         """
+        own = directory / escape_name(store)
         outcome = await restore_task(
             config,
-            place.factories,
+            storage.factories,
             commit,
             task,
-            directory,
-            executor=place.executor,
-            clock=place.clock,
+            own,
+            executor=storage.executor,
+            clock=storage.clock,
             bad_markers=bad_markers,
             backend=None if backend is None else BackendName(backend),
+            only=[store],
             on_progress=on_progress,
         )
-        found = outcome.version
-        if found is not None and found.lacks([STATE_STORE]):
-            raise ConfigError(
-                f"the job has no state variables: task={task} "
-                f"stores={','.join(sorted(outcome.sources))}",
-                hint="`statekeep restore` writes the stores of a job in plain Python to a directory",
-            )
-        return cls(config, TaskDirectory.of(directory, task_identity(commit, task)), found)
+        versions = TaskDirectory.of(own, task_identity(commit, task))
+        return cls(config, store, versions, outcome.version)
 
     @contextmanager
     def store(self) -> Generator[KeyValueStore]:
         """Open the store, on a clone of the files; it is empty where the state is."""
-        settings = self.config.store(STATE_STORE)
-        with self.directory.begin(random_nonce(), self.version, [STATE_STORE]) as work:
-            yield work.open_store(STATE_STORE, settings.factory, RocksDbOptions.of(settings))
+        settings = self.config.store(self.name)
+        with self.directory.begin(random_nonce(), self.version, [self.name]) as work:
+            yield work.open_store(self.name, settings.factory, RocksDbOptions.of(settings))
 
     def remove(self) -> None:
         """Delete the files."""

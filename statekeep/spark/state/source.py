@@ -4,13 +4,8 @@ Filters are not pushed to the tasks, though Spark has a way for it: Spark 4.3 ke
 the filters of one query for all later queries of the frame, which then lack rows (decision 0047).
 """
 
-# pyarrow ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownParameterType=false
-
-from collections.abc import Generator, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -21,7 +16,8 @@ from typing_extensions import override
 
 from statekeep.errors import ConfigError
 from statekeep.spark.own_loop import run_apart
-from statekeep.spark.state.key_text import parse_key
+from statekeep.spark.session import active
+from statekeep.spark.state.key_text import parse_fields
 from statekeep.spark.state.options import key_of, request_of
 from statekeep.spark.state.plan import StatePlan, TaskPart, plan_state
 from statekeep.spark.state.reading import read_parts
@@ -46,24 +42,8 @@ def register(spark: SparkSession) -> None:
         if exc.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
         # Another session, which is active in this thread, has it: Spark looks there.
-        with _active(spark):
+        with active(spark):
             spark.dataSource.register(StateSource)
-
-
-@contextmanager
-def _active(spark: SparkSession) -> Generator[None]:
-    """Make a session the active one of this thread inside the block."""
-    before: Any = SparkSession.getActiveSession()
-    session: Any = spark
-    sessions: Any = session._get_j_spark_session_class(session._jvm)  # noqa: SLF001 - Spark has no other way
-    sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001 - as above
-    try:
-        yield
-    finally:
-        if before is None:
-            sessions.clearActiveSession()
-        else:
-            sessions.setActiveSession(before._jsparkSession)  # noqa: SLF001 - as above
 
 
 class StateSource(DataSource):
@@ -100,7 +80,7 @@ class StateSource(DataSource):
             with temporary_directory(SCRATCH) as directory:
                 plan = run_apart(plan_state(request, directory))
             if key is not None:
-                plan = plan.with_key(parse_key(key, plan.table.keys))
+                plan = plan.with_key(parse_fields(key, plan.table.keys))
             self._plan = plan
         return self._plan
 

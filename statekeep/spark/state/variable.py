@@ -20,7 +20,6 @@ from pyspark.sql.types import (
 from statekeep.errors import StateSchemaError
 from statekeep.spark.operator.clock import decode_time
 from statekeep.spark.operator.expiry import split_runs, without_end
-from statekeep.spark.operator.handle import TIMER_NAMES
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.registry import (
     PROCESSOR_KINDS,
@@ -31,6 +30,7 @@ from statekeep.spark.operator.registry import (
     stored_variables,
     value_codec,
 )
+from statekeep.spark.operator.timers import TIMER_NAMES
 from statekeep.stores.base import KeyValueStore
 
 KEY: Final = "key"

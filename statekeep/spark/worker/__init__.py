@@ -1,1 +1,1 @@
-"""What runs in an executor's Python worker: the anchored task and its short errands."""
+"""What runs in an executor's Python worker: the tasks of a slot, and the short task functions."""

@@ -1,12 +1,13 @@
 """Which executor this Python worker belongs to, and the JVM that must outlive its container."""
 
 import os
+import socket
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from statekeep.spark.container.place import NO_JVM
+from statekeep.spark.container.paths import NO_JVM
 
 _PROC: Final = Path("/proc")
 
@@ -28,12 +29,24 @@ def executor_identity() -> ExecutorIdentity:
     return find_executor(os.getppid())
 
 
+def local_disk(local_dir: Path) -> str:
+    """Return what two executors have in common that share a local directory; "" if it is not there.
+
+    It begins with the name of the host and a slash.
+    """
+    try:
+        found = local_dir.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{socket.gethostname()}/{found.st_dev}-{found.st_ino}"
+
+
 def find_executor(pid: int, proc: Path = _PROC) -> ExecutorIdentity:
     """Find the executor: a process, or one of its ancestors.
 
     Args:
         pid: Where to begin.
-        proc: What the kernel tells of its processes.
+        proc: The kernel's directory of processes.
     """
     while pid > 0:
         command = _command(proc, pid)

@@ -1,24 +1,25 @@
-"""What travels from the driver to the tasks: the job, and what one anchored job is to do."""
+"""What travels from the driver to the tasks: the job, and what one placed job is to do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from statekeep.backends.base import TaskIdentity
+from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.config.model import Config
 from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.tasks import local_directory, task_name
+from statekeep.spark.tasks import STATE_STORE, local_directory, task_name
 from statekeep.stores.task_directory import TaskDirectory
 
 VERSION_NOT_HERE: Final = "the version is not here"
-"""Begins a task's answer to a hand-over whose version is not on its host: no backend failed."""
+"""Begins a task's answer to a submission whose version is not on its host: no backend failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What stays the same for all anchored jobs of a query; pickled with each of them."""
+    """What stays the same for all placed jobs of an operator; pickled with each of them."""
 
     config: Config
     job_uid: str
@@ -30,13 +31,23 @@ class JobSpec:
     processor: bytes
     """The user's, pickled as Spark does: each task gets one of its own."""
     python_path: tuple[str, ...]
-    """``sys.path`` for containers: a user's own backend must be importable there."""
+    """``sys.path`` of the driver, for containers: a user's own backend must be importable there."""
+    stores: tuple[StoreName, ...] = (STATE_STORE,)
+    """Those of every task, `STATE_STORE` first."""
+    lasting_stores: tuple[StoreName, ...] = (STATE_STORE,)
+    """Those of them that a commit holds: all but caches."""
+    tasks: range | None = None
+    """Those of the operator; None: all of the query."""
 
     def task(self, partition: int) -> TaskIdentity:
         """Return the identity of the task of a partition."""
         return TaskIdentity(
             self.config.job.name, MAIN_OPERATOR, task_name(partition), job_uid=self.job_uid
         )
+
+    def operator_of(self, partition: int) -> int:
+        """Return the number of the operator that a task belongs to."""
+        return 0 if self.tasks is None else partition // len(self.tasks)
 
     @property
     def local_name(self) -> str:
@@ -49,7 +60,19 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOverPlan:
+class TaskCommit:
+    """What a commit record says of one task, for a restore."""
+
+    version: str
+    """"" for empty state."""
+    checkpoint: bytes | None
+    """CheckpointV2 in JSON; None for empty state."""
+    stores: tuple[str, ...]
+    """Those that the record lists: another one is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitPlan:
     """One commit attempt: the versions that tasks hand to their containers."""
 
     epoch: int
@@ -63,6 +86,21 @@ class HandOverPlan:
     checkpoints: Mapping[int, bytes]
     """``{partition: CheckpointV2 in JSON}`` without markers, of the tasks in ``versions``: id and
     input offsets."""
+    is_awaited: bool = False
+    """The driver waits for this commit."""
+    is_observed: bool = False
+    """The driver has listeners, which want to know what containers see."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowPlan:
+    """Which executors are to have the newest commit of tasks that run on others."""
+
+    batch: int
+    """Of the commit."""
+    slots: Mapping[int, tuple[str, Mapping[int, TaskCommit]]]
+    """``{slot: (executor, {partition: commit})}``: one slot of an executor asks for all of it."""
+    bad_markers: tuple[tuple[str, str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +108,11 @@ class BatchPlan:
     """What the tasks do in one process job."""
 
     batch: int
-    epoch: int
     bases: Mapping[int, str]
     """``{partition: VersionId}`` to process on; "" is empty state."""
     clock: BatchClock
+    epoch: int = 0
+    """Of the driver; set where the job is run, as are the bytes of output."""
     inline_bytes: int = 0
     """Most bytes of output that a Spark task sends along with its receipts."""
     only: frozenset[int] | None = None
@@ -83,10 +122,11 @@ class BatchPlan:
     """The rows of the initial state are among those of the batch."""
     waiting: frozenset[int] | None = None
     """The tasks that may have something to do without rows, as timers are due; None: any."""
-    hand_over: HandOverPlan | None = None
+    submit_plan: SubmitPlan | None = None
+    follow_plan: FollowPlan | None = None
     keep: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    """Local versions that must stay, besides those newer than ``settled_batch``."""
-    settled_batch: int = -1
+    """Local versions that must stay, besides those newer than ``resolved_batch``."""
+    resolved_batch: int = -1
     committed: Mapping[int, str] = field(default_factory=dict[int, str])
     """``{partition: VersionId}`` of the newest commit: older changes are carried no further."""
 
@@ -117,11 +157,13 @@ class Receipt:
     fired_timers: int = 0
     expired_values: int = 0
     next_times: Mapping[str, int | None] | None = None
-    """`NextTimes` of the version after the batch; None where nobody has looked."""
+    """`NextTimes` of the version after the batch; None where it was not determined."""
     key_range: str = ""
     """The first and the last grouping key of the rows, for people."""
     undeclared: Sequence[str] = ()
     """State variables of the task that the processor does not declare."""
+    variables: Sequence[str] | None = None
+    """Those that it declares or deletes, where its ``init`` fails on the driver."""
     pause_ns: int = 0
     """Sync pause: what the image took that was written before the batch; 0 where none was."""
     state_bytes: int = 0
@@ -131,7 +173,11 @@ class Receipt:
     local_bytes: int = 0
     """Of those versions; what they share is counted once."""
     executor: str = ""
-    hand_over_error: str = ""
+    disk: str = ""
+    """`local_disk` of that executor; "" where no copies are kept, or no state was written yet."""
+    followed: Mapping[str, int] | None = None
+    """`Followed` of the container, in one receipt of a slot that has asked it; None in others."""
+    submit_error: str = ""
 
     @classmethod
     def parse(cls, answer: Mapping[str, Any]) -> "Receipt":

@@ -6,7 +6,6 @@ import resource
 from collections import OrderedDict
 from typing import Final
 
-from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker.job_spec import JobSpec
 from statekeep.stores.open_task import OpenTask
 
@@ -43,7 +42,7 @@ class OpenTasks:
         found = self._open.pop(key, None)
         if found is None:
             self._close_older_sessions(spec.local_name, epoch)
-            settings = {STATE_STORE: spec.config.store(STATE_STORE)}
+            settings = {name: spec.config.store(name) for name in spec.stores}
             found = OpenTask(spec.directory(task), settings, session_prefix(epoch))
         self._open[key] = found
         self._last_batch[key] = batch
@@ -86,7 +85,7 @@ class OpenTasks:
 
 
 def _too_many_files() -> bool:
-    """Tell whether more than half of the descriptors are in use that this process may have."""
+    """Return whether more than half of the descriptors are in use that this process may have."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft_limit == resource.RLIM_INFINITY:
         return False

@@ -1,20 +1,14 @@
 """A slot's part of a batch: its tasks run one after the other on stores that stay open."""
 
-# The JVM's objects and pyarrow have no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUnknownVariableType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportOptionalCall=false, reportCallIssue=false
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import BinaryIO, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -22,18 +16,23 @@ from pyspark import cloudpickle
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import StateBackupError
 from statekeep.fault_points import fault_point
-from statekeep.spark.anchor import ANSWER_COLUMN, DIGEST_COLUMN, OUTPUT_COLUMN, TASK_COLUMN
 from statekeep.spark.initial_state import divide
 from statekeep.spark.operator.clock import TimeMode
+from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.due import NextTimes, next_times
 from statekeep.spark.operator.grouping import GroupingOverflow, hold
-from statekeep.spark.operator.outputs import output_arrow_schema
 from statekeep.spark.operator.runner import OperatorOutcome, OperatorSpec, run_operator
+from statekeep.spark.placement import ANSWER_COLUMN, DIGEST_COLUMN, OUTPUT_COLUMN, TASK_COLUMN
 from statekeep.spark.tasks import STATE_STORE
-from statekeep.spark.worker.errands import is_version_lost, own_partition, submit_version
-from statekeep.spark.worker.executor_identity import executor_identity
+from statekeep.spark.worker.executor_identity import executor_identity, local_disk
 from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt
 from statekeep.spark.worker.open_tasks import freeze_garbage_collector, open_tasks
+from statekeep.spark.worker.task_functions import (
+    follow,
+    is_version_lost,
+    own_partition,
+    submit_version,
+)
 from statekeep.stores.local_files import private_opener
 from statekeep.stores.open_task import OpenTask
 
@@ -41,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 _TIDY_BATCHES: Final = 8
 """Change sets that a task makes before it looks for what is not needed any more."""
-_LOOK_BATCHES: Final = 64
+_BATCHES_A_CHECK: Final = 64
 """Batches between two looks at what tasks have left here that run on other hosts by now."""
 _AWAY_NS: Final = 3600 * 1_000_000_000
-"""A task whose directory nobody has changed for so long runs elsewhere, or does nothing."""
+"""A task whose directory has not changed for so long runs elsewhere, or does nothing."""
 
 
 def process_slot(
@@ -62,10 +61,14 @@ def process_slot(
         batches: The rows of all tasks of the slot; sorted by task and key where the plan says so.
         spec: The job.
         plan: What to do.
-        slots: The tasks of each slot.
+        slots: The tasks of each slot, of whatever operator.
     """
-    run = _SlotRun(spec, plan, slots[own_partition()])
+    number = own_partition()
+    slot = slots[number]
+    run = _SlotRun(spec, plan, [t for t in slot if spec.tasks is None or t in spec.tasks])
     run.submit()
+    if plan.follow_plan is not None:
+        run.followed = follow(spec, plan.follow_plan, number, epoch=plan.epoch)
     rows = (batch for batch in batches if batch.num_rows)
     if plan.is_sorted:
         for task, task_rows in _split_sorted(rows):
@@ -85,7 +88,7 @@ def process_slot(
     fault_point("receipt.before")
     yield run.answers()
     run.tidy_others(time.time_ns())
-    open_tasks.trim(spec, plan.epoch, plan.batch, 2 * len(run.tasks))
+    open_tasks.trim(spec, plan.epoch, plan.batch, 2 * len(slot))
     freeze_garbage_collector()
 
 
@@ -102,21 +105,23 @@ class _SlotRun:
     """Of the output that goes along with the receipts."""
     sealed: set[int] = field(default_factory=set[int])
     processed: set[int] = field(default_factory=set[int])
+    followed: Mapping[str, int] | None = None
+    """What the container has done for requests to follow, if it was asked."""
 
     def submit(self) -> None:
         """Submit the versions of the commit that rides along, before anything changes."""
         wanted = [t for t in self.tasks if self.plan.only is None or t in self.plan.only]
         self.receipts = {task: Receipt(task, self.plan.bases[task]) for task in wanted}
-        if self.plan.hand_over is None:
+        if self.plan.submit_plan is None:
             return
         for task in self.tasks:
-            done = submit_version(self.spec, self.plan.hand_over, task)
+            done = submit_version(self.spec, self.plan.submit_plan, task)
             if done.pause_ns:
                 self.sealed.add(task)
             if task in self.receipts:
                 self.receipts[task] = replace(
                     self.receipts[task],
-                    hand_over_error=done.error,
+                    submit_error=done.error,
                     is_missing=is_version_lost(done.error),
                     pause_ns=done.pause_ns,
                 )
@@ -158,7 +163,7 @@ class _SlotRun:
                 continue
             return
         if is_waiting:
-            times = next_times(stores.store(STATE_STORE), self.spec.operator.time_mode)
+            times = self._next_times(stores)
             if not times.are_due(self.plan.clock, self.spec.operator.time_mode):
                 self.receipts[task] = _with_times(receipt, times)
                 return
@@ -170,23 +175,33 @@ class _SlotRun:
             self.receipts[task] = replace(receipt, is_overflow=True)
 
     def tidy_others(self, now_ns: int) -> None:
-        """Remove what tasks that went to other hosts have left here and nobody needs (R13)."""
-        if self.plan.batch % _LOOK_BATCHES:
+        """Remove what tasks that moved to other hosts have left here and do not need (R13)."""
+        if self.plan.batch % _BATCHES_A_CHECK:
             return
         for task in self.plan.keep.keys() - set(self.tasks):
             directory = self.spec.directory(task)
             if directory.is_unused_since(now_ns - _AWAY_NS):
                 keep = {VersionId.parse(name) for name in self.plan.keep[task]}
                 try:
-                    directory.retain(keep, self.plan.settled_batch, (STATE_STORE,), is_open=False)
+                    directory.retain(
+                        keep, self.plan.resolved_batch, self.spec.stores, is_open=False
+                    )
                     directory.sweep()
                 except (StateBackupError, OSError) as exc:  # the next look finds it
                     logger.warning("left-over versions stay: task=%s error=%s", task, exc)
 
     def answers(self) -> pa.RecordBatch:
         """Return a row per task: its receipt in JSON, and its output as Arrow record batches."""
+        job = self.spec.config.job
         executor = executor_identity().executor_id
-        receipts = [json.dumps(asdict(r) | {"executor": executor}) for r in self.receipts.values()]
+        disk = local_disk(job.local_dir) if job.standby_copies > 1 else ""
+        for first in list(self.receipts)[:1]:
+            self.receipts[first] = replace(self.receipts[first], followed=self.followed)
+        receipts = [
+            # Escaped, as the text of an error may hold what is no UTF-8: a path, say.
+            json.dumps(msgspec.to_builtins(replace(receipt, executor=executor, disk=disk)))
+            for receipt in self.receipts.values()
+        ]
         outputs = [self.outputs.get(task, []) for task in self.receipts]
         columns = [pa.array(receipts, pa.string()), pa.array(outputs, pa.list_(pa.binary()))]
         return pa.RecordBatch.from_arrays(columns, names=[ANSWER_COLUMN, OUTPUT_COLUMN])
@@ -208,14 +223,15 @@ class _SlotRun:
                 write_output=output.write,
                 digest_column=DIGEST_COLUMN,
                 initial=initial,
+                others=stores.stores_but(STATE_STORE),
+                session=str(self.plan.epoch),
             )
         finally:
             output.close()
         fault_point("process.after")
         done = _with_outcome(receipt, outcome)
         if self.spec.operator.time_mode is not TimeMode.NONE:
-            times = next_times(stores.store(STATE_STORE), self.spec.operator.time_mode)
-            done = _with_times(done, times)
+            done = _with_times(done, self._next_times(stores))
         if outcome.changed_keys == 0 and outcome.rows_out == 0:
             return done
         changes = stores.publish_changes(self.plan.batch)
@@ -227,16 +243,21 @@ class _SlotRun:
         done = replace(
             done,
             version=str(changes.version),
-            state_bytes=stores.store(STATE_STORE).size_bytes(),
+            state_bytes=stores.size_bytes(),
         )
         return self._tidied(task, stores, done)
+
+    def _next_times(self, stores: OpenTask) -> NextTimes:
+        """Return when the task is due again: a cache has no say, as a replay finds it empty."""
+        lasting = (stores.store(name) for name in self.spec.lasting_stores if name != STATE_STORE)
+        return next_times(stores.store(STATE_STORE), self.spec.operator.time_mode, lasting)
 
     def _operator(self) -> OperatorSpec:
         """Return the operator with a processor of its own for each task, as on Spark."""
         return replace(self.spec.operator, processor=cloudpickle.loads(self.spec.processor))
 
     def _tidied(self, task: int, stores: OpenTask, receipt: Receipt) -> Receipt:
-        """Remove local versions that nobody needs any more, and dead work directories (R13)."""
+        """Remove local versions that are not needed any more, and dead work directories (R13)."""
         untidy = stores.untidy_batches
         if untidy is not None and untidy < _TIDY_BATCHES and task not in self.sealed:
             stores.untidy_batches = untidy + 1
@@ -245,7 +266,7 @@ class _SlotRun:
         committed = self.plan.committed.get(task)
         stores.forget_changes(VersionId.parse(committed) if committed else None)
         keep = {VersionId.parse(name) for name in self.plan.keep.get(task, ())}
-        stores.directory.retain(keep, self.plan.settled_batch, (STATE_STORE,))
+        stores.directory.retain(keep, self.plan.resolved_batch, self.spec.stores)
         stores.directory.sweep()
         usage = stores.directory.usage()
         return replace(receipt, local_versions=usage.versions, local_bytes=usage.size_bytes)
@@ -256,7 +277,7 @@ class _Output:
 
     def __init__(self, stores: OpenTask, operator: OperatorSpec, max_held_bytes: int) -> None:
         self._path = stores.output_path
-        self._schema = output_arrow_schema(operator.output_schema)
+        self._schema = arrow_schema(operator.output_schema)
         self._max_held_bytes = max_held_bytes
         self._file: BinaryIO | None = None
         self._writer: pa.RecordBatchFileWriter | None = None
@@ -301,6 +322,7 @@ def _with_outcome(receipt: Receipt, outcome: OperatorOutcome) -> Receipt:
         changes_digest=outcome.changes_digest,
         key_range=outcome.key_range,
         undeclared=outcome.undeclared,
+        variables=outcome.variables,
         **asdict(outcome.timed),
     )
 

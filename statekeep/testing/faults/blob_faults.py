@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.memory import MemoryBlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import RetriableError
@@ -118,7 +118,7 @@ def faulty_blob_factory(
 
     Args:
         root: Backends of one root see the same blobs; dropped by
-            `statekeep.backends.blob.managers.memory_manager.forget_root`.
+            `statekeep.backends.storage.memory.forget_root`.
         plan: What fails.
         settings: Of the backend, such as its retry policy.
     """

@@ -16,7 +16,7 @@ class Action(StrEnum):
     CRASH = "crash"
     """SIGKILL, as hard as a process can die."""
     STOP = "stop"
-    """SIGSTOP: the process sleeps until somebody sends SIGCONT, and then goes on as a zombie."""
+    """SIGSTOP: the process sleeps until it gets SIGCONT, and then goes on as a zombie."""
     FAIL = "fail"
     """Raise an error."""
     DELAY = "delay"
@@ -67,7 +67,7 @@ class ArmedFault:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault that has struck, as its claim tells."""
+    """A fault that has struck, according to its claim."""
 
     name: str
     point: str

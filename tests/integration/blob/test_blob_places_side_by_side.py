@@ -51,7 +51,7 @@ def config(directory: Path, places: dict[str, dict[str, str]], restore_order: st
 
 @pytest.mark.parametrize("source", ["first", "second"])
 @pytest.mark.asyncio
-async def test_one_commit_is_restored_from_either_place(
+async def test_one_commit_is_restored_from_either_backend(
     tmp_path: Path, places: dict[str, dict[str, str]], source: str
 ) -> None:
     other = "second" if source == "first" else "first"

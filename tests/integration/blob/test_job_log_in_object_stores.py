@@ -118,7 +118,7 @@ async def executor() -> AsyncIterator[BoundedExecutor]:
 
 
 @pytest.mark.asyncio
-async def test_an_append_that_landed_unheard_is_there_once_and_told_as_taken(
+async def test_an_append_whose_answer_was_lost_is_there_once_and_reported_as_taken(
     place: Place, executor: BoundedExecutor
 ) -> None:
     async with LostAnswer(place.server_port, b"mine") as relay:

@@ -14,9 +14,9 @@ from increments_kit import BLOB, Changes, IncrementJob, folded, named_blobs
 from servers.buckets import Bucket
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.object_client import ObjectClient
-from statekeep.backends.blob.managers.object_places import ObjectPlace
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.client import StorageClient
+from statekeep.backends.storage.locations import Location
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
@@ -84,30 +84,24 @@ class Process:
         return result
 
 
-class StruckClient:
-    """A client of a store whose requests are those of a process."""
-
-    def __init__(self, client: ObjectClient, process: Process) -> None:
-        self._client = client
-        self._process = process
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        if name == "close" or not callable(found):
-            return found
-        return partial(self._process.request, found)
+def strike(client: StorageClient, process: Process) -> StorageClient:
+    """Let every request of a client end with its process."""
+    for name in dir(client):
+        found = getattr(client, name)
+        if not name.startswith("_") and name not in {"close", "explained"} and callable(found):
+            setattr(client, name, partial(process.request, found))
+    return client
 
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     process = Process()
-    client_factory = ObjectPlace.client_factory
+    open_client = Location.open_client
 
-    def struck(self: ObjectPlace, *args: Any) -> Callable[[], Any]:
-        make = client_factory(self, *args)
-        return lambda: StruckClient(make(), process)
+    def open_struck(location: Location) -> StorageClient:
+        return strike(open_client(location), process)
 
-    monkeypatch.setattr(ObjectPlace, "client_factory", struck)
+    monkeypatch.setattr(Location, "open_client", open_struck)
     return process
 
 
@@ -154,7 +148,9 @@ class Ledger:
         """Begin a commit that dies, or is killed between its upload and its record."""
         attempt = self.job.open_attempt(version)
         with contextlib.suppress(SystemError):
-            await self.job.manager.upload(attempt.checkpoint_id, {})
+            await self.job.manager.upload(
+                attempt.checkpoint_id, self.job.manager.snapshot(attempt.checkpoint_id)
+            )
         self.job.closed.append((1, attempt.attempt))
         await self.restart()
 
@@ -164,7 +160,7 @@ class Ledger:
         self._process.live()
         self.unfinished_seen += len(self._bucket.unfinished())
         self.job.manager = self.job.new_manager()
-        await self.job.manager.init(None)
+        await self.job.manager.init()
         self._process.live()
 
     async def check(self) -> None:
@@ -186,7 +182,7 @@ async def ledger(
     settings = {"part.bytes": str(PART_BYTES)}
     job = IncrementJob(tmp_path, settings=settings, make_blobs=make_blobs)
     await job.blobs.init()
-    await job.manager.init(None)
+    await job.manager.init()
     yield Ledger(job, process, bucket)
     process.live()
     await job.manager.close()

@@ -43,7 +43,7 @@ def reader(
     return reader
 
 
-def test_the_page_leads_away_from_a_place_that_is_emptied_at_the_end(
+def test_the_page_leads_away_from_a_backend_that_is_emptied_at_the_end(
     reader: Reader, places: tuple[Bucket, Bucket, Bucket], tmp_path: Path
 ) -> None:
     old, _, third = places

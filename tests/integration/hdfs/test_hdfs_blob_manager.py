@@ -14,11 +14,10 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob.managers.hdfs_client import HdfsClient
-from statekeep.backends.blob.managers.hdfs_manager import HdfsBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.hdfs.client import HdfsClient
+from statekeep.backends.storage.hdfs.manager import HdfsBlobStoreManager
+from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import PositionTakenError
 from statekeep.clock import SystemClock
@@ -26,11 +25,12 @@ from statekeep.commit.executor import BoundedExecutor
 from statekeep.errors import BlobExistsError, ConfigError, RetriableError
 from statekeep.testing.blob_store_tests import BlobStoreManagerTests
 from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.storage import bare_manager
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 METADATA = BlobMetadata(None, None, "test")
-NOBODY = "127.0.0.1:9"
+ABSENT = "127.0.0.1:9"
 
 
 class TestHdfsManager(BlobStoreManagerTests):
@@ -58,7 +58,7 @@ class TestWebHdfsManager(TestHdfsManager):
     @override
     def make_manager(self, place: Path, executor: BlockingExecutor) -> BlobStoreManager:
         uri = f"{self.web_uri}{self.prefix}/{place.name}"
-        return FsspecBlobStoreManager(uri, {"user": getpass.getuser()}, executor)
+        return bare_manager(uri, {"user": getpass.getuser()}, executor)
 
 
 def entries_of(cluster: HdfsCluster, directory: str) -> list[str]:
@@ -77,7 +77,7 @@ def place_on(cluster: HdfsCluster, path: str, protocol: str, user: str = "") -> 
     if protocol == "hdfs":
         return manager_of(cluster, path, **({"user": user} if user else {}))
     options = {"user": user or getpass.getuser()}
-    return FsspecBlobStoreManager(f"{cluster.web_uri}{path}", options, SerialExecutor())
+    return bare_manager(f"{cluster.web_uri}{path}", options, SerialExecutor())
 
 
 @pytest.mark.asyncio
@@ -152,7 +152,7 @@ async def test_a_quota_that_is_used_up_is_an_error_to_be_mended(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("protocol", ["hdfs", "webhdfs"])
-async def test_a_place_that_may_not_be_written_is_an_error_to_be_mended(
+async def test_a_backend_without_write_access_is_an_error_to_be_mended(
     cluster: HdfsCluster, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     cluster.make_read_only(f"/closed-{protocol}")
@@ -168,7 +168,7 @@ async def test_a_place_that_may_not_be_written_is_an_error_to_be_mended(
 async def test_a_name_service_is_reached_though_one_of_its_namenodes_is_away(
     cluster: HdfsCluster, dead: str
 ) -> None:
-    addresses = {name: cluster.uri.removeprefix("hdfs://") for name in "ab"} | {dead: NOBODY}
+    addresses = {name: cluster.uri.removeprefix("hdfs://") for name in "ab"} | {dead: ABSENT}
     options = {
         "dfs.nameservices": "both",
         "dfs.ha.namenodes.both": "a,b",

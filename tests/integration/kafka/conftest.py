@@ -1,4 +1,4 @@
-"""Real brokers for the tests of this folder: one that nobody kills, and three that may be."""
+"""Real brokers for the tests of this folder: one that no test kills, and three that tests may kill."""
 
 import logging
 import uuid
@@ -16,7 +16,7 @@ CLIENT_LOG = "statekeep.backends.kafka.clients"
 
 @pytest.fixture(scope="session")
 def broker() -> Generator[KafkaBroker]:
-    """A broker that nobody kills."""
+    """A broker that no test kills."""
     logging.getLogger(CLIENT_LOG).setLevel(logging.ERROR)
     with required(kafka_broker()) as started:
         yield started

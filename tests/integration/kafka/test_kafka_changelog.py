@@ -110,7 +110,7 @@ async def test_a_record_that_only_the_topic_refuses_is_refused_by_name(job: Chan
 
 
 @pytest.mark.asyncio
-async def test_the_tail_of_a_void_attempt_is_put_right_by_the_next_commit(
+async def test_the_tail_of_an_aborted_attempt_is_put_right_by_the_next_commit(
     job: ChangelogJob,
 ) -> None:
     manager = await job.manager()
@@ -171,7 +171,7 @@ async def test_what_a_zombie_writes_is_put_right_by_the_next_commit(
 
 
 @pytest.mark.asyncio
-async def test_a_manager_that_only_cleans_up_fences_nobody(job: ChangelogJob) -> None:
+async def test_a_manager_that_only_cleans_up_fences_no_driver(job: ChangelogJob) -> None:
     await job.commit(await job.manager(), {b"a": b"1"})
     writer = job.zombie()
     job.write(writer, [(b"a", b"2")], end=None)
@@ -182,7 +182,7 @@ async def test_a_manager_that_only_cleans_up_fences_nobody(job: ChangelogJob) ->
 
 
 @pytest.mark.asyncio
-async def test_an_upload_tells_how_many_bytes_it_has_sent(job: ChangelogJob) -> None:
+async def test_an_upload_reports_how_many_bytes_it_has_sent(job: ChangelogJob) -> None:
     manager = await job.manager()
     await job.commit(manager, {b"a": b"12345", b"bc": b"1"})
     assert sum(job.sent) == 9
@@ -226,10 +226,12 @@ async def test_aborted_records_within_the_range_are_left_out(job: ChangelogJob) 
 
 
 @pytest.mark.asyncio
-async def test_an_open_transaction_of_a_stranger_holds_a_restore_back_but_not_for_ever(
+async def test_an_open_transaction_of_another_program_delays_a_restore_up_to_a_limit(
     job: ChangelogJob,
 ) -> None:
-    impatient = ChangelogJob(job.servers, job.versions.root, job.task.job_name, timeout_ms="1000")
+    short_timeout = ChangelogJob(
+        job.servers, job.versions.root, job.task.job_name, timeout_ms="1000"
+    )
     await job.commit(await job.manager(), {b"a": b"1"})
     stranger = Producer(
         {
@@ -242,7 +244,7 @@ async def test_an_open_transaction_of_a_stranger_holds_a_restore_back_but_not_fo
     job.write(stranger, [(b"a", b"strange")], end=None)
     commit = await job.commit(await job.manager(), {b"b": b"1"})
     with pytest.raises(RetriableError, match="no more records arrive"):
-        await impatient.restore(commit.checkpoint)
+        await short_timeout.restore(commit.checkpoint)
     stranger.abort_transaction()
     assert await restored(job, commit)
 
@@ -266,13 +268,15 @@ async def test_records_of_a_stranger_below_the_marker_are_found_out(job: Changel
 async def test_a_recreated_topic_is_no_source_and_no_base(job: ChangelogJob) -> None:
     manager = await job.manager()
     old = await job.commit(manager, {b"a": b"1"})
-    impatient = ChangelogJob(job.servers, job.versions.root, job.task.job_name, timeout_ms="1000")
+    short_timeout = ChangelogJob(
+        job.servers, job.versions.root, job.task.job_name, timeout_ms="1000"
+    )
     job.delete_topic()
     with pytest.raises(BlobNotFoundError):
-        await impatient.restore(old.checkpoint)
+        await short_timeout.restore(old.checkpoint)
     new = await job.commit(manager, {b"b": b"1"})
     with pytest.raises(BlobNotFoundError):
-        await impatient.restore(old.checkpoint)
+        await short_timeout.restore(old.checkpoint)
     assert await restored(job, new)
 
 

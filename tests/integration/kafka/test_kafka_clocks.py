@@ -55,7 +55,7 @@ async def test_the_job_log_takes_records_from_a_clock_that_is_ahead(broker: Kafk
 
 
 @pytest.mark.asyncio
-async def test_a_topic_that_takes_the_time_of_its_writers_is_told_and_its_refusal_explained(
+async def test_a_topic_with_the_timestamps_of_its_writers_is_named_and_its_refusal_explained(
     job: ChangelogJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     await job.commit(await job.manager(), {b"a": b"1"})

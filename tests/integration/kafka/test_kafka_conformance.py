@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory
 from statekeep.backends.kafka.factory import KafkaBackendFactory
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
 from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.errors import ConfigError, VersionDamagedError
 from statekeep.stores.memory import IMAGE_FILE
@@ -45,7 +45,7 @@ class TestKafkaBackend(StateBackendTests):
 
     @override
     def read_back(self, factory: StateBackendFactory, marker: Marker) -> StoreContent:
-        read = ChangelogMarker.decode(marker)
+        read = KafkaStateCheckpointMarker.decode(marker)
         assert read.offset is not None
         content: dict[str, bytes] = {}
         for record in read_partition(self.broker.servers, read.topic, read.partition):
@@ -71,7 +71,7 @@ class TestKafkaBackend(StateBackendTests):
 
     @override
     def reached(self, factory: StateBackendFactory, marker: Marker) -> set[str]:
-        read = ChangelogMarker.decode(marker)
+        read = KafkaStateCheckpointMarker.decode(marker)
         return {f"{read.topic}-{read.partition}"}
 
     @override
@@ -89,7 +89,11 @@ class TestKafkaBackend(StateBackendTests):
     def remove(self, factory: StateBackendFactory, name: str) -> None:
         """Delete the topic of a partition, or of a marker."""
         is_marker = name.startswith("{")
-        topic = ChangelogMarker.decode(Marker(name)).topic if is_marker else name.rpartition("-")[0]
+        topic = (
+            KafkaStateCheckpointMarker.decode(Marker(name)).topic
+            if is_marker
+            else name.rpartition("-")[0]
+        )
         admin = AdminClient({"bootstrap.servers": self.broker.servers})
         for future in admin.delete_topics([topic]).values():
             future.result()

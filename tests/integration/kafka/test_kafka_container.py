@@ -2,6 +2,7 @@
 
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from kafka_kit import ChangelogJob, read_partition
 from servers.kafka import KafkaBroker
+from typing_extensions import override
 
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.writer import ChangelogWriter
@@ -24,6 +26,7 @@ from statekeep.errors import (
     ConfigError,
     RetriableError,
 )
+from statekeep.events import Event, EventSource, Listener, RequestDone
 from statekeep.stores.delta import Change
 from statekeep.testing.versions import STORE
 
@@ -242,7 +245,7 @@ async def test_two_stores_are_committed_together_though_a_zombie_comes_in_betwee
 
 
 def wake_zombie(broker: KafkaBroker, root: Path, topics: Iterable[str]) -> None:
-    """Write a key to each topic as somebody who takes the task's transactional id does."""
+    """Write a key to each topic as a process that takes the task's transactional id does."""
     producer = Producer(
         {
             "bootstrap.servers": broker.servers,
@@ -255,3 +258,31 @@ def wake_zombie(broker: KafkaBroker, root: Path, topics: Iterable[str]) -> None:
     for topic in topics:
         producer.produce(topic, b"zombie", b"z", 0)
     producer.commit_transaction(30)
+
+
+class Counting(Listener):
+    """Adds up the calls to the client that were answered."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    @override
+    def on_event(self, event: Event, source: EventSource, /) -> None:
+        if isinstance(event, RequestDone) and event.outcome == "done":
+            self.counts[event.operation] += event.count
+
+    @override
+    def close(self) -> None:
+        """The counts stay."""
+
+
+@pytest.mark.asyncio
+async def test_the_calls_to_the_client_are_counted(broker: KafkaBroker, root: Path) -> None:
+    listener = Counting()
+    async with Container(config(broker, root), listeners=[listener]) as container:
+        task = await container.start_task(TASK, ["s"])
+        await put_and_commit(task, b"1", 1)
+    assert listener.counts["create"] == 3  # log, checkpoints, changelog
+    assert listener.counts["init-transactions"] == 2
+    assert min(listener.counts[name] for name in ("metadata", "offsets", "produce")) > 0
+    assert listener.counts["commit-transaction"] == listener.counts["produce"] - 1  # its events

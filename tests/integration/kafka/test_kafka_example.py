@@ -1,4 +1,4 @@
-"""The example program, killed again and again."""
+"""The example program, killed many times."""
 
 import shutil
 import signal

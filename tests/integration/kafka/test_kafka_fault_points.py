@@ -23,7 +23,7 @@ def failing_at(point: str) -> Callable[[str], None]:
 
 
 async def with_a_tail(job: ChangelogJob) -> Committed:
-    """Return a commit that a void attempt has written behind."""
+    """Return a commit that an aborted attempt has written behind."""
     manager = await job.manager()
     base = await job.commit(manager, {b"a": b"1", b"b": b"1"})
     await job.upload(manager, job.seal({b"a": b"void", b"c": b"void"}))

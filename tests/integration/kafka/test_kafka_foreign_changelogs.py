@@ -1,4 +1,4 @@
-"""A changelog that holds somebody else's records, and a job that has no commit of it."""
+"""A changelog that holds records of another program, and a job that has no commit of it."""
 
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -80,7 +80,7 @@ async def test_a_commit_of_nothing_does_not_make_a_topic_ours(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("end", [Producer.abort_transaction, None], ids=["aborted", "open"])
-async def test_what_was_never_committed_is_nobodys(job: ChangelogJob, end: object) -> None:
+async def test_what_was_never_committed_is_default(job: ChangelogJob, end: object) -> None:
     await job.manager()
     job.write(job.zombie(), [(b"a", b"1")], end=end, headers={"statekeep": b"90bc 1 1"})  # type: ignore[arg-type]
     commit = await job.commit(await job.manager(), {b"b": b"ours"})

@@ -87,7 +87,7 @@ def make_anew(servers: str, topic: str) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("call", ["read", "append"])
-async def test_a_log_that_was_deleted_and_made_anew_is_told_of(
+async def test_a_log_that_was_deleted_and_made_anew_is_reported(
     new_log: Callable[[], JobLog], factory: StateBackendFactory, broker: KafkaBroker, call: str
 ) -> None:
     log = new_log()
@@ -101,7 +101,7 @@ async def test_a_log_that_was_deleted_and_made_anew_is_told_of(
 
 
 @pytest.mark.asyncio
-async def test_a_log_that_is_made_anew_between_a_look_and_a_record_is_told_of(
+async def test_a_log_that_is_made_anew_between_a_look_and_a_record_is_reported(
     factory: StateBackendFactory, broker: KafkaBroker, interrupting: Interrupting
 ) -> None:
     log = factory.job_log("job/main", interrupting, SystemClock())

@@ -65,7 +65,7 @@ async def test_an_increment_writes_the_changes_and_nothing_else(job: ChangelogJo
 
 
 @pytest.mark.asyncio
-async def test_the_tail_of_a_void_attempt_is_put_right_by_the_next_commit(
+async def test_the_tail_of_an_aborted_attempt_is_put_right_by_the_next_commit(
     job: ChangelogJob,
 ) -> None:
     manager = await job.manager()

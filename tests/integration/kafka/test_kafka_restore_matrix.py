@@ -1,7 +1,7 @@
 """Every case in which Samza's restore decides where to begin and to end, and what happens here.
 
 Those that other files hold: compacted beyond the offset (`test_kafka_outages`), topic created anew,
-offset newer than the newest, tail of a void attempt, values of several megabytes, a single record
+offset newer than the newest, tail of an aborted attempt, values of several megabytes, a single record
 and none, aborted and open transactions (`test_kafka_changelog`), a backend that fails and the next
 one (`test_kafka_container`).
 """
@@ -102,9 +102,11 @@ async def test_a_partition_that_is_not_there_is_refused(
     marker = json.loads(commit.marker)
     marker["changelog-ssp"][field] = value
     forged = {KAFKA: {STORE: Marker(json.dumps(marker))}}
-    impatient = ChangelogJob(job.servers, job.versions.root, job.task.job_name, timeout_ms="1000")
+    short_timeout = ChangelogJob(
+        job.servers, job.versions.root, job.task.job_name, timeout_ms="1000"
+    )
     with pytest.raises(BlobNotFoundError):
-        await impatient.restore(CheckpointV2(commit.checkpoint.checkpoint_id, {}, forged))
+        await short_timeout.restore(CheckpointV2(commit.checkpoint.checkpoint_id, {}, forged))
 
 
 def config(broker: KafkaBroker, root: Path, **more: str) -> Config:

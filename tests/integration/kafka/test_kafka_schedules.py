@@ -1,4 +1,4 @@
-"""Commits, void attempts, zombies, compaction and restarts in any order: every commit restores."""
+"""Commits, aborted attempts, zombies, compaction and restarts in any order: every commit restores."""
 
 import random
 

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from servers.kafka import KafkaBroker, spark_source_jars
 from typer.testing import CliRunner
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.cli.app import app
 from statekeep.errors import CheckpointLocationError, ConfigError
@@ -46,7 +46,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "4",
         # Executors import what the tests import, wherever another copy may be installed.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(
-            map(str, [Path(kafka_processors.__file__).parent, Path(sk.__file__).parents[2]])
+            map(str, [Path(kafka_processors.__file__).parent, Path(sk.__file__).parents[1]])
         ),
     }
     for key, value in settings.items():
@@ -76,7 +76,10 @@ class KafkaStream:
         self.on_batch: Callable[[int], None] = lambda batch: None
         """Called by the sink before it takes a batch."""
         self._admin = AdminClient({"bootstrap.servers": servers})
-        made = self._admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in self.topics])
+        self.create_topics(*self.topics)
+
+    def create_topics(self, *topics: str) -> None:
+        made = self._admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics])
         for future in made.values():
             future.result()
 
@@ -167,6 +170,31 @@ def test_a_job_goes_on_from_kafka_alone_after_its_disks_are_lost(stream: KafkaSt
     files = [path for path in stream.root.rglob("*") if path.is_file()]
     kept = {path.relative_to(stream.root).parts[0] for path in files}
     assert kept <= {"local", "checkpoint"}
+
+
+def test_output_goes_to_a_topic(stream: KafkaStream) -> None:
+    stream.produce(150)
+    topic = f"counts-{uuid.uuid4().hex}"
+    stream.create_topics(topic)
+    rows = (
+        stream.spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", stream.servers)
+        .option("subscribe", ",".join(stream.topics))
+        .option("startingOffsets", "earliest")
+        .load()
+        .selectExpr("cast(key as string) key", "offset")
+    )
+    counts = sk.grouped(rows.groupBy("key"), stream.settings()).transformWithState(
+        Count(), OUTPUT, "Append", "None"
+    )
+    writer = counts.selectExpr("key", "cast(n as string) value").writeStream.format("kafka")
+    writer = writer.option("kafka.bootstrap.servers", stream.servers).option("topic", topic)
+    writer = writer.option("checkpointLocation", str(stream.location)).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    written = stream.spark.read.format("kafka").option("subscribe", topic)
+    found = written.option("kafka.bootstrap.servers", stream.servers).load()
+    rows_found = found.selectExpr("cast(key as string) key", "cast(value as string) value")
+    assert {row.key: int(row.value) for row in rows_found.collect()} == dict(stream.produced)
 
 
 def test_a_commit_has_the_last_offset_of_every_partition_once(stream: KafkaStream) -> None:

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.object_store_settings import S3Settings
-from statekeep.backends.blob.managers.s3_client import S3Client
+from statekeep.backends.storage.s3 import S3Client
+from statekeep.config.blob_settings import S3Settings
 from statekeep.errors import RetriableError
 
 pytestmark = pytest.mark.timeout(20)

@@ -12,9 +12,9 @@ from azure.core.pipeline.transport import HttpRequest
 from azure.storage.blob import BlobProperties
 from azure.storage.blob._shared.authentication import AzureSigningError
 
-from statekeep.backends.blob.managers.azure_client import AzureClient
-from statekeep.backends.blob.managers.object_client import ObjectStamps
-from statekeep.backends.blob.managers.object_store_settings import AzureSettings
+from statekeep.backends.storage.azure import AzureClient
+from statekeep.backends.storage.client import ObjectStamps
+from statekeep.config.blob_settings import AzureSettings
 from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -94,7 +94,7 @@ def denied(status: int) -> azure_errors.ClientAuthenticationError:
     ],
     ids=str,
 )
-def test_each_answer_is_told_by_what_its_receiver_must_do(
+def test_each_answer_is_classified_by_what_its_receiver_must_do(
     client: AzureClient, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
 ) -> None:
     monkeypatch.setattr(client, "_blob", lambda name: AnsweringBlob(error))

@@ -21,7 +21,7 @@ class Config:
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
-    def backend_names(self) -> tuple[str, ...]:
+    def backend_names(self, first: str = "") -> tuple[str, ...]:
         return tuple(self.factories)
 
     def backend_factory(self, name: str) -> str:

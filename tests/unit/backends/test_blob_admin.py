@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from statekeep.backends.blob.admin import BlobAdmin
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES, BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.admin import StorageAdmin
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError
 from statekeep.testing.clock import FakeClock
@@ -62,12 +62,14 @@ async def nothing_missing() -> None:
     pass
 
 
-def admin_of(manager: BlobStoreManager) -> BlobAdmin:
-    return BlobAdmin(BackendName("b"), manager, new_uid=lambda: "uid", check_codec=nothing_missing)
+def admin_of(manager: BlobStoreManager) -> StorageAdmin:
+    return StorageAdmin(
+        BackendName("b"), manager, new_uid=lambda: "uid", check_more=nothing_missing
+    )
 
 
 @pytest.mark.asyncio
-async def test_a_place_in_order_is_left_as_it_was(
+async def test_sound_storage_is_left_as_it_was(
     manager: LackingManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -87,7 +89,9 @@ async def test_a_place_in_order_is_left_as_it_was(
     ],
 )
 @pytest.mark.asyncio
-async def test_what_a_place_lacks_is_told(manager: LackingManager, lacks: str, told: str) -> None:
+async def test_what_a_storage_lacks_is_reported(
+    manager: LackingManager, lacks: str, told: str
+) -> None:
     manager.lacks = lacks
     with pytest.raises(ConfigError, match=told):
         await admin_of(manager).validate_resources()
@@ -95,14 +99,14 @@ async def test_what_a_place_lacks_is_told(manager: LackingManager, lacks: str, t
 
 @pytest.mark.parametrize("lacks", ["create", "create by its own account"])
 @pytest.mark.asyncio
-async def test_without_atomic_create_a_place_is_good_for_backups_only(
+async def test_storage_without_atomic_create_holds_backups_only(
     manager: LackingManager, caplog: pytest.LogCaptureFixture, lacks: str
 ) -> None:
     manager.lacks = lacks
     with caplog.at_level(logging.WARNING):
         await admin_of(manager).validate_resources()
     assert [record.getMessage() for record in caplog.records] == [
-        "the place has no atomic create, so it can hold backups but not the job log: backend=b"
+        "the storage has no atomic create, so it can hold backups but not the job log: backend=b"
     ]
     assert await manager.list("") == []
 
@@ -111,7 +115,7 @@ async def test_without_atomic_create_a_place_is_good_for_backups_only(
 @pytest.mark.parametrize(
     ("timeout", "longest_s"), [({}, 60), ({"start.timeout.ms": "5s"}, 5)], ids=["default", "set"]
 )
-async def test_a_start_insists_for_a_bounded_time_on_a_place_that_does_not_answer(
+async def test_a_start_tries_storage_that_does_not_answer_for_a_bounded_time(
     tmp_path: Path, timeout: dict[str, str], longest_s: int
 ) -> None:
     plan, clock = FaultPlan([Fault("*", times=-1)]), FakeClock()

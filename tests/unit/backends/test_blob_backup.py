@@ -11,8 +11,8 @@ from encoded_kit import full_index
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.index import SnapshotIndex
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.errors import CheckpointCorruptError, RetriableError
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit
@@ -116,7 +116,7 @@ async def test_a_failed_upload_does_not_stand_in_the_way_of_the_next(
     plan.add(Fault("put", times=1, make_error=lambda: PermissionError("denied")))
     with pytest.raises(PermissionError):
         await task.upload(failed)
-    task.void(failed)
+    task.abort(failed)
     second = await task.commit(task.seal(SECOND))
     assert (await index_of(root, second)).prev_snapshot_index_blob_id == first.markers[STORE]
     assert (await task.restore(second.checkpoint)).content == {STORE: SECOND}
@@ -129,7 +129,7 @@ async def test_an_upload_that_was_never_committed_is_no_base(
     first = await task.commit(task.seal(FIRST))
     uploaded = task.open_attempt(task.seal(SECOND))
     await task.upload(uploaded)
-    task.void(uploaded)
+    task.abort(uploaded)
     second = await task.commit(task.seal(SECOND))
     index = await index_of(root, second)
     assert index.prev_snapshot_index_blob_id == first.markers[STORE]
@@ -157,7 +157,7 @@ async def test_a_service_that_stays_away_fails_the_upload_as_retriable(
 
 
 @pytest.mark.asyncio
-async def test_a_damaged_base_makes_the_upload_full_and_is_told(
+async def test_a_damaged_base_makes_the_upload_full_and_is_reported(
     task: BackendHarness, root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = await task.commit(task.seal(FIRST))
@@ -233,7 +233,7 @@ async def test_a_crash_at_any_operation_leaves_the_old_state_or_the_new_and_no_l
     try:
         task.record(context, await task.upload(context))
     except SystemError:
-        task.void(context)
+        task.abort(context)
     plan.clear()
     for commit, content in zip(task.commits, (FIRST, SECOND), strict=False):
         assert (await task.restore(commit.checkpoint)).content == {STORE: content}

@@ -13,11 +13,11 @@ from log_kit import (
     new_blobs,
 )
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.errors import CheckpointCorruptError
+from statekeep.testing.storage import bare_manager
 
 pytestmark = pytest.mark.asyncio
 
@@ -29,7 +29,7 @@ OTHER = TaskName("Partition_3/é.")
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStoreManager:
     if request.param == "memory":
         return new_blobs()
-    return FsspecBlobStoreManager(str(tmp_path), {}, InlineExecutor())
+    return bare_manager(str(tmp_path), {}, InlineExecutor())
 
 
 @pytest.fixture

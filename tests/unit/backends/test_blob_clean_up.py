@@ -14,8 +14,8 @@ from encoded_kit import full_index
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.checkpoint.log_view import CommitEntry, LogView
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
@@ -140,7 +140,7 @@ class History:
         with contextlib.suppress(SystemError):
             await self.task.upload(context)
         self.plan.clear()
-        self.task.void(context)
+        self.task.abort(context)
 
     async def check_all_commits_restore(self) -> None:
         for commit in self.task.commits:
@@ -243,7 +243,7 @@ async def test_what_a_late_writer_of_a_closed_attempt_left_is_found_next_time(
     await history.task.start()
     await history.play(("commit", 0))
     late = history.task.open_attempt(history.task.seal(CONTENTS[1]))
-    history.task.void(late)
+    history.task.abort(late)
     await history.task.clean_up()
     await history.task.upload(late)
     await history.task.clean_up()
@@ -252,7 +252,7 @@ async def test_what_a_late_writer_of_a_closed_attempt_left_is_found_next_time(
 
 
 @pytest.mark.asyncio
-async def test_an_attempt_that_a_trimmed_log_no_longer_names_leaves_nothing_for_ever(
+async def test_what_an_attempt_left_goes_though_a_trimmed_log_no_longer_names_it(
     tmp_path: Path,
 ) -> None:
     history = History(tmp_path)

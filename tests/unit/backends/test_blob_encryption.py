@@ -11,8 +11,8 @@ from encoded_kit import KEY_LINE, SECRET, full_index, place_of, read_stream
 
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.index import StoredForm
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.names import is_index
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import CheckpointCorruptError, ConfigError, KeyUnavailableError
 from statekeep.testing.backend_harness import STORE, BackendHarness
@@ -221,7 +221,7 @@ async def test_a_lost_key_of_the_base_makes_the_next_upload_full(
         commit = await later.commit(later.seal(SECOND, parent=base.context.version))
     assert "base snapshot is unusable" in caplog.text
     assert (await later.restore(commit.checkpoint)).content == {STORE: SECOND}
-    later.void(later.open_attempt(later.seal(SECOND)))
+    later.abort(later.open_attempt(later.seal(SECOND)))
     with pytest.raises(KeyUnavailableError):
         await later.clean_up()
     await later.close()

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from increments_kit import Changes, IncrementJob, folded
 
-from statekeep.backends.blob import snapshot_policy
-from statekeep.backends.blob.managers.memory_manager import forget_root
+from statekeep.backends.storage.memory import forget_root
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.faults import Fault
@@ -77,7 +76,9 @@ class History:
         self.job.plan.add(Fault("put", "*snapshot-index*", make_error=SystemError))
         attempt = self.job.open_attempt(self.seal(changes))
         with pytest.raises(SystemError):
-            await self.job.manager.upload(attempt.checkpoint_id, {})
+            await self.job.manager.upload(
+                attempt.checkpoint_id, self.job.manager.snapshot(attempt.checkpoint_id)
+            )
         self.job.plan.clear()
         self.job.closed.append((1, attempt.attempt))
 
@@ -95,10 +96,10 @@ class History:
 async def run_history(steps: list[tuple[Kind, Changes]]) -> None:
     with (
         tempfile.TemporaryDirectory() as name,
-        patch.object(snapshot_policy, "_FREE_DELTA_BYTES", 2_000),
+        patch("statekeep.backends.blob.settings._FREE_DELTA_BYTES", 2_000),
     ):
         history = History(Path(name))
-        await history.job.manager.init(None)
+        await history.job.manager.init()
         for kind, changes in steps:
             await history.play(kind, changes)
         await history.check()

@@ -10,19 +10,26 @@ import msgspec
 import pytest
 from increments_kit import BLOB, Changes, IncrementJob, Made, folded
 
-from statekeep.backends.blob import backup, local_deltas
-from statekeep.backends.blob.apply_deltas import DeltaLoad, FetchedDelta
+from statekeep.backends.blob import backup
+from statekeep.backends.blob import image as image_module
 from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.encoded_stream import Encoding
 from statekeep.backends.blob.index import DeltaBlob, SnapshotIndex, decode_index, encode_index
 from statekeep.backends.blob.index_blobs import IndexBlobs
-from statekeep.backends.blob.managers.memory_manager import forget_root
+from statekeep.backends.blob.restored_file import DeltaLoad, FetchedDelta
 from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.storage.memory import forget_root
 from statekeep.checkpoint.checkpoints import CheckpointV2
-from statekeep.config.store_keys import StoreFactoryName
-from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, VersionDamagedError
+from statekeep.config.store_settings import StoreFactoryName
+from statekeep.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    StateBackupError,
+    VersionDamagedError,
+)
 from statekeep.stores.delta import DeltaReader
 from statekeep.stores.memory import MemoryStore
+from statekeep.stores.version import SealedVersion
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.versions import STORE
 
@@ -49,7 +56,7 @@ def started(root: Path, kind: StoreFactoryName) -> Iterator[IncrementJob]:
 
 async def chain(job: IncrementJob) -> list[Made]:
     """Commit an image and two commits of changes."""
-    await job.manager.init(None)
+    await job.manager.init()
     first = await job.commit(job.seal(None, LARGE))
     second = await job.commit(job.seal(first.version, SECOND))
     return [first, second, await job.commit(job.seal(second.version, THIRD))]
@@ -69,13 +76,59 @@ async def with_index(job: IncrementJob, index: SnapshotIndex) -> CheckpointV2:
 
 
 @pytest.mark.asyncio
+async def test_a_snapshot_decides_what_goes_up_without_a_request(any_job: IncrementJob) -> None:
+    job = any_job
+    await job.manager.init()
+    version = job.seal(None, LARGE)
+    sizes = {entry.path: entry.size for entry in version.store_files(STORE)}
+    assert planned(job, version) == (len(sizes), sum(sizes.values()))
+    first = await job.commit(version)
+    changed = job.seal(first.version, SECOND)
+    [delta] = changed.changes_since(STORE, first.version.id) or []
+    assert planned(job, changed) == (1, delta.stat().st_size)
+    again = job.new_manager()  # remembers no index
+    assert again.snapshot(job.open_attempt(changed).checkpoint_id).bytes == delta.stat().st_size
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_counts_the_new_files_where_an_image_is_due(tmp_path: Path) -> None:
+    job = IncrementJob(tmp_path, "memory", {"snapshot.max.delta.ratio": "0"})
+    await job.manager.init()
+    first = await job.commit(job.seal(None, LARGE))
+    version = job.seal(first.version, SECOND)
+    sizes = [entry.size for entry in version.store_files(STORE)]
+    assert planned(job, version) == (len(sizes), sum(sizes))
+    forget_root(str(tmp_path))
+
+
+@pytest.mark.asyncio
+async def test_a_store_of_more_files_than_a_restore_reads_is_refused_before_anything_goes_up(
+    job: IncrementJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job.manager.init()
+    version = job.seal(None, LARGE)
+    monkeypatch.setattr(backup, "MAX_IMAGE_FILES", len(version.store_files(STORE)) - 1)
+    with pytest.raises(StateBackupError, match="more files than a restore would read"):
+        await job.commit(version)
+    assert not job.plan.called("put")
+
+
+def planned(job: IncrementJob, version: SealedVersion) -> tuple[int, int]:
+    """Return the files and bytes of a snapshot, for which no request is made."""
+    job.plan.calls.clear()
+    snapshot = job.manager.snapshot(job.open_attempt(version).checkpoint_id)
+    assert not job.plan.calls
+    return snapshot.stores[STORE].files, snapshot.bytes
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("is_small", [True, False])
 async def test_a_commit_on_a_base_uploads_its_changes_and_its_index(
     any_job: IncrementJob, monkeypatch: pytest.MonkeyPatch, *, is_small: bool
 ) -> None:
     if not is_small:
         monkeypatch.setattr(backup, "MAX_INDEX_DELTA_BYTES", 1)
-    await any_job.manager.init(None)
+    await any_job.manager.init()
     first = await any_job.commit(any_job.seal(None, LARGE))
     any_job.plan.calls.clear()
     second = await any_job.commit(any_job.seal(first.version, SECOND))
@@ -105,7 +158,7 @@ async def test_every_commit_of_a_chain_restores_its_own_content(any_job: Increme
 async def test_versions_between_two_commits_go_up_as_one_blob_with_each_key_once(
     job: IncrementJob,
 ) -> None:
-    await job.manager.init(None)
+    await job.manager.init()
     first = await job.commit(job.seal(None, LARGE))
     last = await job.commit(job.seal(first.version, SECOND, {}, THIRD))
     (delta,) = last.index.deltas
@@ -119,9 +172,9 @@ async def test_versions_between_two_commits_go_up_as_one_blob_with_each_key_once
 
 @pytest.mark.asyncio
 async def test_changes_too_large_to_merge_go_up_as_they_are(job: IncrementJob) -> None:
-    await job.manager.init(None)
+    await job.manager.init()
     first = await job.commit(job.seal(None, LARGE))
-    with patch.object(local_deltas, "_MERGE_BYTES", 0):
+    with patch.object(image_module, "_MERGE_BYTES", 0):
         last = await job.commit(job.seal(first.version, SECOND, THIRD))
     assert len(last.index.deltas) == 2
     assert (await job.restore(last.checkpoint))[0] == folded(LARGE, SECOND, THIRD)
@@ -156,7 +209,7 @@ async def test_a_snapshot_takes_the_place_of_all_deltas_and_keeps_the_files_that
 
 @pytest.mark.asyncio
 async def test_changes_larger_than_the_new_files_make_a_snapshot(job: IncrementJob) -> None:
-    await job.manager.init(None)
+    await job.manager.init()
     first = await job.commit(job.seal(None, LARGE))
     removed: Changes = dict.fromkeys(LARGE)
     second = await job.commit(job.seal(first.version, removed, {b"k": b"v"}))

@@ -1,15 +1,22 @@
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from log_kit import InlineExecutor, LosingBlobs, RefusingBlobs, RetryingOnce, new_blobs
+from log_kit import (
+    CountedBlobs,
+    InlineExecutor,
+    LosingBlobs,
+    RefusingBlobs,
+    RetryingOnce,
+    new_blobs,
+)
 from typing_extensions import override
 
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.job_log import PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader
@@ -20,6 +27,7 @@ from statekeep.errors import (
     CheckpointCorruptError,
     ConfigError,
 )
+from statekeep.testing.storage import bare_manager
 
 T = TypeVar("T")
 
@@ -33,7 +41,7 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStoreManager:
     if request.param == "memory":
         return new_blobs()
     root = str(tmp_path) if request.param == "directory" else f"memory:/{tmp_path}"
-    return FsspecBlobStoreManager(root, {}, InlineExecutor())
+    return bare_manager(root, {}, InlineExecutor())
 
 
 @pytest.fixture
@@ -303,6 +311,19 @@ async def test_what_a_look_and_a_trim_list_does_not_grow_with_the_log() -> None:
     blobs.count = 0
     await log.trim(10)
     assert blobs.count < 3
+
+
+async def test_a_trimmed_log_is_fetched_once() -> None:
+    counts: Counter[str] = Counter()
+    log = BlobJobLog(CountedBlobs(new_blobs(), counts), "job")
+    await filled(log, 30)
+    await log.trim(10)
+    counts.clear()
+
+    assert len(await log.read(0, limit=1_000)) == 20
+
+    assert counts["get"] == 20
+    assert counts["list"] <= 4
 
 
 @pytest.mark.parametrize("start", [1, 999, 1_000, 1_001, 1_950, 2_000, 2_104, 2_105])

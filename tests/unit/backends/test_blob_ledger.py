@@ -18,15 +18,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from increments_kit import IncrementJob, folded, named_blobs
 from typing_extensions import override
 
-from statekeep.backends.blob import snapshot_policy
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import BlobNotFoundError
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.faults import Fault, throttled
+from statekeep.testing.storage import bare_manager
 
 T = TypeVar("T")
 
@@ -36,7 +35,7 @@ LARGE = {b"large-%02d" % number: b"v" * 100 for number in range(50)}
 OPERATIONS = st.sampled_from(["put", "get", "list", "delete", "remove_ttl", "*"])
 MOMENTS = st.sampled_from(["before", "after"])
 ENDINGS = st.sampled_from([SystemError, asyncio.CancelledError])
-"""An error that nobody expects, and the end of the process."""
+"""An unexpected error, and the end of the process."""
 ENCRYPTED = {
     "compression": "zstd",
     "encryption": "aes-256-gcm",
@@ -67,7 +66,9 @@ class Ledger(RuleBasedStateMachine):
         self._root = Path(tempfile.mkdtemp())
         self._exits.callback(shutil.rmtree, self._root)
         self._exits.callback(forget_root, str(self._root))
-        self._exits.enter_context(patch.object(snapshot_policy, "_FREE_DELTA_BYTES", 4_000))
+        self._exits.enter_context(
+            patch("statekeep.backends.blob.settings._FREE_DELTA_BYTES", 4_000)
+        )
         self._exits.enter_context(patch.dict(os.environ, {"STATEKEEP_LEDGER_KEYS": KEY_LINE}))
         self._head: SealedVersion | None = None
         self._content: Mapping[bytes, bytes] = {}
@@ -81,7 +82,7 @@ class Ledger(RuleBasedStateMachine):
             self._root, settings={"snapshot.max.deltas": "3", **form}, make_blobs=self._place
         )
         self._run(self._job.blobs.init())
-        self._run(self._job.manager.init(None))
+        self._run(self._job.manager.init())
         self.commit(LARGE)  # else the files of a commit are smaller than its changes
 
     @rule(changes=CHANGES)
@@ -123,7 +124,11 @@ class Ledger(RuleBasedStateMachine):
         attempt = self._job.open_attempt(self._seal(changes))
         self._job.plan.add(Fault(operation, skip=skip, moment=moment, make_error=ending))
         with contextlib.suppress(SystemError, asyncio.CancelledError):
-            self._run(self._job.manager.upload(attempt.checkpoint_id, {}))
+            self._run(
+                self._job.manager.upload(
+                    attempt.checkpoint_id, self._job.manager.snapshot(attempt.checkpoint_id)
+                )
+            )
         self._job.plan.clear()
         # Also one whose upload went well: the process ended before the commit record.
         self._job.closed.append((1, attempt.attempt))
@@ -148,7 +153,7 @@ class Ledger(RuleBasedStateMachine):
     def start_anew_elsewhere(self) -> None:
         self._run(self._job.manager.close())
         self._job.manager = self._job.new_manager()
-        self._run(self._job.manager.init(None))
+        self._run(self._job.manager.init())
 
     @precondition(lambda self: bool(self._job.commits))
     @rule(number=st.integers(0, 100))
@@ -229,7 +234,7 @@ class Ledger(RuleBasedStateMachine):
 
     def _place(self) -> BlobStoreManager:
         if self.is_on_disk:
-            return FsspecBlobStoreManager((self._root / "place").as_uri(), {}, SerialExecutor())
+            return bare_manager((self._root / "place").as_uri(), {}, SerialExecutor())
         return MemoryBlobStoreManager(str(self._root), SerialExecutor())
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

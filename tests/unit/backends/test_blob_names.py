@@ -6,14 +6,13 @@ from hypothesis import strategies as st
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.names import (
-    TaskPrefix,
     attempt_of,
-    check_blob_name,
     file_blob_name,
     index_blob_name,
     index_digest,
     is_index,
 )
+from statekeep.backends.storage.names import TaskPrefix, check_blob_name
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
 
 NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
@@ -61,7 +60,7 @@ def test_a_name_that_leads_elsewhere_is_no_blob_name(name: str) -> None:
 
 
 @given(prefixes(), NAMES, st.integers(0, 10**6), st.integers(0, 10**6), NAMES)
-def test_an_id_tells_its_attempt_whatever_stands_before_it(
+def test_an_id_names_its_attempt_whatever_precedes_it(
     prefix: TaskPrefix, store: str, epoch: int, attempt: int, file_name: str
 ) -> None:
     below = prefix.attempt(StoreName(store), epoch, attempt)

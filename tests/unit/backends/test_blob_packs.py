@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from statekeep.backends.blob.content_writer import _PACK_BYTES, _packs
 from statekeep.backends.blob.diff import LocalFile
 from statekeep.backends.blob.index import SnapshotIndex
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit
 from statekeep.testing.clock import FakeClock

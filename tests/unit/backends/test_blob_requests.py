@@ -1,20 +1,22 @@
 """How many requests a commit makes of an object store: as many as its change deserves."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from increments_kit import BLOB, Changes, IncrementJob
 from object_store_kit import ObjectsInMemory, ObjectStoreRig
 
-from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.base import BlockingExecutor, TaskBackupManager
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.object_places import ObjectPlace
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.locations import Location
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
+from statekeep.stores.version import SealedVersion
 from statekeep.testing.backend_harness import BackendHarness
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
@@ -44,6 +46,13 @@ def batches(keys: int, versions: int) -> list[Changes]:
     ]
 
 
+async def upload(
+    job: IncrementJob, manager: TaskBackupManager[Any], version: SealedVersion
+) -> None:
+    identity = job.open_attempt(version).checkpoint_id
+    await manager.upload(identity, manager.snapshot(identity))
+
+
 @BASES
 @pytest.mark.asyncio
 async def test_a_commit_of_changes_is_one_request_however_large_its_base(
@@ -51,17 +60,17 @@ async def test_a_commit_of_changes_is_one_request_however_large_its_base(
 ) -> None:
     job = IncrementJob(tmp_path, "rocksdb", make_blobs=rig.manager)
     await job.blobs.init()
-    await job.manager.init(None)
+    await job.manager.init()
     base = await job.commit(job.seal(None, *batches(keys, versions)))
     assert len(list(base.index.files())) >= versions
     version = job.seal(base.version, CHANGE)
     client.requests.clear()
-    await job.manager.upload(job.open_attempt(version).checkpoint_id, {})
+    await upload(job, job.manager, version)
     assert client.requests == ["put"]
     client.requests.clear()
     again = job.new_manager()
-    await again.init(None)
-    await again.upload(job.open_attempt(version).checkpoint_id, {})
+    await again.init()
+    await upload(job, again, version)
     assert client.requests == ["check", "read 0", "put"]
 
 
@@ -71,11 +80,11 @@ async def test_a_larger_change_is_two_requests(
 ) -> None:
     job = IncrementJob(tmp_path, "rocksdb", make_blobs=rig.manager)
     await job.blobs.init()
-    await job.manager.init(None)
+    await job.manager.init()
     base = await job.commit(job.seal(None, *batches(20_000, 1)))
     version = job.seal(base.version, {b"%06d" % key: os.urandom(300) for key in range(1_000)})
     client.requests.clear()
-    await job.manager.upload(job.open_attempt(version).checkpoint_id, {})
+    await upload(job, job.manager, version)
     assert client.requests == ["put", "put"]
 
 
@@ -101,10 +110,7 @@ async def test_a_snapshot_makes_requests_for_its_new_files_alone(
 
 @pytest.fixture
 def bucket(client: ObjectsInMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def factory(*_: object) -> Callable[[], ObjectsInMemory]:
-        return lambda: client
-
-    monkeypatch.setattr(ObjectPlace, "client_factory", factory)
+    monkeypatch.setattr(Location, "open_client", lambda _: client)
 
 
 @pytest.mark.parametrize("keys", [10, 20_000])

@@ -1,4 +1,4 @@
-"""Blob restore: nothing is fetched that is proven to be here, nothing is believed unproven."""
+"""Blob restore: no file is fetched that is here, and no file is used before its checksum is compared."""
 
 import asyncio
 import dataclasses
@@ -22,8 +22,8 @@ from statekeep.backends.blob.index import (
     SnapshotIndex,
     encode_index,
 )
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
 from statekeep.errors import (
     BlobNotFoundError,

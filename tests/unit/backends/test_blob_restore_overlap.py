@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext
 from statekeep.backends.blob import backup
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.stores.delta import Change
 from statekeep.stores.memory import MemoryStore

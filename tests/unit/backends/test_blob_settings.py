@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES, BlobStoreManager
 from statekeep.backends.hdfs.settings import HdfsSettings
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointCorruptError, ConfigError
@@ -75,8 +75,8 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, value: str) -> None:
     assert caught.value.key == f"backends.near.{name}"
 
 
-def test_a_backend_without_a_place_is_refused_with_the_cure() -> None:
-    with pytest.raises(ConfigError, match="no place") as caught:
+def test_a_backend_without_a_location_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match="no location") as caught:
         BlobSettings.parse("near", {})
     assert "backends.near.uri" in caught.value.hints[0]
 
@@ -119,7 +119,7 @@ def test_a_client_that_is_none_is_refused(name: str) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("operation", ["put", "get", "list", "delete"])
-async def test_a_place_that_denies_an_operation_fails_validation(
+async def test_a_backend_that_denies_an_operation_fails_validation(
     tmp_path: Path, operation: str
 ) -> None:
     plan = FaultPlan([Fault(operation, times=-1, make_error=lambda: ConfigError("denied"))])
@@ -158,7 +158,7 @@ class ForgetfulManager(MemoryBlobStoreManager):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("fault", ["different data", "does not list", "does not delete"])
-async def test_a_place_that_does_not_do_what_it_says_fails_validation(
+async def test_a_backend_that_does_not_do_what_it_says_fails_validation(
     tmp_path: Path, fault: str
 ) -> None:
     factory = BlobBackendFactory(
@@ -173,7 +173,7 @@ async def test_a_place_that_does_not_do_what_it_says_fails_validation(
 
 
 @pytest.mark.asyncio
-async def test_errors_of_the_job_log_name_the_place_without_its_secrets(tmp_path: Path) -> None:
+async def test_errors_of_the_job_log_name_the_location_without_its_secrets(tmp_path: Path) -> None:
     factory = BlobBackendFactory(
         BackendName("b"),
         {"uri": "s3://me:hush@bucket/path?sig=hush"},
@@ -190,7 +190,7 @@ async def test_errors_of_the_job_log_name_the_place_without_its_secrets(tmp_path
 
 
 @pytest.mark.asyncio
-async def test_a_place_out_of_reach_is_named_without_its_secrets() -> None:
+async def test_a_location_out_of_reach_is_named_without_its_secrets() -> None:
     factory = BlobBackendFactory(BackendName("b"), {"uri": "nosuch://me:hush@host/path?sig=hush"})
     admin = factory.admin(SerialExecutor(), FakeClock())
     with pytest.raises(ConfigError, match=r"root=nosuch://\S+@host/path") as caught:
@@ -247,7 +247,7 @@ def test_where_keys_come_from_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("settings_class", [BlobSettings, HdfsSettings])
-def test_no_part_of_a_place_that_may_be_secret_is_shown(
+def test_no_part_of_a_location_that_may_be_secret_is_shown(
     settings_class: type[BlobSettings] | type[HdfsSettings],
 ) -> None:
     settings = {
@@ -258,3 +258,13 @@ def test_no_part_of_a_place_that_may_be_secret_is_shown(
         "storage.options.password": "Zq9",
     }
     assert "Zq9" not in repr(settings_class.parse("b", settings))
+
+
+@pytest.mark.parametrize("prefix", ["blob.store.", "backends.near."])
+def test_tags_reach_a_backend_as_they_were_given(prefix: str) -> None:
+    tags = {"team": "streams", "tier": "a=b"}
+    names = ("uncommitted.tags", "s3.tags", "azure.tags")
+    given = {f"{prefix}{name}": "team=streams, tier = a=b" for name in names}
+    config = load_dict({**given, "backends.near.uri": "s3://bucket/near"})
+    found = BlobSettings.parse("near", config.backend_settings("near", DEFAULTS_PREFIX))
+    assert (found.transfer.uncommitted_tags, found.s3.tags, found.azure.tags) == (tags,) * 3

@@ -1,4 +1,4 @@
-"""The wrappers: every operation is retried, calls in flight are capped, progress is not doubled."""
+"""Requests of a client: each is retried, those in flight are capped, progress is not doubled."""
 
 import asyncio
 import logging
@@ -10,25 +10,41 @@ import pytest
 from typing_extensions import override
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata, BlobStoreManager
-from statekeep.backends.pacing import TokenBucket
-from statekeep.backends.retry import Retrier, RetryPolicy
-from statekeep.backends.wrappers import (
-    InFlightLimit,
-    LimitedBlobStoreManager,
-    LoggedBlobStoreManager,
-    PacedBlobStoreManager,
-    RetryingBlobStoreManager,
-    WrappedBlobStoreManager,
-)
+from statekeep.backends.pacing import InFlightLimit
+from statekeep.backends.retry import RetryPolicy
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
+from statekeep.backends.storage.requests import RequestingBlobStoreManager, Requests, TransferLimits
+from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.errors import BlobExistsError, RetriableError, ThrottledError
+from statekeep.errors import BlobExistsError, BlobNotFoundError, RetriableError, ThrottledError
+from statekeep.events import Event, RequestDone
+from statekeep.reporter import activity
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.faults import Fault, FaultPlan, FaultyBlobStoreManager
 
 METADATA = BlobMetadata(None, None, "x")
+
+
+def limits_of(
+    max_in_flight: int = 8, *, of_a_task: int = 8, bytes_per_second: int | None = None
+) -> TransferLimits:
+    return TransferLimits(
+        "near",
+        max_in_flight=max_in_flight,
+        task_max_in_flight=of_a_task,
+        buffer_bytes=100,
+        bytes_per_second=bytes_per_second,
+    )
+
+
+def requesting(
+    inner: BlobStoreManager, limits: TransferLimits | None = None, clock: FakeClock | None = None
+) -> BlobStoreManager:
+    limits, clock = limits or limits_of(), clock or FakeClock()
+    requests = Requests(limits, SerialExecutor(), clock, RetryPolicy())
+    return RequestingBlobStoreManager(inner, requests)
 
 
 @pytest.fixture
@@ -45,7 +61,7 @@ def plan() -> FaultPlan:
 @pytest.fixture
 def retrying(root: str, plan: FaultPlan) -> BlobStoreManager:
     faulty = FaultyBlobStoreManager(MemoryBlobStoreManager(root, SerialExecutor()), plan)
-    return RetryingBlobStoreManager(faulty, Retrier(RetryPolicy(), FakeClock()), SerialExecutor())
+    return requesting(faulty)
 
 
 @pytest.mark.asyncio
@@ -114,8 +130,7 @@ async def test_a_broken_download_begins_anew_and_counts_no_byte_twice(
 ) -> None:
     inner = MemoryBlobStoreManager(root, SerialExecutor())
     await inner.put("a", b"0123456789", METADATA)
-    retrier = Retrier(RetryPolicy(), FakeClock())
-    manager = RetryingBlobStoreManager(BreakingManager(inner), retrier, SerialExecutor())
+    manager = requesting(BreakingManager(inner))
     sizes: list[int] = []
     await manager.download("a", tmp_path / "target", sizes.append, max_bytes=MAX_FILE_BYTES)
     assert (tmp_path / "target").read_bytes() == b"0123456789"
@@ -141,8 +156,8 @@ class CountingManager(WrappedBlobStoreManager):
 @pytest.mark.asyncio
 async def test_managers_that_share_a_limit_keep_to_it_together(root: str) -> None:
     counting = CountingManager(MemoryBlobStoreManager(root, SerialExecutor()))
-    limit = InFlightLimit(3)
-    managers = [LimitedBlobStoreManager(counting, limit) for _ in range(4)]
+    limits = limits_of(3)
+    managers = [requesting(counting, limits) for _ in range(4)]
     await asyncio.gather(
         *(m.put(f"{i}/{n}", b"", METADATA) for n in range(10) for i, m in enumerate(managers))
     )
@@ -182,10 +197,17 @@ async def test_all_managers_of_a_backend_rest_after_a_throttled_call(root: str) 
 
 
 @pytest.mark.asyncio
-async def test_a_cancelled_call_gives_its_place_back(root: str) -> None:
-    limit = InFlightLimit(1)
+async def test_a_task_takes_no_more_places_than_its_own(root: str) -> None:
     counting = CountingManager(MemoryBlobStoreManager(root, SerialExecutor()))
-    manager = LimitedBlobStoreManager(counting, limit)
+    manager = requesting(counting, limits_of(8, of_a_task=2))
+    await asyncio.gather(*(manager.put(f"{n}", b"", METADATA) for n in range(10)))
+    assert counting.most == 2
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_call_gives_its_place_back(root: str) -> None:
+    counting = CountingManager(MemoryBlobStoreManager(root, SerialExecutor()))
+    manager = requesting(counting, limits_of(1))
     first = asyncio.create_task(manager.put("a", b"", METADATA))
     await asyncio.sleep(0)
     first.cancel()
@@ -200,12 +222,10 @@ async def test_waiting_for_a_place_uses_up_none_of_the_time_for_retries(
 ) -> None:
     clock = FakeClock()
     faulty = FaultyBlobStoreManager(MemoryBlobStoreManager(root, SerialExecutor()), plan)
-    limit = InFlightLimit(1)
-    manager = RetryingBlobStoreManager(
-        LimitedBlobStoreManager(faulty, limit), Retrier(RetryPolicy(), clock), SerialExecutor()
-    )
+    limits = limits_of(1)
+    manager = requesting(faulty, limits, clock)
     is_free = asyncio.Event()
-    holding = asyncio.create_task(limit.run(is_free.wait))
+    holding = asyncio.create_task(limits.calls.run(is_free.wait))
     await asyncio.sleep(0)
     plan.add(Fault("put"))
     waiting = asyncio.create_task(manager.put("a", b"1", METADATA))
@@ -223,19 +243,49 @@ def test_a_limit_below_one_is_refused() -> None:
 
 
 @pytest.mark.asyncio
-async def test_each_operation_is_logged_with_its_outcome(
+async def test_each_try_is_logged_with_its_outcome(
     root: str, plan: FaultPlan, caplog: pytest.LogCaptureFixture
 ) -> None:
     faulty = FaultyBlobStoreManager(MemoryBlobStoreManager(root, SerialExecutor()), plan)
-    manager = LoggedBlobStoreManager(faulty, "near", FakeClock())
+    manager = requesting(faulty)
     plan.add(Fault("get"))
-    with caplog.at_level(logging.DEBUG, "statekeep.backends.wrappers"):
+    with caplog.at_level(logging.DEBUG, "statekeep.backends.storage.requests"):
         await manager.put("a", b"1", METADATA)
-        with pytest.raises(RetriableError):
-            await manager.get("a")
-    assert [record.getMessage() for record in caplog.records] == [
-        "blob operation done: backend=near operation=put blob=a elapsed_ms=0",
-        "blob operation failed: backend=near operation=get blob=a elapsed_ms=0",
+        await manager.get("a")
+    told = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
+    assert told == [
+        "request ended: outcome=done backend=near operation=put blob=a elapsed_ms=0",
+        "request ended: outcome=unavailable backend=near operation=get blob=a elapsed_ms=0",
+        "request ended: outcome=done backend=near operation=get blob=a elapsed_ms=0",
+    ]
+
+
+@pytest.mark.asyncio
+async def test_each_try_is_reported_with_its_outcome_and_what_it_is_for(
+    root: str, plan: FaultPlan
+) -> None:
+    faulty = FaultyBlobStoreManager(MemoryBlobStoreManager(root, SerialExecutor()), plan)
+    limits, reported = limits_of(), list[Event]()
+    limits.report = reported.append
+    manager = requesting(faulty, limits)
+    plan.add(Fault("get"))
+    plan.add(Fault("get", make_error=lambda: ThrottledError("slow down")))
+    with activity("upload", "Partition 0"):
+        await manager.put("a", b"1", METADATA)
+    await manager.get("a")
+    with pytest.raises(BlobNotFoundError):
+        await manager.get("b")
+    with pytest.raises(BlobExistsError):
+        await manager.put("a", b"2", METADATA, if_absent=True)
+    found = [e for e in reported if isinstance(e, RequestDone)]
+    assert {e.backend for e in found} == {"near"}
+    assert [(e.operation, e.outcome, e.purpose, e.task) for e in found] == [
+        ("put", "done", "upload", "Partition 0"),
+        ("get", "unavailable", "", ""),
+        ("get", "throttled", "", ""),
+        ("get", "done", "", ""),
+        ("get", "not_found", "", ""),
+        ("put", "exists", "", ""),
     ]
 
 
@@ -243,7 +293,7 @@ async def test_each_operation_is_logged_with_its_outcome(
 async def test_bytes_both_ways_keep_to_the_rate(root: str, tmp_path: Path) -> None:
     clock = FakeClock()
     inner = MemoryBlobStoreManager(root, SerialExecutor())
-    paced = PacedBlobStoreManager(inner, TokenBucket(10, clock), SerialExecutor())
+    paced = requesting(inner, limits_of(bytes_per_second=10), clock)
     source = tmp_path / "source"
     source.write_bytes(bytes(20))
     await paced.put("a", source, METADATA)
@@ -255,8 +305,8 @@ async def test_bytes_both_ways_keep_to_the_rate(root: str, tmp_path: Path) -> No
 
 
 @pytest.mark.asyncio
-async def test_a_file_that_is_gone_is_told_by_the_put_itself(root: str, tmp_path: Path) -> None:
+async def test_a_file_that_is_gone_is_reported_by_the_put_itself(root: str, tmp_path: Path) -> None:
     inner = MemoryBlobStoreManager(root, SerialExecutor())
-    paced = PacedBlobStoreManager(inner, TokenBucket(10, FakeClock()), SerialExecutor())
+    paced = requesting(inner, limits_of(bytes_per_second=10))
     with pytest.raises(FileNotFoundError):
         await paced.put("a", tmp_path / "missing", METADATA)

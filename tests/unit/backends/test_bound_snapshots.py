@@ -11,10 +11,10 @@ from encoded_kit import KEY_LINE
 
 from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.encoded_stream import Encoding, StreamEncoder
-from statekeep.backends.blob.encryption_keys import EncryptionKey
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.names import index_digest, index_place
+from statekeep.backends.encryption_keys import EncryptionKey
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
 from statekeep.errors import CheckpointCorruptError, KeyUnavailableError
 from statekeep.testing.backend_harness import STORE, BackendHarness
@@ -189,7 +189,7 @@ async def test_parts_of_files_are_not_exchanged_changed_or_cut_off(
 
 
 @pytest.mark.asyncio
-async def test_an_index_that_is_encrypted_again_with_another_key_needs_a_key_that_nobody_has(
+async def test_an_index_that_is_encrypted_again_needs_the_key(
     task: BackendHarness, blobs: dict[str, bytes]
 ) -> None:
     commit = await task.commit(task.seal(FIRST))
@@ -221,7 +221,7 @@ async def test_plain_state_is_read_until_the_day_of_the_switch_is_over(
 
 
 @pytest.mark.asyncio
-async def test_what_a_rotation_has_left_behind_is_told_by_its_marker(
+async def test_what_a_rotation_has_left_behind_is_recognised_by_its_marker(
     task: BackendHarness, factory: BlobBackendFactory, root: str, keys: Path, tmp_path: Path
 ) -> None:
     plain = harness(factory_of(root, keys, {}), tmp_path, "plain")
@@ -237,7 +237,7 @@ async def test_what_a_rotation_has_left_behind_is_told_by_its_marker(
     await plain.close()
 
 
-def test_a_codec_that_nobody_told_of_a_day_accepts_nothing_older() -> None:
+def test_a_codec_without_a_day_accepts_nothing_older() -> None:
     codec = Codec(EncodingSettings(is_encrypted=True), None, bytes)
     for version in (0, 1):
         with pytest.raises(CheckpointCorruptError):

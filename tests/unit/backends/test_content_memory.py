@@ -13,11 +13,10 @@ from increments_kit import IncrementJob
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob import snapshot_policy
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.pacing import ByteBudget
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.testing.backend_harness import STORE, BackendHarness
 from statekeep.testing.clock import FakeClock
@@ -163,7 +162,7 @@ def watched_job(root: Path, **settings: str) -> tuple[IncrementJob, dict[str, tu
             if_absent: bool = False,
         ) -> str:
             assert isinstance(content, bytes)
-            claimed = MIB - job.factory._buffers._free
+            claimed = MIB - job.factory._limits.buffers._free
             held[metadata.payload_name] = (len(content), claimed)
             return await super().put(name, content, metadata, if_absent=if_absent)
 
@@ -181,9 +180,9 @@ def watched_job(root: Path, **settings: str) -> tuple[IncrementJob, dict[str, tu
 async def test_a_delta_that_is_made_of_others_holds_its_share_of_the_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: dict[str, str], value_bytes: int
 ) -> None:
-    monkeypatch.setattr(snapshot_policy, "_FREE_DELTA_BYTES", 100 * MIB)
+    monkeypatch.setattr("statekeep.backends.blob.settings._FREE_DELTA_BYTES", 100 * MIB)
     job, held = watched_job(tmp_path, **form)
-    await job.manager.init(None)
+    await job.manager.init()
     draw = random.Random(1)
     first = await job.commit(job.seal(None, {b"key": draw.randbytes(4 * MIB)}))
     batches = [{b"%d" % number: draw.randbytes(value_bytes)} for number in range(3)]
@@ -197,7 +196,7 @@ async def test_a_delta_that_is_made_of_others_holds_its_share_of_the_buffer(
 @pytest.mark.asyncio
 async def test_an_index_with_a_delta_in_it_holds_its_share_of_the_buffer(tmp_path: Path) -> None:
     job, held = watched_job(tmp_path)
-    await job.manager.init(None)
+    await job.manager.init()
     first = await job.commit(job.seal(None, {b"key": bytes(MIB)}))
     held.clear()
     await job.commit(job.seal(first.version, {b"other": random.Random(1).randbytes(40_000)}))

@@ -101,7 +101,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("kinds", CHANGES.values(), ids=CHANGES.keys())
-def test_what_is_added_retained_and_removed_is_told_apart(
+def test_what_is_added_retained_and_removed_is_distinguished(
     shape: Tree, kinds: tuple[str, ...]
 ) -> None:
     parts = {kind: named(shape, kind) for kind in kinds}

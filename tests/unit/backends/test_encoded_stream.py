@@ -16,7 +16,7 @@ from statekeep.backends.blob.encoded_stream import (
     StreamDecoder,
     StreamEncoder,
 )
-from statekeep.backends.blob.encryption_keys import EncryptionKey
+from statekeep.backends.encryption_keys import EncryptionKey
 from statekeep.errors import CheckpointCorruptError, KeyUnavailableError, UnknownFormatError
 
 KEY = EncryptionKey("2026-11", SECRET)
@@ -142,7 +142,7 @@ def test_the_last_frame_cannot_be_moved_forward_by_its_mark() -> None:
         decoded(first[:at] + bytes([first[at] | 1]) + first[at + 1 :])
 
 
-def test_another_key_of_the_same_id_is_told_from_damage() -> None:
+def test_another_key_of_the_same_id_is_distinguished_from_damage() -> None:
     (stream,) = encoded(b"state")
     with pytest.raises(KeyUnavailableError, match="another key has the id") as caught:
         decoded(stream, key=EncryptionKey(KEY.id, b"w" * 32))
@@ -170,7 +170,7 @@ def test_what_does_not_shrink_is_not_compressed() -> None:
         (1, {"compression": "none", "encryption": "aes-512"}, "encryption=aes-512"),
     ],
 )
-def test_a_whole_stream_of_an_unknown_format_is_told_from_damage_and_named(
+def test_a_whole_stream_of_an_unknown_format_is_distinguished_from_damage_and_named(
     version: int, header: dict[str, str], told: str
 ) -> None:
     text = json.dumps(header).encode()

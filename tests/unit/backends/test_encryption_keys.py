@@ -8,7 +8,7 @@ import pytest
 from encoded_kit import KEY_LINE, SECRET
 from typing_extensions import override
 
-from statekeep.backends.blob.encryption_keys import (
+from statekeep.backends.encryption_keys import (
     EncryptionKey,
     KeyProvider,
     KeyRing,
@@ -30,7 +30,7 @@ def test_the_first_key_encrypts_and_every_key_is_found_by_its_id() -> None:
     assert keys.find("2026-10").secret == b"o" * 32
 
 
-def test_a_missing_key_is_named_with_the_place_that_lacks_it() -> None:
+def test_a_missing_key_is_named_with_the_source_that_lacks_it() -> None:
     with pytest.raises(KeyUnavailableError, match=r"key_id=2026-09 keys=file:/keys"):
         ring(KEY_LINE).find("2026-09")
 
@@ -117,8 +117,8 @@ def test_what_is_no_provider_is_refused_without_showing_the_value() -> None:
     assert caught.value.key == SETTING
 
 
-def test_a_key_in_place_of_its_place_is_refused_and_not_shown() -> None:
+def test_a_key_instead_of_its_location_is_refused_and_not_shown() -> None:
     secret = KEY_LINE.split()[1]
-    with pytest.raises(ConfigError, match="not a place of encryption keys") as caught:
+    with pytest.raises(ConfigError, match="not a location of encryption keys") as caught:
         load_key_provider(secret, {}, key=SETTING)
     assert secret not in str(caught.value)

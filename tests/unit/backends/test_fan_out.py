@@ -1,4 +1,4 @@
-"""Coroutines side by side: results in order, one telling error, nobody left running."""
+"""Coroutines side by side: results in order, one telling error, none left running."""
 
 import asyncio
 

@@ -8,14 +8,14 @@ import pytest
 from typing_extensions import override
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
-from statekeep.backends.blob.found_state import find_state, find_task_logs
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.memory import MemoryBlobStoreManager
+from statekeep.backends.storage.storage import find_state, find_task_logs
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.storage import bare_manager
 
 T = TypeVar("T")
 
@@ -51,12 +51,12 @@ async def filled(manager: BlobStoreManager, names: Sequence[str] = NAMES) -> Cou
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> FsspecBlobStoreManager:
-    return FsspecBlobStoreManager(tmp_path.as_uri(), {}, SerialExecutor())
+def place(tmp_path: Path) -> BlobStoreManager:
+    return bare_manager(tmp_path.as_uri(), {}, SerialExecutor())
 
 
 @pytest.mark.asyncio
-async def test_a_task_without_state_is_told_by_folders_alone(place: FsspecBlobStoreManager) -> None:
+async def test_a_task_without_state_is_found_by_folders_alone(place: BlobStoreManager) -> None:
     blobs = await filled(place)
     assert await find_state(blobs, TaskIdentity("orders", "main", TaskName("Partition 8"))) is None
     assert blobs.count < 10
@@ -64,7 +64,7 @@ async def test_a_task_without_state_is_told_by_folders_alone(place: FsspecBlobSt
 
 @pytest.mark.asyncio
 async def test_state_is_found_under_any_uid_and_an_empty_folder_is_none(
-    place: FsspecBlobStoreManager, tmp_path: Path
+    place: BlobStoreManager, tmp_path: Path
 ) -> None:
     (tmp_path / "orders/state-0a/blob/main/Partition_3/s").mkdir(parents=True)
     blobs = await filled(place)
@@ -72,8 +72,8 @@ async def test_state_is_found_under_any_uid_and_an_empty_folder_is_none(
 
 
 @pytest.mark.asyncio
-async def test_tasks_with_logs_are_told_without_their_records(
-    place: FsspecBlobStoreManager,
+async def test_tasks_with_logs_are_listed_without_their_records(
+    place: BlobStoreManager,
 ) -> None:
     blobs = await filled(place)
     assert await find_task_logs(blobs, "orders", "main") == [f"Partition {n}" for n in range(4)]
@@ -81,7 +81,7 @@ async def test_tasks_with_logs_are_told_without_their_records(
 
 
 @pytest.mark.asyncio
-async def test_attempts_are_told_without_their_entries(place: FsspecBlobStoreManager) -> None:
+async def test_attempts_are_listed_without_their_entries(place: BlobStoreManager) -> None:
     blobs = await filled(place)
     store = BlobCheckpointStore(blobs, "orders")
     assert set(await store.attempts()) == {(1, 0), (1, 1), (1, 2)}
@@ -97,7 +97,7 @@ class RootedIds(MemoryBlobStoreManager):
 
 
 @pytest.mark.asyncio
-async def test_a_store_that_lists_blobs_only_tells_the_same() -> None:
+async def test_a_store_that_lists_blobs_only_gives_the_same() -> None:
     blobs = await filled(RootedIds("rooted", SerialExecutor()))
     assert await find_state(blobs, TASK) == "orders/state-1f/blob/main/Partition_3/"
     assert await find_task_logs(blobs, "orders", "main") == [f"Partition {n}" for n in range(4)]

@@ -21,9 +21,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from typing_extensions import override
 from yarl import URL
 
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob.managers.local_place import LocalPlace
-from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.local import LocalClient
 from statekeep.errors import (
     BlobNotFoundError,
     ConfigError,
@@ -31,11 +30,12 @@ from statekeep.errors import (
     StateBackupError,
     ThrottledError,
 )
+from statekeep.testing.storage import bare_manager
 
 google_errors: Any = importlib.import_module("google.auth.exceptions")  # its calls have no types
 
 
-class FailingPlace(LocalPlace):
+class FailingPlace(LocalClient):
     """Raises one error in place of every answer."""
 
     def __init__(self, error: Exception) -> None:
@@ -43,7 +43,7 @@ class FailingPlace(LocalPlace):
         self.error = error
 
     @override
-    def put(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
+    def write(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:
         raise self.error
 
     @override
@@ -66,13 +66,13 @@ class FailingPlace(LocalPlace):
     ],
     ids=repr,
 )
-async def test_errors_are_told_by_what_the_caller_can_do(
-    local: FsspecBlobStoreManager,
+async def test_errors_are_classified_by_what_the_caller_can_do(
+    local: BlobStoreManager,
     monkeypatch: pytest.MonkeyPatch,
     error: OSError,
     expected: type[StateBackupError],
 ) -> None:
-    monkeypatch.setattr(local, "_place", FailingPlace(error))
+    monkeypatch.setattr(local, "_client", FailingPlace(error))
 
     with pytest.raises(expected):
         await local.list("a/")
@@ -121,13 +121,13 @@ def http_error(status: int) -> aiohttp.ClientResponseError:
     ],
     ids=lambda value: getattr(value, "__name__", f"{type(value).__name__} {str(value)[-20:]}"),
 )
-async def test_foreign_errors_are_told_by_what_the_caller_can_do(
-    local: FsspecBlobStoreManager,
+async def test_foreign_errors_are_classified_by_what_the_caller_can_do(
+    local: BlobStoreManager,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     expected: type[StateBackupError],
 ) -> None:
-    monkeypatch.setattr(local, "_place", FailingPlace(error))
+    monkeypatch.setattr(local, "_client", FailingPlace(error))
 
     with pytest.raises(StateBackupError) as caught:
         await local.list("a/")
@@ -146,9 +146,9 @@ def quoting_errors() -> list[Exception]:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("error", quoting_errors(), ids=lambda error: type(error).__name__)
 async def test_what_a_client_quotes_of_its_request_is_in_no_traceback(
-    local: FsspecBlobStoreManager, monkeypatch: pytest.MonkeyPatch, error: Exception
+    local: BlobStoreManager, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(local, "_place", FailingPlace(error))
+    monkeypatch.setattr(local, "_client", FailingPlace(error))
 
     with pytest.raises(StateBackupError) as caught:
         await local.list("a/")
@@ -162,7 +162,7 @@ async def test_what_a_client_quotes_of_its_request_is_in_no_traceback(
 async def test_no_traceback_shows_the_token_of_a_namenode_that_is_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         uri = f"webhdfs://127.0.0.1:{free.getsockname()[1]}/backups"
-    manager = FsspecBlobStoreManager(uri, {"token": "secret"}, InlineExecutor())
+    manager = bare_manager(uri, {"token": "secret"}, InlineExecutor())
 
     with pytest.raises(RetriableError, match="filesystem did not answer") as caught:
         await manager.init()
@@ -171,7 +171,7 @@ async def test_no_traceback_shows_the_token_of_a_namenode_that_is_down() -> None
 
 
 @pytest.mark.asyncio
-async def test_place_that_refuses_the_first_look_by_a_foreign_error_is_told() -> None:
+async def test_storage_that_refuses_the_first_request_by_a_foreign_error_is_reported() -> None:
     class DenyingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
         protocol = "denying"
 
@@ -181,15 +181,15 @@ async def test_place_that_refuses_the_first_look_by_a_foreign_error_is_told() ->
     fsspec.register_implementation("denying", DenyingFileSystem, clobber=True)
 
     with pytest.raises(ConfigError, match="access denied: root=denying://place"):
-        await FsspecBlobStoreManager("denying://place", {}, InlineExecutor()).init()
+        await bare_manager("denying://place", {}, InlineExecutor()).init()
 
 
 @pytest.mark.asyncio
-async def test_place_that_is_gone_is_no_damage_of_the_file_to_store(
-    local: FsspecBlobStoreManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_storage_that_is_gone_is_no_damage_of_the_file_to_store(
+    local: BlobStoreManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "whole").write_bytes(b"x")
-    monkeypatch.setattr(local, "_place", FailingPlace(FileNotFoundError("bucket")))
+    monkeypatch.setattr(local, "_client", FailingPlace(FileNotFoundError("bucket")))
 
-    with pytest.raises(ConfigError, match="no such place"):
+    with pytest.raises(ConfigError, match="no such location"):
         await local.put("a/b", tmp_path / "whole", BlobMetadata(None, None, "test"))

@@ -9,10 +9,10 @@ import pytest_asyncio
 from gcs_kit import INCOMPLETE, GcsStub, gcs_stub
 from log_kit import InlineExecutor
 
-from statekeep.backends.blob.managers import gcs_place
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage import gcs as gcs_client
 from statekeep.errors import RetriableError, ThrottledError
+from statekeep.testing.storage import bare_manager
 
 # aiohttp, about a loop that gcsfs runs in a thread of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
@@ -27,15 +27,15 @@ def gcs() -> Iterator[GcsStub]:
         yield stub
 
 
-async def manager_on(endpoint: str, **options: Any) -> FsspecBlobStoreManager:
+async def manager_on(endpoint: str, **options: Any) -> BlobStoreManager:
     options = {"token": "anon", "endpoint_url": endpoint} | options
-    manager = FsspecBlobStoreManager("gs://bucket/prefix", options, InlineExecutor())
+    manager = bare_manager("gs://bucket/prefix", options, InlineExecutor())
     await manager.init()
     return manager
 
 
 @pytest_asyncio.fixture
-async def blobs(gcs: GcsStub) -> AsyncIterator[FsspecBlobStoreManager]:
+async def blobs(gcs: GcsStub) -> AsyncIterator[BlobStoreManager]:
     manager = await manager_on(gcs.endpoint)
     gcs.requests.clear()
     yield manager
@@ -52,7 +52,7 @@ def large_file(tmp_path: Path) -> Path:
 
 @pytest.mark.asyncio
 async def test_bytes_that_did_not_arrive_as_they_were_are_not_stored(
-    gcs: GcsStub, blobs: FsspecBlobStoreManager, large_file: Path
+    gcs: GcsStub, blobs: BlobStoreManager, large_file: Path
 ) -> None:
     await blobs.put("a", b"content", METADATA)
     await blobs.put("a", large_file, METADATA)
@@ -64,7 +64,7 @@ async def test_bytes_that_did_not_arrive_as_they_were_are_not_stored(
 
 @pytest.mark.asyncio
 async def test_an_upload_that_the_service_does_not_call_complete_is_not_stored(
-    gcs: GcsStub, blobs: FsspecBlobStoreManager, large_file: Path
+    gcs: GcsStub, blobs: BlobStoreManager, large_file: Path
 ) -> None:
     gcs.scripted["last"] = [INCOMPLETE]
     with pytest.raises(RetriableError):
@@ -81,7 +81,7 @@ async def test_who_wants_nothing_compared_can_say_so(gcs: GcsStub) -> None:
 
 @pytest.mark.asyncio
 async def test_no_more_of_a_file_than_8_mib_is_in_memory(
-    gcs: GcsStub, blobs: FsspecBlobStoreManager, large_file: Path
+    gcs: GcsStub, blobs: BlobStoreManager, large_file: Path
 ) -> None:
     await blobs.put("a", large_file, METADATA)
     assert gcs.sizes == [8 * MIB, MIB]
@@ -89,8 +89,8 @@ async def test_no_more_of_a_file_than_8_mib_is_in_memory(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("status", "kind"), [(429, ThrottledError), (503, RetriableError)])
-async def test_the_first_request_that_is_throttled_or_not_served_is_told(
-    gcs: GcsStub, blobs: FsspecBlobStoreManager, status: int, kind: type[Exception]
+async def test_the_first_request_that_is_throttled_or_not_served_is_reported(
+    gcs: GcsStub, blobs: BlobStoreManager, status: int, kind: type[Exception]
 ) -> None:
     gcs.scripted["GET"] = [(status, {}, b"slow down")]
     with pytest.raises(kind):
@@ -100,10 +100,10 @@ async def test_the_first_request_that_is_throttled_or_not_served_is_told(
 
 
 @pytest.mark.asyncio
-async def test_an_upload_that_nobody_takes_has_an_end(
+async def test_an_upload_that_the_server_does_not_read_has_an_end(
     gcs: GcsStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs_place, "_REQUEST_S", 0.3)
+    monkeypatch.setattr(gcs_client, "_REQUEST_S", 0.3)
     manager = await manager_on(gcs.endpoint)
     gcs.is_deaf = True
     with pytest.raises(RetriableError):

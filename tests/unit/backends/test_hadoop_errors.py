@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import requests
 
-from statekeep.backends.blob.managers.foreign_errors import mapped_foreign_errors
-from statekeep.backends.blob.managers.hadoop_errors import told_java_errors
-from statekeep.backends.blob.managers.place import mapped_errors
+from statekeep.backends.storage.file_errors import mapped_errors, mapped_foreign_errors
+from statekeep.backends.storage.hdfs.errors import explained_java_errors
 from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError, StateBackupError
 
 ROOT = "webhdfs://namenode/root"
@@ -31,7 +30,7 @@ def told(error: Exception) -> StateBackupError:
         pytest.raises(StateBackupError) as caught,
         mapped_errors(ROOT, "blob"),
         mapped_foreign_errors(ROOT, "blob"),
-        told_java_errors(ROOT),
+        explained_java_errors(ROOT),
     ):
         raise error
     return caught.value
@@ -59,7 +58,7 @@ def told(error: Exception) -> StateBackupError:
         *("access", "lease", "missing", "page of a proxy", "other JSON"),
     ],
 )
-def test_an_answer_is_told_by_the_exception_in_it(
+def test_an_answer_is_classified_by_the_exception_in_it(
     error: Exception, kind: type[StateBackupError], text: str
 ) -> None:
     found = told(error)

@@ -12,8 +12,8 @@ from statekeep.backends.blob import content_writer
 from statekeep.backends.blob.diff import LocalFile
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.image import FileDigests, digest_sealed_file
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.testing.backend_harness import STORE, BackendHarness

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from statekeep.backends.blob.managers.hdfs_client import HdfsClient
+from statekeep.backends.storage.hdfs.client import HdfsClient
 from statekeep.testing.executor import SerialExecutor
 
-NOBODY = ("127.0.0.1:9", "127.0.0.1:11")
+ABSENT = ("127.0.0.1:9", "127.0.0.1:11")
 """Ports that no server listens on."""
 SERVICE = {
-    "dfs.nameservices": "nobody",
-    "dfs.ha.namenodes.nobody": "a,b",
-    "dfs.namenode.rpc-address.nobody.a": NOBODY[0],
-    "dfs.namenode.rpc-address.nobody.b": NOBODY[1],
-    "dfs.client.failover.proxy.provider.nobody": (
+    "dfs.nameservices": "absent",
+    "dfs.ha.namenodes.absent": "a,b",
+    "dfs.namenode.rpc-address.absent.a": ABSENT[0],
+    "dfs.namenode.rpc-address.absent.b": ABSENT[1],
+    "dfs.client.failover.proxy.provider.absent": (
         "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
     ),
 }
@@ -31,9 +31,9 @@ async def connected(uri: str, options: Mapping[str, str]) -> HdfsClient:
 @pytest.mark.parametrize(
     ("uri", "options", "error"),
     [
-        (f"hdfs://{NOBODY[0]}", {}, "refused"),
-        (f"hdfs://{NOBODY[0]}", {"dfs.client.failover.max.attempts": "3"}, "panicked"),
-        ("hdfs://nobody", SERVICE, "panicked"),
+        (f"hdfs://{ABSENT[0]}", {}, "refused"),
+        (f"hdfs://{ABSENT[0]}", {"dfs.client.failover.max.attempts": "3"}, "panicked"),
+        ("hdfs://absent", SERVICE, "panicked"),
     ],
     ids=["one", "one that is asked again", "a service of two"],
 )
@@ -52,7 +52,7 @@ async def test_namenodes_that_are_away_are_an_os_error(
 @pytest.mark.asyncio
 async def test_a_step_that_is_cancelled_before_it_begins_is_not_left_behind() -> None:
     """As at the end of a loop, which cancels all that runs."""
-    client = HdfsClient("hdfs://nobody", {})
+    client = HdfsClient("hdfs://absent", {})
     begun = False
 
     async def call() -> None:

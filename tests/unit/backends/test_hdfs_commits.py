@@ -126,7 +126,7 @@ async def test_a_lost_delta_is_named(task: Task) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_delta_that_another_one_has_replaced_is_not_believed(task: Task) -> None:
+async def test_a_delta_that_another_one_has_replaced_is_not_used(task: Task) -> None:
     commits = [await task.commit_next(a=bytes([n])) for n in range(3)]
     other = task.file(commits[1], "delta").read_bytes()
     task.file(commits[2], "delta").write_bytes(other)
@@ -238,9 +238,9 @@ async def test_a_base_that_clean_up_has_found_damaged_is_none_any_more(
 ) -> None:
     commits = [await task.commit_next(a=bytes([n])) for n in range(2)]
     damage(task.file(commits[0], "snapshot"))
-    void = task.open_attempt(task.seal({"a": b"void"}))
-    await task.upload(void)
-    task.void(void)
+    aborted = task.open_attempt(task.seal({"a": b"aborted"}))
+    await task.upload(aborted)
+    task.abort(aborted)
     await task.clean_up()
     assert "no whole snapshot is left of a retained commit" in caplog.text
     commit = await task.commit_next(a=b"2")
@@ -263,7 +263,7 @@ async def test_snapshots_of_two_open_attempts_stay_until_it_is_known_which_is_co
     await task.clean_up()
     assert {path.name for path in task.files("*.snapshot")} == made
     assert len(made) == 3
-    task.void(first)
+    task.abort(first)
     commit = task.record(second, markers[1])
     await task.clean_up()
     assert {path.name for path in task.files("*.snapshot")} < made
@@ -285,14 +285,14 @@ async def test_clean_up_goes_as_far_as_the_last_snapshot(task: Task) -> None:
 
 
 @pytest.mark.asyncio
-async def test_clean_up_finds_what_an_older_attempt_left_though_nobody_names_it(
+async def test_clean_up_finds_what_an_older_attempt_left_though_no_record_names_it(
     task: Task,
 ) -> None:
     await task.commit_next(a=b"0")
     late = task.open_attempt(task.seal({"a": b"late"}))
     await task.upload(late)
-    void = task.open_attempt(task.seal({"a": b"void"}))
-    task.void(void)
+    aborted = task.open_attempt(task.seal({"a": b"aborted"}))
+    task.abort(aborted)
     commit = await task.commit_next(a=b"1")
     await task.clean_up()
     assert (await task.restore(commit.checkpoint)).content == {STORE: {"a": b"1"}}
@@ -371,7 +371,7 @@ async def test_a_file_that_is_none_of_ours_is_left_alone_with_one_warning(
         task.release(commit)
     await task.clean_up()
     assert foreign.read_text() == "mine"
-    assert caplog.text.count("file is none of ours") == 1
+    assert caplog.text.count("file was not written by Statekeep") == 1
 
 
 @pytest.mark.asyncio
@@ -422,8 +422,9 @@ async def test_nothing_is_left_beside_the_versions(task: Task) -> None:
         ({"uri": "x", "compression": "gzip"}, "backends.hdfs.compression"),
         ({"uri": "x", "min.deltas.for.snapshot": "0"}, "backends.hdfs.min.deltas.for.snapshot"),
         ({"uri": "x", "min.deltas": "1"}, "backends.hdfs.min.deltas"),
+        ({"uri": "x", "encryption": "aes-256-gcm"}, "backends.hdfs.encryption"),
     ],
-    ids=["no place", "unknown codec", "too few", "unknown key"],
+    ids=["no place", "unknown codec", "too few", "unknown key", "encryption"],
 )
 def test_settings_that_are_wrong_are_refused_by_name(settings: dict[str, str], key: str) -> None:
     with pytest.raises(ConfigError) as raised:

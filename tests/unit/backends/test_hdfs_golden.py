@@ -1,4 +1,4 @@
-"""Files that were written once are read for ever."""
+"""Files that an earlier release wrote stay readable."""
 
 import os
 import shutil

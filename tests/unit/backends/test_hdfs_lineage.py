@@ -110,7 +110,7 @@ def test_other_names_are_none_of_ours(text: str) -> None:
     assert FileName.parse(text) is None
 
 
-def test_an_id_tells_its_attempt() -> None:
+def test_an_id_names_its_attempt() -> None:
     upload = new_file_id(7, 3, 258, "0123456789abcdef0123")
     assert str(upload) == "7_00000003000001020123456789abcdef"
     assert attempt_of(upload) == (3, 258)

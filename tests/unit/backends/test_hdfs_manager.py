@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from fake_hdfs_kit import FakeHdfs, FakeWriter, Status
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers import hdfs_client
-from statekeep.backends.blob.managers.hdfs_client import HdfsClient
-from statekeep.backends.blob.managers.hdfs_manager import HdfsBlobStoreManager
-from statekeep.backends.blob.names import temporary_path
 from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.hdfs import client as hdfs_client
+from statekeep.backends.storage.hdfs.client import HdfsClient
+from statekeep.backends.storage.hdfs.manager import HdfsBlobStoreManager
+from statekeep.backends.storage.job_log import BlobJobLog
+from statekeep.backends.storage.names import temporary_path
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.errors import (
     BlobExistsError,
@@ -152,7 +152,7 @@ async def test_a_cancel_does_not_wait_for_what_never_ends(hdfs: FakeHdfs) -> Non
     ],
     ids=["quota", "denied", "safe mode", "unknown"],
 )
-async def test_java_exceptions_are_told_by_what_they_mean(
+async def test_java_exceptions_are_classified_by_what_they_mean(
     hdfs: FakeHdfs, text: str, error: type[Exception], message: str
 ) -> None:
     manager = await ready()
@@ -178,7 +178,7 @@ async def test_a_file_that_arrived_short_gets_no_name(
 
 
 @pytest.mark.asyncio
-async def test_what_is_missing_is_told_by_name(hdfs: FakeHdfs, tmp_path: Path) -> None:
+async def test_what_is_missing_is_named(hdfs: FakeHdfs, tmp_path: Path) -> None:
     manager = await ready()
     with pytest.raises(BlobNotFoundError):
         await manager.get("a")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from statekeep.backends.hdfs import spark_files
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
-from statekeep.backends.hdfs.spark_export import export_snapshot
 from statekeep.backends.hdfs.spark_files import (
+    export_snapshot,
     plan_spark_load,
     read_spark_file,
     write_spark_file,
@@ -186,9 +186,9 @@ async def test_a_directory_of_sparks_is_a_start_and_the_first_commit_is_a_full_s
     start = task.open_attempt(task.seal(content))
     commit = task.record(start, {STORE: Marker("state/0/3/2")})
     assert (await task.restore(commit.checkpoint)).content == {STORE: content}
-    void = task.open_attempt(task.seal({**content, "x": b"void"}))
-    await task.upload(void)
-    task.void(void)
+    aborted = task.open_attempt(task.seal({**content, "x": b"aborted"}))
+    await task.upload(aborted)
+    task.abort(aborted)
     await task.clean_up()  # while the start is retained
     assert list(place.rglob(f"{STORE}/*")) == []
     next_commit = await task.commit(task.seal({**content, "d": b"3"}))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.backends.hdfs import streaming
 from statekeep.backends.hdfs.streaming import FilesAhead
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.errors import BlobNotFoundError
 from statekeep.testing.executor import SerialExecutor
 
@@ -82,7 +82,7 @@ async def test_one_piece_is_fetched_ahead_also_of_the_next_file_and_no_more(tmp_
 
 
 @pytest.mark.asyncio
-async def test_a_file_that_is_gone_is_told_when_its_turn_comes(tmp_path: Path) -> None:
+async def test_a_file_that_is_gone_is_reported_when_its_turn_comes(tmp_path: Path) -> None:
     place, names = await place_with(tmp_path, [b"123"])
     async with FilesAhead(place, [*names, "gone"]) as ahead:
         assert (await ahead.next_piece()).data == b"123"
@@ -93,7 +93,7 @@ async def test_a_file_that_is_gone_is_told_when_its_turn_comes(tmp_path: Path) -
 
 
 @pytest.mark.asyncio
-async def test_whoever_leaves_early_leaves_nothing_running(tmp_path: Path) -> None:
+async def test_a_reader_that_leaves_early_leaves_nothing_running(tmp_path: Path) -> None:
     place, names = await place_with(tmp_path, [b"12345"])
     before = asyncio.all_tasks()
     async with FilesAhead(place, [*names, "gone"]) as ahead:

@@ -196,9 +196,9 @@ async def test_a_store_that_cannot_be_cleaned_up_is_named_and_keeps_no_other_fro
     await task.start()
     await task.commit(task.seal({name: {"a": b"0"} for name in stores}))
     commit = await task.commit(task.seal({name: {"a": b"1"} for name in stores}))
-    void = task.open_attempt(task.seal({name: {"a": b"void"} for name in stores}))
-    markers = await task.upload(void)
-    task.void(void)
+    aborted = task.open_attempt(task.seal({name: {"a": b"aborted"} for name in stores}))
+    markers = await task.upload(aborted)
+    task.abort(aborted)
     (tmp_path / "place" / commit.markers[stores[0]].partition(";")[0]).unlink()
     with pytest.raises(BlobNotFoundError) as raised:
         await task.clean_up()

@@ -12,9 +12,9 @@ from statekeep.backends.blob.codec import Codec, EncodingSettings
 from statekeep.backends.blob.encoded_stream import Encoding
 from statekeep.backends.blob.index import IndexAddition, decode_index, encode_index
 from statekeep.backends.blob.index_blobs import IndexBlobs
-from statekeep.backends.blob.managers.memory_manager import forget_root
-from statekeep.backends.blob.snapshot_policy import MAX_ADDED_DELTAS
+from statekeep.backends.blob.settings import MAX_ADDED_DELTAS
 from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.storage.memory import forget_root
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
 from statekeep.testing.executor import SerialExecutor
 from statekeep.testing.versions import STORE
@@ -30,7 +30,7 @@ def job(tmp_path: Path) -> Iterator[IncrementJob]:
 
 async def commit_often(job: IncrementJob, commits: int) -> list[Made]:
     """Commit an image, and then one changed key so often."""
-    await job.manager.init(None)
+    await job.manager.init()
     made = [await job.commit(job.seal(None, LARGE))]
     for number in range(commits):
         made.append(await job.commit(job.seal(made[-1].version, {b"x": b"%d" % number})))
@@ -69,7 +69,7 @@ async def test_every_commit_restores_its_own_content_whatever_its_index_adds_to(
 async def test_another_process_goes_on_where_the_indexes_stand(job: IncrementJob) -> None:
     made = await commit_often(job, 3)
     job.manager = job.new_manager()
-    await job.manager.init(None)
+    await job.manager.init()
     last = await job.commit(job.seal(made[-1].version, {b"x": b"last"}))
     assert last.index.full_index_blob_id == made[0].marker
     assert [delta.version for delta in last.index.deltas] == [
@@ -114,7 +114,7 @@ async def test_a_lost_index_is_found_when_a_full_one_is_due_and_everything_is_up
     """The manager has read the full one once, as another process wrote it."""
     made = await commit_often(job, 1)
     job.manager = job.new_manager()
-    await job.manager.init(None)
+    await job.manager.init()
     for number in range(1, MAX_ADDED_DELTAS):
         made.append(await job.commit(job.seal(made[-1].version, {b"x": b"%d" % number})))
     await job.blobs.delete(made[lost].marker)

@@ -70,7 +70,7 @@ def test_an_offset_is_what_the_cluster_says() -> None:
 
 
 @pytest.mark.parametrize("is_committed_only", [True, False])
-def test_an_offset_that_no_node_told_is_no_offset(is_committed_only: bool) -> None:  # noqa: FBT001 - a case
+def test_an_offset_that_no_node_reported_is_no_offset(is_committed_only: bool) -> None:  # noqa: FBT001 - a case
     with pytest.raises(RetriableError, match="offsets cannot be read"):
         cluster(-1).end_offsets([PLACE], is_committed_only=is_committed_only)
 

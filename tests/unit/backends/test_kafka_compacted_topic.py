@@ -81,7 +81,7 @@ class Clients:
         self.producers.append(FakeProducer())
         return self.producers[-1]
 
-    def cluster(self, _settings: KafkaSettings) -> FakeCluster:
+    def cluster(self, *_: object) -> FakeCluster:
         self.cluster_count += 1
         return FakeCluster()
 
@@ -212,7 +212,7 @@ class FakeReader:
 async def test_records_that_are_not_wanted_are_dropped_and_come_again_after_a_rewind(
     topic: CompactedTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compacted_topic, "Cluster", lambda _: FullCluster())
+    monkeypatch.setattr(compacted_topic, "Cluster", lambda *_: FullCluster())
     monkeypatch.setattr(compacted_topic, "PartitionReader", FakeReader)
     second = cast("Message", 1)
     assert list(map(str, await topic.read_new(lambda record: record is not second))) == ["0", "2"]

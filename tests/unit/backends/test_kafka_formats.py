@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.kafka.cluster import settings_problem
-from statekeep.backends.kafka.digest import ContentSummary
 from statekeep.backends.kafka.epochs import HEADER, EpochStamp, Owners, check_epoch, given_up
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import (
     ChangelogPartition,
     changelog_partition,
@@ -39,11 +38,11 @@ CONTENTS = st.dictionaries(st.binary(max_size=4), st.binary(max_size=4), max_siz
 
 def test_a_marker_that_cannot_be_verified_is_refused() -> None:
     with pytest.raises(CheckpointCorruptError, match="not a changelog marker"):
-        ChangelogMarker.decode(Marker(GOLDEN.read_text()))
+        KafkaStateCheckpointMarker.decode(Marker(GOLDEN.read_text()))
 
 
 def test_our_marker_has_the_fields_of_samza_and_more() -> None:
-    marker = ChangelogMarker("job-sessions-changelog", 3, 5678, "id", "7_00000000")
+    marker = KafkaStateCheckpointMarker("job-sessions-changelog", 3, 5678, "id", "7_00000000")
     samza = json.loads(GOLDEN.read_text())
     written = json.loads(marker.encode("kafka"))
     assert written | samza == written
@@ -52,8 +51,8 @@ def test_our_marker_has_the_fields_of_samza_and_more() -> None:
 def test_our_golden_marker_has_the_digest_of_the_state_that_it_is_of() -> None:
     text = GOLDEN_WITH_DIGEST.read_text().rstrip()
     content = json.loads((GOLDEN.parent / "jobs" / "content.json").read_bytes())
-    marker = ChangelogMarker.decode(Marker(text))
-    assert marker == ChangelogMarker(
+    marker = KafkaStateCheckpointMarker.decode(Marker(text))
+    assert marker == KafkaStateCheckpointMarker(
         "kafka.orders.main.counts.changelog",
         0,
         41,
@@ -65,16 +64,20 @@ def test_our_golden_marker_has_the_digest_of_the_state_that_it_is_of() -> None:
 
 
 def test_the_system_of_a_marker_is_the_backend() -> None:
-    marker = ChangelogMarker("job-sessions-changelog", 3, 5678).encode("near")
+    marker = KafkaStateCheckpointMarker("job-sessions-changelog", 3, 5678).encode("near")
     assert json.loads(marker)["changelog-ssp"]["system"] == "near"
-    assert ChangelogMarker.decode(marker) == ChangelogMarker("job-sessions-changelog", 3, 5678)
+    assert KafkaStateCheckpointMarker.decode(marker) == KafkaStateCheckpointMarker(
+        "job-sessions-changelog", 3, 5678
+    )
 
 
 @given(CONTENTS, st.integers(0, 1 << 40) | st.none())
 def test_a_marker_reads_back_as_it_was(content: dict[bytes, bytes], offset: int | None) -> None:
     summary = ContentSummary.of(content.items())
-    marker = ChangelogMarker("topic", 2, offset, "id", "7_00000000", summary, start=offset or 0)
-    assert ChangelogMarker.decode(marker.encode("kafka")) == marker
+    marker = KafkaStateCheckpointMarker(
+        "topic", 2, offset, "id", "7_00000000", summary, start=offset or 0
+    )
+    assert KafkaStateCheckpointMarker.decode(marker.encode("kafka")) == marker
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_a_marker_reads_back_as_it_was(content: dict[bytes, bytes], offset: int 
 )
 def test_other_markers_are_refused(text: str) -> None:
     with pytest.raises(CheckpointCorruptError):
-        ChangelogMarker.decode(Marker(text))
+        KafkaStateCheckpointMarker.decode(Marker(text))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_other_markers_are_refused(text: str) -> None:
 )
 def test_a_marker_of_a_version_to_come_is_no_damage(text: str) -> None:
     with pytest.raises(UnknownFormatError, match="version=2"):
-        ChangelogMarker.decode(Marker(text))
+        KafkaStateCheckpointMarker.decode(Marker(text))
 
 
 @given(CONTENTS, CONTENTS)
@@ -276,7 +279,7 @@ def test_of_two_jobs_that_have_given_up_a_changelog_compaction_keeps_both_record
     ],
     ids=str,
 )
-def test_what_a_job_has_given_up_is_nobodys(uids: list[str], is_free: bool) -> None:  # noqa: FBT001 - a case
+def test_what_a_job_has_given_up_is_default(uids: list[str], is_free: bool) -> None:  # noqa: FBT001 - a case
     owners = owners_after(uids)
     with nullcontext() if is_free else pytest.raises(ConfigError):
         owners.check()

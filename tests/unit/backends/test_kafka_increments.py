@@ -11,13 +11,12 @@ from confluent_kafka import Message
 from typing_extensions import override
 
 from statekeep.backends.base import CommitContext
-from statekeep.backends.kafka import images, settled_keys, upload
-from statekeep.backends.kafka.digest import ContentSummary
+from statekeep.backends.kafka import images, upload, written_keys
 from statekeep.backends.kafka.epochs import EpochStamp
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.upload import StorePlace, StoreUpload
+from statekeep.backends.kafka.upload import StorePartition, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2
@@ -65,7 +64,7 @@ class RecordingWriter(ChangelogWriter):
 
     @override
     async def write(
-        self, place: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
+        self, partition: ChangelogPartition, entries: Sequence[Change], headers: Mapping[str, bytes]
     ) -> None:
         self.written += entries
 
@@ -78,7 +77,7 @@ class RecordingWriter(ChangelogWriter):
         self.looks.append(len(self.written))
 
     @override
-    async def _begin(self, place: ChangelogPartition) -> None:
+    async def _begin(self, partition: ChangelogPartition) -> None:
         pass
 
 
@@ -128,13 +127,13 @@ class Lineage:
     age_ms: int = 0
     """Of the base."""
 
-    async def upload(self) -> tuple[ChangelogMarker, list[Change]]:
+    async def upload(self) -> tuple[KafkaStateCheckpointMarker, list[Change]]:
         """Upload the version, and return its marker and what was written."""
         return await self.attempt().run(), self.writer.written
 
     def attempt(self) -> StoreUpload:
         """Return an upload of the version."""
-        marker = ChangelogMarker(
+        marker = KafkaStateCheckpointMarker(
             PLACE.topic,
             PLACE.partition,
             8,
@@ -148,8 +147,9 @@ class Lineage:
             settings=SETTINGS,
             commit=CommitContext(CheckpointId(0, 1), 1, 1, self.version, checkpoint, self.base.id),
             store=STORE,
-            at=StorePlace(PLACE, "topic id", 0, 10 + self.tail_count),
+            at=StorePartition(PLACE, "topic id", 0, 10 + self.tail_count),
             base=marker,
+            changes=self.version.changes_since(STORE, self.base.id),
             is_known_own=True,
             stamp=EpochStamp("77aa", 1, 1),
             writer=self.writer,
@@ -260,7 +260,7 @@ def attempts(lineage: Lineage, monkeypatch: pytest.MonkeyPatch) -> Lineage:
 
 
 async def counts_of(attempts: Lineage, count: int) -> list[int]:
-    """Upload the version again and again, and return how many records each time has written."""
+    """Upload the version repeatedly, and return how many records each time has written."""
     counts: list[int] = []
     for _ in range(count):
         attempts.tail_count = len(attempts.writer.written)
@@ -271,7 +271,7 @@ async def counts_of(attempts: Lineage, count: int) -> list[int]:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("is_merged", [True, False], ids=["merged", "in order"])
-async def test_a_void_attempt_leaves_no_more_than_the_one_before(
+async def test_an_aborted_attempt_leaves_no_more_than_the_one_before(
     attempts: Lineage, monkeypatch: pytest.MonkeyPatch, *, is_merged: bool
 ) -> None:
     if not is_merged:
@@ -285,7 +285,7 @@ async def test_a_void_attempt_leaves_no_more_than_the_one_before(
 async def test_a_tail_of_more_keys_than_fit_in_memory_is_set_right_too(
     attempts: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settled_keys, "_MAX_BYTES", 1)
+    monkeypatch.setattr(written_keys, "_MAX_BYTES", 1)
     await counts_of(attempts, 3)
     last = attempts.writer.written[attempts.tail_count :]
     assert dict(last) == {b"0": b"3", b"1": b"3", b"2": None, b"new": b"2"}
@@ -301,7 +301,7 @@ class Finish:
     """From where to where the changelog was looked at."""
 
     async def run(self, offset: int, *, commit_count: int = 1, found: int = 0) -> int | None:
-        """Return the offset of the marker, where so many records are found by whoever looks."""
+        """Return the offset of the marker, where any reader finds so many records."""
 
         def build(_: object, __: object, start: int, end: int, **___: Any) -> TailReader:
             self.read.append((start, end))
@@ -330,14 +330,16 @@ async def test_records_with_nothing_but_ends_of_transactions_between_them_are_no
 
 
 @pytest.mark.asyncio
-async def test_the_late_end_of_a_transaction_before_is_nobody_elses_record(finish: Finish) -> None:
+async def test_the_late_end_of_an_earlier_transaction_is_no_record_of_another_writer(
+    finish: Finish,
+) -> None:
     assert await finish.run(14, found=4) == 14
     assert finish.read == [(9, 15)]
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("commit_count", [1, 2], ids=["one transaction", "several"])
-async def test_a_record_of_somebody_else_among_them_is_a_reason_to_write_again(
+async def test_a_record_of_another_writer_among_them_is_a_reason_to_write_again(
     finish: Finish, commit_count: int
 ) -> None:
     with pytest.raises(RetriableError, match="records=4 found=5"):

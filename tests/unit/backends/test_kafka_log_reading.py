@@ -1,4 +1,4 @@
-"""A job log in a topic that is trimmed while somebody reads it, without a cluster."""
+"""A job log in a topic that is trimmed while it is read, without a cluster."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -94,7 +94,7 @@ class FakeReader:
 @pytest.fixture
 def topic(monkeypatch: pytest.MonkeyPatch) -> FakeTopic:
     made = FakeTopic()
-    monkeypatch.setattr(job_log, "Cluster", lambda _: made)
+    monkeypatch.setattr(job_log, "Cluster", lambda *_: made)
     monkeypatch.setattr(job_log, "PartitionReader", made.reader)
     return made
 
@@ -126,7 +126,7 @@ async def test_a_damaged_record_of_a_log_is_no_reason_to_read_it_again(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("ask", [KafkaJobLog.is_there, KafkaJobLog.read_floor])
-async def test_whoever_meets_a_record_of_somebody_else_is_told_what_to_do(
+async def test_a_record_of_another_program_is_an_error_that_says_what_to_do(
     log: KafkaJobLog,
     monkeypatch: pytest.MonkeyPatch,
     ask: Callable[[KafkaJobLog], Awaitable[object]],

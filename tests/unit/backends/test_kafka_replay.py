@@ -11,14 +11,12 @@ from typing_extensions import override
 
 from statekeep.backends.base import RestoreContext, TaskIdentity
 from statekeep.backends.kafka import restore
-from statekeep.backends.kafka.cluster import TopicFacts
-from statekeep.backends.kafka.digest import ContentSummary
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.cluster import SharedCluster, TopicFacts
+from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.restore import KafkaRestoreManager
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.shared_cluster import SharedCluster
-from statekeep.backends.wrappers import InFlightLimit
+from statekeep.backends.pacing import InFlightLimit
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.errors import CheckpointCorruptError, RetriableError
@@ -124,7 +122,7 @@ class Replay:
         messages = [FakeMessage(key, value) for key, value in records]
         self.monkeypatch.setattr(FakeReader, "records", messages)
         self.monkeypatch.setattr(restore, "PartitionReader", FakeReader)
-        marker = ChangelogMarker("topic", 0, len(records) - 1, "id", "1_aa", content)
+        marker = KafkaStateCheckpointMarker("topic", 0, len(records) - 1, "id", "1_aa", content)
         manager = KafkaRestoreManager(
             RestoreContext(
                 TASK,
@@ -161,7 +159,7 @@ def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replay:
 async def test_a_changelog_with_every_key_once_is_proven_without_reading_the_store(
     replay: Replay,
 ) -> None:
-    records = [*CONTENT.items(), (None, b"nobody's")]
+    records = [*CONTENT.items(), (None, b"of no key")]
     assert await replay.run(records, ContentSummary.of(CONTENT.items())) == CONTENT
     assert replay.store.scans == 0
 

@@ -11,12 +11,11 @@ from confluent_kafka import Message
 
 from statekeep.backends.base import RestoreContext, TaskIdentity
 from statekeep.backends.kafka import restore
-from statekeep.backends.kafka.cluster import TopicFacts
+from statekeep.backends.kafka.cluster import SharedCluster, TopicFacts
 from statekeep.backends.kafka.factory import KafkaBackendFactory
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.restore import REPLAYS_AT_ONCE
-from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.errors import RetriableError
@@ -120,7 +119,7 @@ async def restore_task(factory: KafkaBackendFactory, task: TaskName, directory: 
             FakeClock(),
         )
     )
-    marker = ChangelogMarker("topic", 0, 0).encode(KAFKA)
+    marker = KafkaStateCheckpointMarker("topic", 0, 0).encode(KAFKA)
     markers = {KAFKA: dict.fromkeys(STORES, marker)}
     await manager.init(CheckpointV2(CheckpointId(0, 1), {}, markers))
     await manager.restore()
@@ -136,7 +135,7 @@ async def test_the_replays_of_all_tasks_and_stores_are_bounded_together(
 
 
 @pytest.mark.asyncio
-async def test_a_replay_that_fails_leaves_its_place_to_the_next(
+async def test_a_replay_that_fails_frees_its_turn_for_the_next(
     readers: Readers, tmp_path: Path
 ) -> None:
     readers.fails_from = 1

@@ -10,8 +10,8 @@ from statekeep.backends.kafka import clients
 from statekeep.backends.kafka.admin import KafkaAdmin
 from statekeep.backends.kafka.backup import KafkaBackupManager
 from statekeep.backends.kafka.clients import build_admin, build_consumer, build_producer
+from statekeep.backends.kafka.cluster import SharedCluster
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.shared_cluster import SharedCluster
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
@@ -142,7 +142,7 @@ def test_a_client_setting_that_the_library_refuses_is_named_and_its_value_is_not
     assert caught.value.__cause__ is None
 
 
-def test_a_consumer_fetches_eight_mib_ahead_unless_it_is_told_otherwise(
+def test_a_consumer_fetches_eight_mib_ahead_unless_settings_say_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built: list[Mapping[str, object]] = []
@@ -154,7 +154,7 @@ def test_a_consumer_fetches_eight_mib_ahead_unless_it_is_told_otherwise(
 
 def test_clients_are_built_without_reaching_the_cluster() -> None:
     settings = KafkaSettings.parse("kafka", SERVERS)
-    # Where nobody listens a producer says so in its queue of events, and goes on.
+    # Without a server a producer says so in its queue of events, and goes on.
     assert isinstance(build_producer(settings, "id", lambda _: None), Producer)
     build_consumer(settings, is_committed_only=True).close()
     build_admin(settings)

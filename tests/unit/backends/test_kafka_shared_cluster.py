@@ -5,14 +5,14 @@ import weakref
 import pytest
 
 from statekeep.backends.kafka import cluster
+from statekeep.backends.kafka.cluster import SharedCluster
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.kafka.shared_cluster import SharedCluster
 
 SETTINGS = KafkaSettings(servers="127.0.0.1:1", topic_prefix="kafka")
 
 
 class FakeClient:
-    """Stands for the library's: released when nobody refers to it any more."""
+    """Stands for the library's: released when nothing refers to it any more."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[FakeClient]":
     return alive
 
 
-def test_whoever_asks_gets_the_same_client(clients: "weakref.WeakSet[FakeClient]") -> None:
+def test_every_caller_gets_the_same_client(clients: "weakref.WeakSet[FakeClient]") -> None:
     shared = SharedCluster(SETTINGS)
     assert not clients
     assert shared.borrow() is shared.borrow()

@@ -7,8 +7,7 @@ from unittest.mock import patch
 import pytest
 from increments_kit import IncrementJob, folded
 
-from statekeep.backends.blob import snapshot_policy
-from statekeep.backends.blob.managers.memory_manager import forget_root
+from statekeep.backends.storage.memory import forget_root
 
 
 def values(count: int, seed: int) -> dict[bytes, bytes]:
@@ -23,10 +22,10 @@ async def test_a_delta_above_the_size_of_a_part_is_stored_and_restored(
     tmp_path: Path, form: dict[str, str]
 ) -> None:
     job = IncrementJob(tmp_path, settings={"part.bytes": "1MiB", **form})
-    await job.manager.init(None)
+    await job.manager.init()
     base, changes = values(4000, seed=1), values(600, seed=2)
     first = await job.commit(job.seal(None, base))
-    with patch.object(snapshot_policy, "_FREE_DELTA_BYTES", 100 << 20):
+    with patch("statekeep.backends.blob.settings._FREE_DELTA_BYTES", 100 << 20):
         second = await job.commit(job.seal(first.version, changes))
     (delta,) = second.index.deltas
     assert delta.size > 1 << 20

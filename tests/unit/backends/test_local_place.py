@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeep.backends.blob.managers import local_place
-from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.backends.storage import local as local_files
+from statekeep.backends.storage.local import LocalClient
 
 
 def files_below(root: Path) -> list[str]:
@@ -31,7 +31,7 @@ def test_directory_that_goes_while_it_is_made_is_made_again(
 
     monkeypatch.setattr(Path, "mkdir", mkdir_late)
 
-    LocalPlace(tmp_path).put("a/b", b"x", if_absent=True)
+    LocalClient(tmp_path).write("a/b", b"x", if_absent=True)
 
     assert files_below(tmp_path) == ["a/b"]
 
@@ -39,7 +39,7 @@ def test_directory_that_goes_while_it_is_made_is_made_again(
 def test_of_eight_racing_threads_one_creates(tmp_path: Path) -> None:
     def create(racer: int, position: int) -> bool:
         try:
-            LocalPlace(tmp_path).put(f"log/{position}", b"%d" % racer, if_absent=True)
+            LocalClient(tmp_path).write(f"log/{position}", b"%d" % racer, if_absent=True)
         except FileExistsError:
             return False
         return True
@@ -55,13 +55,13 @@ def test_of_eight_racing_threads_one_creates(tmp_path: Path) -> None:
 _RACER = """
 import sys
 from pathlib import Path
-from statekeep.backends.blob.managers import local_place
-from statekeep.backends.blob.managers.local_place import LocalPlace
-place, won = LocalPlace(Path(sys.argv[1])), []
+from statekeep.backends.storage import local as local_files
+from statekeep.backends.storage.local import LocalClient
+place, won = LocalClient(Path(sys.argv[1])), []
 sys.stdin.readline()
 for position in range(20):
     try:
-        place.put(f"log/{position}", sys.argv[2].encode(), if_absent=True)
+        place.write(f"log/{position}", sys.argv[2].encode(), if_absent=True)
     except FileExistsError:
         continue
     won.append(position)
@@ -93,11 +93,11 @@ def test_of_four_racing_processes_one_creates(tmp_path: Path) -> None:
 
 
 def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
-    place = LocalPlace(tmp_path)
+    place = LocalClient(tmp_path)
 
     def put_and_delete(racer: int) -> None:
         for turn in range(10):
-            place.put(f"a/b/{racer}-{turn}", b"x", if_absent=True)
+            place.write(f"a/b/{racer}-{turn}", b"x", if_absent=True)
             place.delete(f"a/b/{racer}-{turn}")
 
     with ThreadPoolExecutor(4) as pool:
@@ -109,7 +109,7 @@ def test_puts_and_deletes_in_one_directory_do_not_disturb_each_other(tmp_path: P
 def test_put_whose_directory_goes_while_its_file_is_opened_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = LocalPlace(tmp_path)
+    place = LocalClient(tmp_path)
     really_open = os.open
     removals = 0
 
@@ -122,10 +122,10 @@ def test_put_whose_directory_goes_while_its_file_is_opened_is_done_again(
         return really_open(path, flags, mode)
 
     monkeypatch.setattr(os, "open", open_as_ext4_does)
-    place.put("a/b", b"x", if_absent=True)
+    place.write("a/b", b"x", if_absent=True)
 
     assert removals == 1
-    assert place.read("a/b", 0, None) == b"x"
+    assert place.read("a/b", 0, 9).data == b"x"
 
 
 @pytest.mark.parametrize("has_unnamed_files", [True, False], ids=["unnamed", "named"])
@@ -133,13 +133,13 @@ def test_blobs_are_for_their_user_alone_whatever_the_umask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_unnamed_files: bool
 ) -> None:
     if not has_unnamed_files:
-        monkeypatch.setattr(local_place, "_OPEN_FILES", tmp_path / "nothing")
+        monkeypatch.setattr(local_files, "_OPEN_FILES", tmp_path / "nothing")
     before = os.umask(0)
     try:
-        place = LocalPlace(tmp_path / "new" / "root")
+        place = LocalClient(tmp_path / "new" / "root")
         place.check()
-        place.put("a/b", b"x", if_absent=True)
-        place.put("a/b", b"y", if_absent=False)
+        place.write("a/b", b"x", if_absent=True)
+        place.write("a/b", b"y", if_absent=False)
     finally:
         os.umask(before)
     assert [mode for mode in modes_below(tmp_path) if mode & 0o077] == []
@@ -147,9 +147,9 @@ def test_blobs_are_for_their_user_alone_whatever_the_umask(
 
 def test_blobs_below_a_root_that_is_shared_with_its_group_are_shared_too(tmp_path: Path) -> None:
     tmp_path.chmod(0o2770)
-    place = LocalPlace(tmp_path)
+    place = LocalClient(tmp_path)
     place.check()
-    place.put("a/b", b"x", if_absent=True)
+    place.write("a/b", b"x", if_absent=True)
     assert modes_below(tmp_path) == [0o2770, 0o660]
 
 

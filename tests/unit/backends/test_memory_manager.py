@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from log_kit import InlineExecutor
 
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 
 pytestmark = pytest.mark.asyncio
@@ -29,7 +29,7 @@ async def test_managers_of_one_root_share_blobs_until_it_is_forgotten(
     assert await MemoryBlobStoreManager("shared", executor).list("") == []
 
 
-async def test_taken_and_missing_names_are_told(executor: InlineExecutor) -> None:
+async def test_taken_and_missing_names_are_reported(executor: InlineExecutor) -> None:
     blobs = MemoryBlobStoreManager("names", executor)
     await blobs.put("a", b"x", METADATA, if_absent=True)
 

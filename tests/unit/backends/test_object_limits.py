@@ -12,10 +12,9 @@ from lagging_kit import OverlappingCalls
 from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.object_client import ObjectRange, ObjectStamps
-from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
 from statekeep.backends.blob_store import MAX_FILE_BYTES
-from statekeep.backends.pacing import TokenBucket
+from statekeep.backends.storage.client import ObjectRange, ObjectStamps
+from statekeep.backends.storage.manager import StorageManager
 from statekeep.errors import (
     RetriableError,
     ThrottledError,
@@ -48,7 +47,7 @@ class Counted(bytes):
 
 
 class CountedReads(ObjectsInMemory):
-    """Gives parts that are counted as long as anybody holds them."""
+    """Gives parts that are counted as long as they are referenced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ def source(tmp_path: Path) -> Path:
 @pytest_asyncio.fixture
 async def crowd(
     client: ObjectsInMemory,
-) -> AsyncIterator[tuple[OverlappingCalls, list[ObjectBlobStoreManager]]]:
+) -> AsyncIterator[tuple[OverlappingCalls, list[StorageManager]]]:
     """Managers of three tasks with the bounds of one container."""
     executor = OverlappingCalls()
     rig = ObjectStoreRig(client, executor, buffer_bytes=25)
@@ -96,13 +95,13 @@ async def crowd(
 @pytest.mark.asyncio
 async def test_restored_parts_in_memory_never_exceed_the_buffer(
     client: CountedReads,
-    crowd: tuple[OverlappingCalls, list[ObjectBlobStoreManager]],
+    crowd: tuple[OverlappingCalls, list[StorageManager]],
     tmp_path: Path,
 ) -> None:
     _, managers = crowd
     contents = {f"a/{number}": bytes([number]) * 95 for number in range(6)}
     client.objects.update(contents)
-    # Ranges fail or come short now and then: whoever holds memory then must not stop the others.
+    # Ranges fail or come short now and then: a task that holds memory then must not stop the others.
     client.before = Failing("read 20", RetriableError("lost"), times=3)
     downloads = [
         manager.download(name, tmp_path / name[2:], ignore_bytes, max_bytes=MAX_FILE_BYTES)
@@ -118,7 +117,7 @@ async def test_restored_parts_in_memory_never_exceed_the_buffer(
 @pytest.mark.asyncio
 async def test_sent_parts_in_memory_never_exceed_the_buffer(
     client: ObjectsInMemory,
-    crowd: tuple[OverlappingCalls, list[ObjectBlobStoreManager]],
+    crowd: tuple[OverlappingCalls, list[StorageManager]],
     source: Path,
     tmp_path: Path,
 ) -> None:
@@ -137,7 +136,7 @@ async def test_sent_parts_in_memory_never_exceed_the_buffer(
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("tasks", "most"), [(1, 4), (3, 8)], ids=["a task", "a container"])
 async def test_no_more_requests_are_under_way_than_a_task_and_a_container_may_have(
-    crowd: tuple[OverlappingCalls, list[ObjectBlobStoreManager]], tasks: int, most: int
+    crowd: tuple[OverlappingCalls, list[StorageManager]], tasks: int, most: int
 ) -> None:
     executor, managers = crowd
     await asyncio.gather(
@@ -180,8 +179,7 @@ async def test_all_transfers_rest_after_a_throttled_request() -> None:
 @pytest.mark.asyncio
 async def test_bytes_wait_for_the_bandwidth(client: ObjectsInMemory) -> None:
     clock = FakeClock()
-    bucket = TokenBucket(10, clock)
-    rig = ObjectStoreRig(client, SerialExecutor(), clock, bandwidth=bucket)
+    rig = ObjectStoreRig(client, SerialExecutor(), clock, bytes_per_second=10)
     manager = rig.manager()
     await manager.init()
     for number in range(5):
@@ -196,9 +194,7 @@ async def test_a_small_blob_pays_for_its_own_bytes_and_not_for_a_part(
     client: ObjectsInMemory, tmp_path: Path
 ) -> None:
     clock = FakeClock()
-    rig = ObjectStoreRig(
-        client, SerialExecutor(), clock, part_bytes=1000, bandwidth=TokenBucket(10, clock)
-    )
+    rig = ObjectStoreRig(client, SerialExecutor(), clock, part_bytes=1000, bytes_per_second=10)
     manager = rig.manager()
     await manager.init()
     client.objects["a/1"] = bytes(30)

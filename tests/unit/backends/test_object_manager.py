@@ -15,10 +15,10 @@ from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.blob.managers.object_client import ObjectRange, ObjectStamps, PartLimits
-from statekeep.backends.blob.managers.object_manager import ObjectBlobStoreManager
-from statekeep.backends.blob.managers.parts import cut, fitting_part_bytes
 from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobStoreManager
+from statekeep.backends.storage.client import ObjectRange, ObjectStamps, PartLimits
+from statekeep.backends.storage.manager import StorageManager
+from statekeep.backends.storage.transfers import cut, fitting_part_bytes
 from statekeep.errors import (
     BackendClosedError,
     BlobExistsError,
@@ -59,7 +59,7 @@ def rig(client: ObjectsInMemory) -> ObjectStoreRig:
 
 
 @pytest_asyncio.fixture
-async def manager(rig: ObjectStoreRig) -> AsyncIterator[ObjectBlobStoreManager]:
+async def manager(rig: ObjectStoreRig) -> AsyncIterator[StorageManager]:
     manager = rig.manager()
     await manager.init()
     yield manager
@@ -75,7 +75,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.mark.asyncio
 async def test_a_file_above_the_part_size_goes_up_in_parts(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+    manager: StorageManager, client: ObjectsInMemory, source: Path
 ) -> None:
     await manager.put("a/1", source, METADATA)
     assert client.objects == {"a/1": CONTENT}
@@ -86,7 +86,7 @@ async def test_a_file_above_the_part_size_goes_up_in_parts(
 
 @pytest.mark.asyncio
 async def test_a_small_blob_comes_down_with_one_request(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, tmp_path: Path
+    manager: StorageManager, client: ObjectsInMemory, tmp_path: Path
 ) -> None:
     await manager.put("a/1", b"small", METADATA)
     await manager.download("a/1", tmp_path / "target", ignore_bytes, max_bytes=MAX_FILE_BYTES)
@@ -96,7 +96,7 @@ async def test_a_small_blob_comes_down_with_one_request(
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.asyncio
 async def test_a_failed_part_is_sent_again_alone(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path, moment: str
+    manager: StorageManager, client: ObjectsInMemory, source: Path, moment: str
 ) -> None:
     setattr(client, moment, Failing("part 3", RetriableError("lost"), times=2))
     await manager.put("a/1", source, METADATA)
@@ -107,7 +107,7 @@ async def test_a_failed_part_is_sent_again_alone(
 
 @pytest.mark.asyncio
 async def test_a_failed_range_is_fetched_again_alone(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path, tmp_path: Path
+    manager: StorageManager, client: ObjectsInMemory, source: Path, tmp_path: Path
 ) -> None:
     await manager.put("a/1", source, METADATA)
     client.before = Failing("read 30", RetriableError("lost"), times=2)
@@ -124,7 +124,7 @@ async def test_a_failed_range_is_fetched_again_alone(
 
 @pytest.mark.asyncio
 async def test_an_upload_that_fails_for_good_leaves_neither_blob_nor_parts(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+    manager: StorageManager, client: ObjectsInMemory, source: Path
 ) -> None:
     client.before = Failing("part 3", ConfigError("no"), times=1)
     with pytest.raises(ConfigError):
@@ -134,7 +134,7 @@ async def test_an_upload_that_fails_for_good_leaves_neither_blob_nor_parts(
 
 @pytest.mark.asyncio
 async def test_a_cancelled_upload_leaves_neither_blob_nor_parts(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+    manager: StorageManager, client: ObjectsInMemory, source: Path
 ) -> None:
     task = asyncio.create_task(manager.put("a/1", source, METADATA))
     while "part 1" not in client.requests:
@@ -168,8 +168,8 @@ async def test_a_cancel_drops_an_upload_only_after_its_requests_under_way(
 
 
 @pytest.mark.asyncio
-async def test_what_killed_uploads_have_left_goes_where_nobody_is_at_work_any_more(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory
+async def test_what_killed_uploads_have_left_is_removed_once_no_upload_runs(
+    manager: StorageManager, client: ObjectsInMemory
 ) -> None:
     stamps = ObjectStamps({})
     for name in ("a/1-1/x", "a/1-2/x", "b/1-1/x"):
@@ -190,7 +190,7 @@ async def test_what_killed_uploads_have_left_goes_where_nobody_is_at_work_any_mo
     ],
 )
 async def test_a_request_deletes_as_many_as_it_takes_where_there_is_such_a_request(
-    manager: ObjectBlobStoreManager,
+    manager: StorageManager,
     client: ObjectsInMemory,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception | None,
@@ -207,8 +207,8 @@ async def test_a_request_deletes_as_many_as_it_takes_where_there_is_such_a_reque
 
 
 @pytest.mark.asyncio
-async def test_a_store_that_lists_no_unfinished_uploads_is_told_of_once(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, caplog: pytest.LogCaptureFixture
+async def test_a_store_that_lists_no_unfinished_uploads_is_reported_once(
+    manager: StorageManager, client: ObjectsInMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.before = Failing("unfinished", ConfigError("access denied"), times=2)
     for _ in range(2):
@@ -220,7 +220,7 @@ async def test_a_store_that_lists_no_unfinished_uploads_is_told_of_once(
 
 @pytest.mark.asyncio
 async def test_an_end_of_an_upload_that_landed_unheard_counts(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+    manager: StorageManager, client: ObjectsInMemory, source: Path
 ) -> None:
     client.after = Failing("complete", RetriableError("answer lost"))
     await manager.put("a/1", source, METADATA)
@@ -229,7 +229,7 @@ async def test_an_end_of_an_upload_that_landed_unheard_counts(
 
 @pytest.mark.asyncio
 async def test_an_upload_that_is_gone_without_a_blob_does_not_count(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+    manager: StorageManager, client: ObjectsInMemory, source: Path
 ) -> None:
     def expire(request: str) -> None:
         if request == "complete":
@@ -241,8 +241,8 @@ async def test_an_upload_that_is_gone_without_a_blob_does_not_count(
 
 
 @pytest.mark.asyncio
-async def test_a_create_in_parts_that_landed_unheard_is_told_as_taken(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+async def test_a_create_in_parts_whose_answer_was_lost_is_reported_as_taken(
+    manager: StorageManager, client: ObjectsInMemory, source: Path
 ) -> None:
     client.after = Failing("complete", RetriableError("answer lost"))
     with pytest.raises(BlobExistsError):
@@ -251,7 +251,7 @@ async def test_a_create_in_parts_that_landed_unheard_is_told_as_taken(
 
 @pytest.mark.asyncio
 async def test_a_file_that_shrinks_while_it_is_sent_is_no_backup(
-    manager: ObjectBlobStoreManager, client: ObjectsInMemory, source: Path
+    manager: StorageManager, client: ObjectsInMemory, source: Path
 ) -> None:
     def shrink(request: str) -> None:
         if request == "begin":
@@ -265,7 +265,7 @@ async def test_a_file_that_shrinks_while_it_is_sent_is_no_backup(
 
 @pytest.mark.asyncio
 async def test_a_range_that_comes_short_is_fetched_again(
-    manager: ObjectBlobStoreManager,
+    manager: StorageManager,
     client: ObjectsInMemory,
     source: Path,
     tmp_path: Path,

@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.object_places import ObjectPlace
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.locations import Bucket, Location
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError
@@ -33,15 +33,27 @@ ACCOUNT = "https://account.blob.core.windows.net"
         ),
     ],
 )
-def test_a_uri_tells_the_place(uri: str, bucket: str, prefix: str, account_url: str | None) -> None:
-    place = ObjectPlace.parse(uri, "key")
-    assert place is not None
-    assert (place.bucket, place.prefix, place.account_url) == (bucket, prefix, account_url)
+def test_a_uri_names_the_location(
+    uri: str, bucket: str, prefix: str, account_url: str | None
+) -> None:
+    assert Location(uri).bucket() == Bucket(bucket, prefix, account_url)
 
 
-@pytest.mark.parametrize("uri", ["file:///a", "gs://bucket/a", "/a", "hdfs://host/a"])
-def test_other_schemes_are_left_to_fsspec(uri: str) -> None:
-    assert ObjectPlace.parse(uri, "key") is None
+@pytest.mark.parametrize(
+    ("uri", "module"),
+    [
+        ("s3a://bucket/a", "s3"),
+        ("abfss://c@account.dfs.core.windows.net/a", "azure"),
+        ("gs://bucket/a", "gcs"),
+        ("ssh://host/a", "sftp"),
+        ("viewfs://host/a", "hdfs.manager"),
+        ("webhdfs://host/a", "fsspec_client"),
+        ("file:///a", "fsspec_client"),
+        ("/a", "fsspec_client"),
+    ],
+)
+def test_a_scheme_names_the_kind_of_store(uri: str, module: str) -> None:
+    assert Location(uri).kind.module == module
 
 
 @pytest.mark.parametrize(
@@ -54,14 +66,14 @@ def test_other_schemes_are_left_to_fsspec(uri: str) -> None:
         "abfs://user:hidden@account/a",
     ],
 )
-def test_a_uri_with_more_than_a_place_is_refused_unquoted(uri: str) -> None:
-    with pytest.raises(ConfigError, match="not a place in an object store") as caught:
+def test_a_uri_with_more_than_a_location_is_refused_unquoted(uri: str) -> None:
+    with pytest.raises(ConfigError, match="not a location in an object store") as caught:
         BlobBackendFactory(BackendName("b"), {"uri": uri})
     assert caught.value.key == "backends.b.uri"
     assert "hidden" not in str(caught.value)
 
 
-def test_storage_options_are_refused_where_nobody_would_read_them() -> None:
+def test_storage_options_are_refused_where_no_client_reads_them() -> None:
     with pytest.raises(ConfigError, match="storage options"):
         BlobBackendFactory(
             BackendName("b"), {"uri": "s3://bucket/a", "storage.options.key": "hidden"}
@@ -90,10 +102,10 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     [("s3://bucket/a", "boto3", "s3"), ("az://container/a", "azure.storage.blob", "azure")],
 )
 @pytest.mark.asyncio
-async def test_a_missing_package_is_told_with_the_extra_that_brings_it(
+async def test_a_missing_package_is_reported_with_the_extra_that_brings_it(
     uri: str, package: str, extra: str, hidden: Callable[[str, str], None]
 ) -> None:
-    hidden(package, f"statekeep.backends.blob.managers.{extra}_client")
+    hidden(package, f"statekeep.backends.storage.{extra}")
     manager = manager_of(uri)
     with pytest.raises(ConfigError, match="missing") as caught:
         await manager.init()
@@ -102,7 +114,7 @@ async def test_a_missing_package_is_told_with_the_extra_that_brings_it(
 
 
 @pytest.mark.asyncio
-async def test_an_azure_place_without_an_account_is_refused(
+async def test_an_azure_location_without_an_account_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"):
@@ -117,7 +129,7 @@ async def test_an_azure_place_without_an_account_is_refused(
 @pytest.mark.parametrize(
     ("uri", "key"), [("s3://bucket/a", "s3.ca.bundle"), ("az://container/a", "azure.ca.bundle")]
 )
-async def test_a_file_of_certificates_that_is_not_there_is_told_before_any_request(
+async def test_a_file_of_certificates_that_is_not_there_is_reported_before_any_request(
     uri: str, key: str, tmp_path: Path
 ) -> None:
     manager = manager_of(uri, **{key: str(tmp_path / "ca.pem")})

@@ -1,6 +1,5 @@
 """What a start finds out about an object store, and what it leaves there."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,9 +7,8 @@ from object_store_kit import Failing, ObjectsInMemory
 from typing_extensions import override
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.object_client import ObjectStamps
-from statekeep.backends.blob.managers.object_places import ObjectPlace
-from statekeep.backends.blob.managers.object_store_settings import AzureSettings, S3Settings
+from statekeep.backends.storage.client import ObjectStamps
+from statekeep.backends.storage.locations import Location
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.testing.clock import FakeClock
@@ -68,20 +66,17 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PickyStore:
     """One store for all clients, each of which sends what its settings say."""
     store = PickyStore()
 
-    def factory(
-        place: ObjectPlace, s3: S3Settings, azure: AzureSettings, connections: int
-    ) -> Callable[[], PickyStore]:
-        sends = set(s3.plainer() if place.scheme == "s3" else azure.plainer())
-        return lambda: PickyStore(
+    def open_client(location: Location) -> PickyStore:
+        return PickyStore(
             objects=store.objects,
             uploads=store.uploads,
             names=store.names,
             after=store.after,
             refuses=store.refuses,
-            sends=sends,
+            sends=set(location.plainer()),
         )
 
-    monkeypatch.setattr(ObjectPlace, "client_factory", factory)
+    monkeypatch.setattr(Location, "open_client", open_client)
     return store
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from statekeep.backends.blob.managers.ordered_file import OrderedFile
+from statekeep.backends.storage.transfers import OrderedFile
 from statekeep.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def test_parts_are_written_and_hashed_in_their_order(order: Sequence[int]) -> No
         assert target.read_bytes() == b"".join(parts)
 
 
-def test_many_threads_bring_a_file_and_each_part_is_told_as_written(tmp_path: Path) -> None:
+def test_many_threads_bring_a_file_and_each_part_is_reported_as_written(tmp_path: Path) -> None:
     parts = [bytes([number % 251]) * 5_000 for number in range(400)]
     file = OrderedFile(tmp_path / "target")
     with ThreadPoolExecutor(8) as pool:
@@ -49,7 +49,7 @@ def test_many_threads_bring_a_file_and_each_part_is_told_as_written(tmp_path: Pa
     assert (tmp_path / "target").read_bytes() == b"".join(parts)
 
 
-def test_what_is_written_or_comes_too_late_is_held_by_nobody(tmp_path: Path) -> None:
+def test_what_is_written_or_comes_too_late_is_not_kept_in_memory(tmp_path: Path) -> None:
     file, held = OrderedFile(tmp_path / "target"), set[int]()
 
     class Held(bytes):

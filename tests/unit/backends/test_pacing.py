@@ -25,7 +25,7 @@ def test_a_rate_is_kept_but_for_one_second_saved_up(sizes: list[int], rate: int)
 
 
 @pytest.mark.asyncio
-async def test_nobody_is_overtaken_in_a_budget() -> None:
+async def test_no_caller_is_overtaken_in_a_budget() -> None:
     budget = ByteBudget(10)
     order: list[str] = []
 

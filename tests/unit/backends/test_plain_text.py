@@ -2,11 +2,11 @@
 
 import pytest
 
-from statekeep.backends.blob.managers.azure_client import AzureClient
-from statekeep.backends.blob.managers.gcs_place import GcsPlace
-from statekeep.backends.blob.managers.object_store_settings import AzureSettings, S3Settings
-from statekeep.backends.blob.managers.s3_client import S3Client
 from statekeep.backends.plain_text import warn_of_plain_brokers, warn_of_plain_url
+from statekeep.backends.storage.azure import AzureClient
+from statekeep.backends.storage.gcs import GcsClient
+from statekeep.backends.storage.s3 import S3Client
+from statekeep.config.blob_settings import AzureSettings, S3Settings
 
 FAR, NEAR = "http://storage.example:9000", "http://127.0.0.1:9000"
 
@@ -70,6 +70,6 @@ def test_every_client_warns_when_it_is_made(
     assert not caplog.records
     S3Client("bucket", "", S3Settings(region="r", endpoint=endpoint), 1)
     AzureClient("container", "", endpoint, AzureSettings(), 1)
-    GcsPlace("gs://bucket/a", {"endpoint_url": endpoint, "token": "anon"})
+    GcsClient("gs://bucket/a", {"endpoint_url": endpoint, "token": "anon"}, "gs://bucket/a")
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == (3 if is_warned_of else 0)

@@ -4,6 +4,7 @@ import errno
 import io
 import socket
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from requests import PreparedRequest, Response
 from requests.adapters import BaseAdapter
 from typing_extensions import override
 
-from statekeep.backends.blob.managers import renaming_place
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
-from statekeep.backends.blob.managers.renaming_place import RenamingPlace, renames_atomically
-from statekeep.backends.blob.names import temporary_path
+from statekeep.backends.storage import fsspec_client
+from statekeep.backends.storage.client import ObjectRange
+from statekeep.backends.storage.fsspec_client import RenamingClient, renames_atomically
+from statekeep.backends.storage.names import temporary_path
 from statekeep.errors import RetriableError
 from statekeep.testing.executor import SerialExecutor
+from statekeep.testing.storage import bare_manager
 
 RENAME = "mv"
 QUOTA = 'RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "The DiskSpace'
@@ -68,8 +70,14 @@ def fs() -> FakeHdfs:
 
 
 @pytest.fixture
-def place(fs: FakeHdfs) -> RenamingPlace:
-    return RenamingPlace(fs, "/place")
+def place(fs: FakeHdfs) -> RenamingClient:
+    return RenamingClient(fs, "/place")
+
+
+def remove_unfinished(place: RenamingClient, prefix: str, is_closed: Callable[[str], bool]) -> None:
+    for each in place.unfinished(prefix):
+        if is_closed(each.name):
+            place.abort(each.name, each.upload)
 
 
 def test_it_is_for_filesystems_that_rename_as_hdfs_does(fs: FakeHdfs) -> None:
@@ -78,28 +86,28 @@ def test_it_is_for_filesystems_that_rename_as_hdfs_does(fs: FakeHdfs) -> None:
 
 
 def test_what_a_killed_put_has_left_is_removed_by_the_name_that_it_was_to_have(
-    place: RenamingPlace, fs: FakeHdfs
+    place: RenamingClient, fs: FakeHdfs
 ) -> None:
     names = ["a/b", "a/below/b", "c/b"]
     for name in names:
         fs.pipe_file(temporary_path(f"/place/{name}", "ab12"), b"half")
-    place.put("a/whole", b"whole", if_absent=False)
+    place.write("a/whole", b"whole", if_absent=False)
     told: list[str] = []
 
     def is_closed(name: str) -> bool:
         told.append(name)
         return name == "a/b"
 
-    place.remove_unfinished("a/", is_closed)
+    remove_unfinished(place, "a/", is_closed)
     assert sorted(told) == ["a/b", "a/below/b"]
-    place.remove_unfinished("", lambda name: name == "c/b")
+    remove_unfinished(place, "", lambda name: name == "c/b")
     assert set(fs.store) == {"/place/a/whole", temporary_path("/place/a/below/b", "ab12")}
 
 
-def test_a_directory_goes_with_the_last_file_in_it(place: RenamingPlace, fs: FakeHdfs) -> None:
+def test_a_directory_goes_with_the_last_file_in_it(place: RenamingClient, fs: FakeHdfs) -> None:
     fs.makedirs("/place/a/b")
     for name in ["a/b/1", "a/b/2", "a/3"]:
-        place.put(name, b"x", if_absent=True)
+        place.write(name, b"x", if_absent=True)
     place.delete("a/b/1")
     assert fs.isdir("/place/a/b")
     place.delete("a/b/2")
@@ -107,9 +115,9 @@ def test_a_directory_goes_with_the_last_file_in_it(place: RenamingPlace, fs: Fak
 
 
 def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
-    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+    place: RenamingClient, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.put("a/b/1", b"x", if_absent=True)
+    place.write("a/b/1", b"x", if_absent=True)
     assert list(place.list("none/")) == []
     listed = fs.ls
 
@@ -124,40 +132,40 @@ def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
 
 
 def test_a_put_whose_temporary_file_was_swept_may_be_repeated(
-    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+    place: RenamingClient, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = fs.mv
 
     def rename_late(path1: str, path2: str) -> None:
-        place.remove_unfinished("", lambda name: True)
+        remove_unfinished(place, "", lambda name: True)
         rename(path1, path2)
 
     with monkeypatch.context() as patch:
         patch.setattr(fs, "mv", rename_late)
         with pytest.raises(RetriableError, match="temporary file is gone"):
-            place.put("a", b"x", if_absent=True)
+            place.write("a", b"x", if_absent=True)
     assert list(place.list("")) == []
-    place.put("a", b"x", if_absent=True)
+    place.write("a", b"x", if_absent=True)
 
 
 def test_a_put_whose_temporary_file_is_swept_before_the_rename_may_be_repeated(
-    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+    place: RenamingClient, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = fs.info
 
     def look_late(path: str) -> Any:
-        place.remove_unfinished("", lambda name: True)
+        remove_unfinished(place, "", lambda name: True)
         return look(path)
 
     monkeypatch.setattr(fs, "info", look_late)
     with pytest.raises(RetriableError, match="temporary file is gone"):
-        place.put("a", b"x", if_absent=False)
+        place.write("a", b"x", if_absent=False)
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["raises", "says nothing"])
 @pytest.mark.parametrize("other", [b"theirs", b"longer than ours"], ids=["same size", "longer"])
 def test_a_name_that_another_took_while_the_temporary_file_was_swept_is_not_ours(
-    place: RenamingPlace,
+    place: RenamingClient,
     fs: FakeHdfs,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -171,37 +179,37 @@ def test_a_name_that_another_took_while_the_temporary_file_was_swept_is_not_ours
 
     def rename_late(path1: str, path2: str) -> None:
         monkeypatch.setattr(fs, "mv", rename)
-        place.put("a", other, if_absent=True)
-        place.remove_unfinished("", lambda name: True)
+        place.write("a", other, if_absent=True)
+        remove_unfinished(place, "", lambda name: True)
         if not is_silent:
             raise FileNotFoundError(path1)
 
     for content in (b"ours! ", path):
         monkeypatch.setattr(fs, "mv", rename_late)
         with pytest.raises(FileExistsError):
-            place.put("a", content, if_absent=True)
-        assert place.read("a", 0, None) == other
+            place.write("a", content, if_absent=True)
+        assert place.read("a", 0, 99).data == other
         place.delete("a")
 
 
 def test_a_name_that_goes_again_at_once_may_be_tried_for_again(
-    place: RenamingPlace, monkeypatch: pytest.MonkeyPatch
+    place: RenamingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = place.read
 
-    def read_late(name: str, start: int, end: int | None) -> bytes:
+    def read_late(name: str, start: int, length: int) -> ObjectRange:
         place.delete(name)
-        return read(name, start, end)
+        return read(name, start, length)
 
     monkeypatch.setattr(place, "read", read_late)
     with pytest.raises(RetriableError, match="is gone"):
-        place.put("a", b"x", if_absent=True)
+        place.write("a", b"x", if_absent=True)
 
 
 def test_a_rename_of_which_nothing_is_known_is_no_success(
-    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+    place: RenamingClient, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.put("a", b"first", if_absent=True)
+    place.write("a", b"first", if_absent=True)
     fs.is_silent = True
     real_info = fs.info
     monkeypatch.setattr(fs, "exists", lambda path: False)
@@ -215,18 +223,18 @@ def test_a_rename_of_which_nothing_is_known_is_no_success(
     seen: list[str] = []
     monkeypatch.setattr(fs, "info", info)
     with pytest.raises(ConnectionResetError):
-        place.put("a", b"later", if_absent=True)
+        place.write("a", b"later", if_absent=True)
 
 
 def test_what_comes_in_place_of_the_bytes_is_not_passed_on(
-    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+    place: RenamingClient, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Answer(io.BytesIO):
         size = 7
 
     monkeypatch.setattr(fs, "open", lambda path, mode: Answer(b"a page"))
     with pytest.raises(RetriableError, match="short read"):
-        place.read("a", 0, None)
+        place.read("a", 0, 9)
 
 
 class WebServers(BaseAdapter):
@@ -265,82 +273,83 @@ def servers() -> WebServers:
 
 
 @pytest.fixture
-def web(servers: WebServers) -> RenamingPlace:
+def web(servers: WebServers) -> RenamingClient:
     fs = WebHDFS("namenode", skip_instance_cache=True)
     fs.session.mount("http://", servers)
-    return RenamingPlace(fs, "/place")
+    return RenamingClient(fs, "/place")
 
 
 @pytest.mark.parametrize("status", [403, 404, 500, 503])
 def test_an_error_page_is_not_taken_for_the_bytes_of_a_blob(
-    web: RenamingPlace, servers: WebServers, status: int
+    web: RenamingClient, servers: WebServers, status: int
 ) -> None:
-    assert web.read("a", 0, None) == b"content"
+    assert web.read("a", 0, 9).data == b"content"
     servers.answers["GET"] = (status, b"<html>a page that is longer than the blob</html>")
     with pytest.raises(RetriableError, match=f"status={status}") as raised:
-        web.read("a", 0, None)
+        web.read("a", 0, 9)
     assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("gone_at", ["append", "post"])
 def test_a_put_whose_temporary_file_is_swept_before_it_is_written_may_be_repeated(
-    web: RenamingPlace, servers: WebServers, gone_at: str
+    web: RenamingClient, servers: WebServers, gone_at: str
 ) -> None:
     servers.answers |= {"PUT": (201, b""), "POST": (404, b"<html>gone</html>")}
     servers.missing = {"DELETE", "LISTSTATUS"} | ({"APPEND"} if gone_at == "append" else set())
     with pytest.raises(RetriableError, match="temporary file is gone") as raised:
-        web.put("a", b"content", if_absent=False)
+        web.write("a", b"content", if_absent=False)
     assert "secret" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_file_to_store_that_is_gone_is_not_taken_for_a_swept_one(
-    place: RenamingPlace, tmp_path: Path
+    place: RenamingClient, tmp_path: Path
 ) -> None:
     with pytest.raises(FileNotFoundError):
-        place.put("a", tmp_path / "none", if_absent=False)
+        place.write("a", tmp_path / "none", if_absent=False)
 
 
 def test_bytes_and_files_are_stored_whole(
-    place: RenamingPlace, fs: FakeHdfs, tmp_path: Path
+    place: RenamingClient, fs: FakeHdfs, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"of a file")
-    place.put("a/b", b"bytes", if_absent=True)
-    place.put("a/c", path, if_absent=False)
-    assert (place.read("a/b", 0, None), place.read("a/c", 3, 6)) == (b"bytes", b"a f")
+    place.write("a/b", b"bytes", if_absent=True)
+    place.write("a/c", path, if_absent=False)
+    assert place.read("a/b", 0, 9).data == b"bytes"
+    assert place.read("a/c", 3, 3).data == b"a f"
     assert sorted(fs.store) == ["/place/a/b", "/place/a/c"]
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["raises", "says nothing"])
 def test_a_name_that_is_taken_meanwhile_stays_as_it_is(
-    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
+    place: RenamingClient, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
 ) -> None:
     fs.is_silent = is_silent
-    place.put("a", b"first", if_absent=True)
+    place.write("a", b"first", if_absent=True)
     real_exists = fs.exists
     answers = iter([False])
     monkeypatch.setattr(fs, "exists", lambda path: next(answers, None) or real_exists(path))
     with pytest.raises(FileExistsError):
-        place.put("a", b"later", if_absent=True)
+        place.write("a", b"later", if_absent=True)
     assert {path: file.getvalue() for path, file in fs.store.items()} == {"/place/a": b"first"}
 
 
-def test_a_put_whose_answer_was_lost_may_be_repeated(place: RenamingPlace, fs: FakeHdfs) -> None:
+def test_a_put_whose_answer_was_lost_may_be_repeated(place: RenamingClient, fs: FakeHdfs) -> None:
     fs.failures[RENAME] = (TimeoutError(), True)
     with pytest.raises(TimeoutError):
-        place.put("a", b"content", if_absent=False)
-    place.put("a", b"content", if_absent=False)
+        place.write("a", b"content", if_absent=False)
+    place.write("a", b"content", if_absent=False)
     assert sorted(fs.store) == ["/place/a"]
 
 
-def test_another_content_under_a_name_that_is_taken_is_an_error(place: RenamingPlace) -> None:
-    place.put("a", b"content", if_absent=False)
+def test_another_content_under_a_name_that_is_taken_is_an_error(place: RenamingClient) -> None:
+    place.write("a", b"content", if_absent=False)
     with pytest.raises(FileExistsError):
-        place.put("a", b"longer content", if_absent=False)
+        place.write("a", b"longer content", if_absent=False)
 
 
-def test_temporary_names_are_not_listed(place: RenamingPlace, fs: FakeHdfs) -> None:
-    place.put("a/b", b"", if_absent=False)
+def test_temporary_names_are_not_listed(place: RenamingClient, fs: FakeHdfs) -> None:
+    place.write("a/b", b"", if_absent=False)
     fs.pipe_file("/place/a/.tmp-1", b"half")
     assert list(place.list("a/")) == ["a/b"]
 
@@ -351,28 +360,28 @@ def test_temporary_names_are_not_listed(place: RenamingPlace, fs: FakeHdfs) -> N
     ids=["quota", "denied", "unknown"],
 )
 def test_java_exceptions_become_what_they_mean(
-    place: RenamingPlace, fs: FakeHdfs, text: str, number: int
+    place: RenamingClient, fs: FakeHdfs, text: str, number: int
 ) -> None:
     fs.failures[RENAME] = (RuntimeError(text), False)
     with pytest.raises(OSError) as raised:  # noqa: PT011  # the number is what is looked at
-        place.put("a", b"x", if_absent=False)
+        place.write("a", b"x", if_absent=False)
     assert raised.value.errno == number
     assert not fs.store
 
 
-def test_safe_mode_is_named(place: RenamingPlace, fs: FakeHdfs) -> None:
+def test_safe_mode_is_named(place: RenamingClient, fs: FakeHdfs) -> None:
     fs.failures[RENAME] = (RuntimeError(SAFE_MODE), False)
     with pytest.raises(RetriableError, match="safe mode"):
-        place.put("a", b"x", if_absent=False)
+        place.write("a", b"x", if_absent=False)
 
 
 def test_a_file_that_could_not_be_written_is_not_closed(
-    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+    place: RenamingClient, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = BrokenFile()
     monkeypatch.setattr(fs, "open", lambda path, mode: file)
     with pytest.raises(ConnectionRefusedError):
-        place.put("a", b"content", if_absent=False)
+        place.write("a", b"content", if_absent=False)
     file.close()
     assert not file.is_closed
 
@@ -391,20 +400,20 @@ class BrokenFile:
 
 
 def test_a_file_that_arrived_short_gets_no_name(
-    place: RenamingPlace, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
+    place: RenamingClient, fs: FakeHdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fs, "info", lambda path: {"size": 3})
     with pytest.raises(RetriableError, match="short write"):
-        place.put("a", b"content", if_absent=False)
+        place.write("a", b"content", if_absent=False)
     assert not fs.store
 
 
 @pytest.mark.asyncio
 async def test_a_web_server_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renaming_place, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(fsspec_client, "_ANSWER_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and answers nothing
         port = silent.getsockname()[1]
         uri = f"webhdfs://127.0.0.1:{port}/place"
-        manager = FsspecBlobStoreManager(uri, {"use_ssl": False}, SerialExecutor())
+        manager = bare_manager(uri, {"use_ssl": False}, SerialExecutor())
         with pytest.raises(RetriableError, match="did not answer"):
             await manager.init()

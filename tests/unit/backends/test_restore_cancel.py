@@ -9,9 +9,9 @@ from object_store_kit import ObjectsInMemory, ObjectStoreRig
 
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager, forget_root
 from statekeep.backends.blob.restored_file import write_small_file
 from statekeep.backends.memory import MemoryBackendFactory, forget_place
+from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.stores.version import SealedVersion
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit

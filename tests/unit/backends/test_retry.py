@@ -1,4 +1,4 @@
-"""Retry: only what may help is repeated, ever more slowly, and not for ever."""
+"""Retry: only what may help is repeated, ever more slowly, and within a limit."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

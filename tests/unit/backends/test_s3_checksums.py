@@ -13,9 +13,9 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from urllib3 import HTTPResponse
 
-from statekeep.backends.blob.managers.object_client import ObjectStamps
-from statekeep.backends.blob.managers.object_store_settings import S3Settings
-from statekeep.backends.blob.managers.s3_client import S3Client
+from statekeep.backends.storage.client import ObjectStamps
+from statekeep.backends.storage.s3 import S3Client
+from statekeep.config.blob_settings import S3Settings
 
 DATA = bytes(range(256)) * 1000
 CRC32 = base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()

@@ -10,13 +10,13 @@ import pytest
 from botocore import exceptions as boto_errors
 from botocore.parsers import ResponseParserError
 
-from statekeep.backends.blob.managers.object_client import (
+from statekeep.backends.storage.client import (
     ObjectRange,
     ObjectStamps,
     UnfinishedUpload,
 )
-from statekeep.backends.blob.managers.object_store_settings import S3Settings
-from statekeep.backends.blob.managers.s3_client import S3Client
+from statekeep.backends.storage.s3 import S3Client
+from statekeep.config.blob_settings import S3Settings
 from statekeep.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -117,7 +117,7 @@ def answered(code: str, status: int) -> boto_errors.ClientError:
     ],
     ids=str,
 )
-def test_each_answer_is_told_by_what_its_receiver_must_do(
+def test_each_answer_is_classified_by_what_its_receiver_must_do(
     client: S3Client, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
 ) -> None:
     monkeypatch.setattr(client, "_s3", AnsweringS3(error))
@@ -174,7 +174,7 @@ def test_unfinished_uploads_are_those_of_every_page_by_the_names_of_their_blobs(
     assert s3.requests == [("list_multipart_uploads", {"Bucket": "bucket", "Prefix": "p/a/"})]
 
 
-def test_an_unknown_profile_is_told() -> None:
+def test_an_unknown_profile_is_reported() -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         S3Client("bucket", "", S3Settings(profile="no-such-profile"), 4)
 
@@ -230,7 +230,7 @@ def test_one_request_deletes_many_objects() -> None:
         ("SlowDown", ThrottledError),
     ],
 )
-def test_an_object_that_a_request_for_many_cannot_delete_is_told_of(
+def test_an_object_that_a_request_for_many_cannot_delete_is_reported(
     code: str, error: type[Exception]
 ) -> None:
     answer = {"Errors": [{"Key": "p/b", "Code": code, "Message": "m"}]}

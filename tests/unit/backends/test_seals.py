@@ -10,13 +10,13 @@ from encoded_kit import KEY_LINE
 from log_kit import LosingBlobs
 
 from statekeep.backends.base import StateBackendFactory
-from statekeep.backends.blob.encryption_keys import KeyRing
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.job_log import BlobJobLog
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
+from statekeep.backends.encryption_keys import KeyRing
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.backends.sealing import encryption_limits, open_checkpoint_store, open_job_log
 from statekeep.backends.seals import SealedCheckpointStore, SealedJobLog, Sealer
+from statekeep.backends.storage.job_log import BlobJobLog
+from statekeep.backends.storage.memory import MemoryBlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.checkpoint.framing import unframe
 from statekeep.checkpoint.job_log import PositionTakenError
@@ -149,7 +149,7 @@ async def test_records_of_two_logs_that_went_apart_do_not_make_a_third(place: Pl
 
 
 @pytest.mark.asyncio
-async def test_a_log_that_is_set_back_while_somebody_has_it_open_is_noticed(place: Place) -> None:
+async def test_a_log_that_is_set_back_while_it_is_open_is_noticed(place: Place) -> None:
     await place.fill()
     log = place.log()
     await log.read(0)
@@ -238,7 +238,7 @@ async def test_a_rotation_asks_for_a_trim_and_the_old_key_may_go_after_it(place:
 
 
 @pytest.mark.asyncio
-async def test_a_wrong_key_under_the_right_id_is_told_from_damage(place: Place) -> None:
+async def test_a_wrong_key_under_the_right_id_is_distinguished_from_damage(place: Place) -> None:
     await place.fill()
     place.keys = Keys(OTHER_LINE.replace("2026-12", "2026-11"))
     with pytest.raises(KeyUnavailableError, match="another key has the id"):
@@ -261,7 +261,7 @@ async def test_switched_off_it_seals_nothing_and_still_looks_at_seals(place: Pla
 
 
 @pytest.mark.asyncio
-async def test_an_entry_is_sealed_for_its_attempt_and_task_and_none_is_believed_unsealed(
+async def test_an_entry_is_sealed_for_its_attempt_and_task_and_none_is_accepted_unsealed(
     tmp_path: Path,
 ) -> None:
     factory = BlobBackendFactory(BackendName("blob"), {"uri": tmp_path.as_uri()})
@@ -286,7 +286,7 @@ async def test_an_entry_is_sealed_for_its_attempt_and_task_and_none_is_believed_
     await store.close()
 
 
-def test_who_has_no_keys_is_told_so() -> None:
+def test_missing_keys_are_named_in_the_error() -> None:
     sealed = sealer_of(Keys()).seal(("job-log", "0"), RECORDS[0])
     with pytest.raises(KeyUnavailableError, match="no keys are configured"):
         unframe(sealed.data, where="position=0")
@@ -312,7 +312,7 @@ def test_without_keys_logs_and_stores_are_the_backends_own(tmp_path: Path) -> No
     assert not encryption_limits(made.values(), clock)
 
 
-def test_with_encryption_they_are_sealed_wherever_they_lie_and_what_is_plain_is_told(
+def test_with_encryption_they_are_sealed_wherever_they_lie_and_what_is_plain_is_reported(
     tmp_path: Path,
 ) -> None:
     settings = {
@@ -325,8 +325,8 @@ def test_with_encryption_they_are_sealed_wherever_they_lie_and_what_is_plain_is_
         assert isinstance(open_job_log(made, name, "job", executor, clock), SealedJobLog)
         store = open_checkpoint_store(made, name, "job", executor, clock)
         assert isinstance(store, SealedCheckpointStore)
-    beside, believed = encryption_limits(made.values(), clock)
+    beside, accepted = encryption_limits(made.values(), clock)
     assert "backend=hdfs encrypted=blob" in beside
-    assert "backend=blob until=2023-11-14" in believed
+    assert "backend=blob until=2023-11-14" in accepted
     clock.advance(86_400)
     assert len(encryption_limits(made.values(), clock)) == 1

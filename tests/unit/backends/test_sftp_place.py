@@ -3,17 +3,17 @@
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 import pytest
 from log_kit import InlineExecutor
 
-from statekeep.backends.blob.managers import sftp_place
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
+from statekeep.backends.storage import sftp as sftp_client
 from statekeep.errors import ConfigError, RetriableError
+from statekeep.testing.storage import bare_manager
 
 
 class SilentServer(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no types
@@ -84,9 +84,9 @@ def known_hosts(directory: Path, port: int, *keys: paramiko.PKey) -> Path:
 async def test_a_connection_that_the_server_does_not_open_is_given_up(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sftp_place, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(sftp_client, "_ANSWER_S", 0.2)
     options = OPTIONS | {"known_hosts": str(known_hosts(tmp_path, port, KEY))}
-    manager = FsspecBlobStoreManager(f"sftp://u@127.0.0.1:{port}/a", options, InlineExecutor())
+    manager = bare_manager(f"sftp://u@127.0.0.1:{port}/a", options, InlineExecutor())
 
     with pytest.raises(RetriableError):
         await manager.init()
@@ -100,7 +100,7 @@ async def test_a_connection_that_the_server_does_not_open_is_given_up(
 
 
 @pytest.mark.asyncio
-async def test_a_server_whose_key_is_unknown_is_refused_and_the_remedy_told(
+async def test_a_server_whose_key_is_unknown_is_refused_with_the_remedy(
     one_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -121,15 +121,15 @@ async def test_a_server_with_another_key_than_is_known_is_refused(
 
 
 @pytest.mark.asyncio
-async def test_the_keys_of_openssh_are_believed_where_no_file_is_named(
+async def test_the_keys_of_openssh_are_used_where_no_file_is_named(
     one_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sftp_place, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(sftp_client, "_ANSWER_S", 0.2)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     known_hosts(tmp_path / ".ssh", one_port, paramiko.RSAKey.generate(2048), KEY)
     uri = f"sftp://u@127.0.0.1:{one_port}/a"
-    manager = FsspecBlobStoreManager(uri, OPTIONS, InlineExecutor())
+    manager = bare_manager(uri, OPTIONS, InlineExecutor())
     with pytest.raises(RetriableError):  # it is let in, and then hears nothing
         await manager.init()
     await manager.close()
@@ -147,9 +147,55 @@ async def test_keys_cannot_be_left_unchecked(options: dict[str, str], complaint:
     assert complaint in await refusal(1, OPTIONS | options)
 
 
+class FakeFilesystem:
+    """Stands in for a connection's filesystem: every part of it is this object."""
+
+    def __init__(self, made: list["FakeFilesystem"]) -> None:
+        self.is_alive = True
+        self.client = self.ftp = self
+        made.append(self)
+
+    def get_channel(self) -> "FakeFilesystem":
+        return self
+
+    get_transport = get_channel
+
+    def settimeout(self, _: float) -> None: ...
+
+    set_keepalive = join = settimeout
+
+    def is_active(self) -> bool:
+        return self.is_alive
+
+    def close(self) -> None:
+        self.is_alive = False
+
+    def ls(self, root: str) -> list[str]:
+        if not self.is_alive:
+            raise EOFError
+        return [root]
+
+
+def test_connections_that_the_server_has_closed_fail_no_call() -> None:
+    made: list[FakeFilesystem] = []
+    client = sftp_client.SftpClient(
+        lambda **_: (cast("Any", FakeFilesystem(made)), "/a"), "sftp://h/a"
+    )
+    with ExitStack() as lent:
+        for _ in range(3):
+            lent.enter_context(client._connection())
+    for each in made:
+        each.is_alive = False
+    client.reach()
+    assert len(made) == 4
+    client.reach()
+    assert len(made) == 4
+    client.close()
+
+
 async def refusal(port: int, options: Mapping[str, Any]) -> str:
     uri = f"sftp://u@127.0.0.1:{port}/a"
-    manager = FsspecBlobStoreManager(uri, options, InlineExecutor())
+    manager = bare_manager(uri, options, InlineExecutor())
     with pytest.raises(ConfigError) as caught:
         await manager.init()
     await manager.close()

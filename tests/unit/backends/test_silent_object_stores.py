@@ -7,7 +7,8 @@ from types import ModuleType
 import pytest
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers import azure_client, s3_client
+from statekeep.backends.storage import azure as azure_client
+from statekeep.backends.storage import s3 as s3_client
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import RetriableError
 from statekeep.testing.clock import FakeClock

@@ -12,7 +12,7 @@ from statekeep.backends.blob.index import (
     SnapshotIndex,
     SnapshotMetadata,
 )
-from statekeep.backends.blob.snapshot_policy import SnapshotPolicy
+from statekeep.backends.blob.settings import SnapshotPolicy
 
 MB = 1_000_000
 POLICY = SnapshotPolicy(max_delta_ratio=0.25, max_deltas=100)

@@ -1,7 +1,6 @@
 """What the settings say of transfers reaches them: the rate, and how many requests there are at once."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from object_store_kit import ObjectsInMemory
 from typing_extensions import override
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.object_places import ObjectPlace
-from statekeep.backends.blob.managers.object_store_settings import AzureSettings, S3Settings
 from statekeep.backends.blob.names import is_index
+from statekeep.backends.storage.client import StorageClient
+from statekeep.backends.storage.locations import Location
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.testing.backend_harness import BackendHarness
 from statekeep.testing.clock import FakeClock
@@ -40,13 +39,15 @@ class ObjectStore:
 def store(monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     store = ObjectStore()
 
-    def factory(
-        place: ObjectPlace, s3: S3Settings, azure: AzureSettings, connections: int
-    ) -> Callable[[], ObjectsInMemory]:
-        store.connections = connections
-        return lambda: store.client
+    real_open = Location.open_client
 
-    monkeypatch.setattr(ObjectPlace, "client_factory", factory)
+    def open_client(location: Location) -> StorageClient:
+        if not location.kind.has_buckets:
+            return real_open(location)
+        store.connections = location.connections
+        return store.client
+
+    monkeypatch.setattr(Location, "open_client", open_client)
     return store
 
 
@@ -107,7 +108,7 @@ async def test_commits_and_restores_move_no_more_bytes_than_the_rate(
 
 
 @pytest.mark.asyncio
-async def test_without_a_rate_nobody_waits(place: Place, tmp_path: Path) -> None:
+async def test_without_a_rate_no_caller_waits(place: Place, tmp_path: Path) -> None:
     assert (await commit_and_restore(place, tmp_path))[0] == 0
 
 

@@ -11,10 +11,10 @@ from object_store_kit import Failing, ObjectsInMemory, ObjectStoreRig
 from statekeep.backends.base import CommitContext, GarbageScope
 from statekeep.backends.blob.clean_up import CLEAN_UPS_A_LOOK
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers import hdfs_client
-from statekeep.backends.blob.names import temporary_path, unfinished_name
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
+from statekeep.backends.storage.hdfs import client as hdfs_client
+from statekeep.backends.storage.names import temporary_path, unfinished_name
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.testing.backend_harness import STORE, BackendHarness, Commit
@@ -61,7 +61,7 @@ async def test_a_clean_up_removes_what_killed_uploads_of_closed_attempts_have_le
     assert left
     await task.clean_up()
     assert hdfs.files.keys() == committed.keys() | left
-    task.void(context)
+    task.abort(context)
     await task.clean_up()
     assert hdfs.files == committed
     await task.close()
@@ -149,7 +149,7 @@ async def test_a_clean_up_drops_the_parts_of_closed_attempts_alone(
     context = await killed_in_parts(task, objects)
     await task.clean_up()
     assert objects.uploads
-    task.void(context)
+    task.abort(context)
     for _ in range(CLEAN_UPS_A_LOOK):
         await task.clean_up()
     assert objects.uploads == {}
@@ -166,7 +166,7 @@ async def test_an_upload_whose_beginning_got_no_answer_goes_though_its_commit_st
     content = {"large.sst": bytes(3 << 19)}
     commit = await task.commit(task.seal(content))
     assert len(objects.uploads) == 1
-    task.void(task.open_attempt(task.seal(content)))
+    task.abort(task.open_attempt(task.seal(content)))
     await task.clean_up()
     assert objects.uploads == {}
     assert (await task.restore(commit.checkpoint)).content == {STORE: content}

@@ -47,6 +47,6 @@ def test_an_escaped_name_is_one_visible_part_of_a_path(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "\udc80"], ids=["empty", "long", "no unicode"])
-def test_a_name_that_no_place_takes_is_refused(name: str) -> None:
+def test_a_name_that_no_storage_takes_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="name is"):
         escape_name(name)

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from log_kit import LosingBlobs, RefusingBlobs, new_blobs
 from newer_frames import of_next_format
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint import event_log
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.event_log import (
+    EventReader,
     EventWriter,
     decode_segment,
     delete_events,
@@ -44,7 +45,7 @@ async def numbers_in(blobs: BlobStoreManager, *epochs: int) -> list[int]:
 
 
 @pytest.mark.asyncio
-async def test_a_long_reign_keeps_its_beginning_and_its_newest_events(
+async def test_a_long_session_keeps_its_beginning_and_its_newest_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(event_log, "_VOLUME_SEGMENTS", 3)
@@ -64,7 +65,7 @@ async def test_a_long_reign_keeps_its_beginning_and_its_newest_events(
 
 
 @pytest.mark.asyncio
-async def test_events_come_back_in_order_over_segments_and_reigns() -> None:
+async def test_events_come_back_in_order_over_segments_and_sessions() -> None:
     blobs, clock = new_blobs(), FakeClock()
     for epoch in (1, 2):
         writer = writer_on(blobs, clock, epoch)
@@ -97,7 +98,7 @@ async def test_an_event_waits_for_the_interval_or_for_a_full_buffer() -> None:
 
 
 @pytest.mark.asyncio
-async def test_nothing_to_tell_writes_nothing() -> None:
+async def test_without_events_nothing_is_written() -> None:
     blobs = new_blobs()
     await writer_on(blobs, FakeClock()).flush()
     assert await blobs.list("") == []
@@ -202,7 +203,7 @@ async def test_a_segment_that_is_gone_is_a_gap_in_the_sequence_and_hides_no_late
 
 
 @pytest.mark.asyncio
-async def test_a_store_that_cannot_be_read_is_an_error_for_whoever_asks() -> None:
+async def test_a_store_that_cannot_be_read_is_an_error_for_every_caller() -> None:
     blobs = RefusingBlobs(new_blobs())
     blobs.refusals["list"] = 1
     with pytest.raises(RetriableError):
@@ -210,7 +211,7 @@ async def test_a_store_that_cannot_be_read_is_an_error_for_whoever_asks() -> Non
 
 
 @pytest.mark.asyncio
-async def test_the_events_of_a_reign_are_deleted() -> None:
+async def test_the_events_of_a_session_are_deleted() -> None:
     blobs, clock = new_blobs(), FakeClock()
     for epoch in (1, 2):
         writer = writer_on(blobs, clock, epoch)
@@ -224,3 +225,27 @@ async def test_the_events_of_a_reign_are_deleted() -> None:
 def test_no_bytes_at_all_break_the_reader(data: bytes) -> None:
     with pytest.raises(CheckpointCorruptError):
         decode_segment(data, where="test")
+
+
+@pytest.mark.asyncio
+async def test_a_reader_reads_each_segment_once_and_none_is_lost_by_a_failure() -> None:
+    refusing = RefusingBlobs(new_blobs())
+    writers = [writer_on(refusing, FakeClock(), epoch) for epoch in (1, 2)]
+    reader = EventReader(store_on(refusing))
+
+    async def read() -> list[int]:
+        return [event.details["number"] for event in await reader.read_new([1, 2])]
+
+    async def write(number: int) -> None:
+        writers[number % 2].add("batch", number=number)
+        await writers[number % 2].flush()
+
+    await write(0)
+    assert await read() == [0]
+    assert await read() == []
+    await write(2)
+    await write(3)
+    refusing.refusals["list"] = 1
+    with pytest.raises(RetriableError):
+        await read()
+    assert await read() == [2, 3]

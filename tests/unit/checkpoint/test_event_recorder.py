@@ -7,14 +7,22 @@ from collections.abc import Callable
 import pytest
 from log_kit import RefusingBlobs, new_blobs
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+import statekeep.events
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint.event_log import Event, EventWriter, read_events
-from statekeep.checkpoint.event_recorder import EventRecorder
-from statekeep.checkpoint.note import summary_of
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
+from statekeep.checkpoint.error_summary import summary_of
+from statekeep.checkpoint.event_log import Event, EventRecorder, EventWriter, read_events
 from statekeep.config.load import load_dict
 from statekeep.errors import StateBackupError
-from statekeep.spark.driver.events import EventList, QueryEvent
+from statekeep.events import (
+    BatchDone,
+    EventSource,
+    JobFenced,
+    JobStopped,
+    QueryRestarted,
+    Recovered,
+)
+from statekeep.spark.driver.progress import EventList, QueryEvent
 from statekeep.testing.clock import FakeClock
 
 SETTINGS = load_dict({"job.name": "j"}).job
@@ -22,6 +30,10 @@ SETTINGS = load_dict({"job.name": "j"}).job
 
 def recorder_on(blobs: BlobStoreManager, clock: FakeClock, epoch: int = 1) -> EventRecorder:
     return EventRecorder(BlobCheckpointStore(blobs, "job"), epoch, SETTINGS, clock)
+
+
+def tell(events: EventList, clock: FakeClock, event: statekeep.events.Event) -> None:
+    events.on_event(event, EventSource("job", "", clock.time_ns()))
 
 
 def writes_to(recorder: EventRecorder) -> Callable[[QueryEvent], None]:
@@ -40,53 +52,53 @@ async def settle() -> None:
 @pytest.mark.asyncio
 async def test_events_are_written_when_their_time_has_come() -> None:
     blobs, clock = new_blobs(), FakeClock()
-    recorder, events = recorder_on(blobs, clock), EventList(clock)
+    recorder, events = recorder_on(blobs, clock), EventList()
     events.pass_to(writes_to(recorder))
-    events.add("batch", batch=7, restored={3: "blob"})
+    tell(events, clock, Recovered(7, 1, {3: "blob"}, 0, [], 0, [], 12))
     running = asyncio.create_task(recorder.run())
     await settle()
     (event,) = await events_in(blobs, 1)
-    assert (event.epoch, event.kind) == (1, "batch")
-    assert event.details == {"batch": 7, "restored": {"3": "blob"}}
+    assert (event.epoch, event.kind) == (1, "recovery")
+    assert (event.details["head"], event.details["restored"]) == (7, {"3": "blob"})
     running.cancel()
 
 
 @pytest.mark.asyncio
 async def test_what_is_left_is_written_at_the_end() -> None:
     blobs, clock = new_blobs(), FakeClock()
-    recorder, events = recorder_on(blobs, clock), EventList(clock)
+    recorder, events = recorder_on(blobs, clock), EventList()
     events.pass_to(writes_to(recorder))
-    events.add("stopped")
+    tell(events, clock, JobStopped(None))
     await asyncio.sleep(0)
     await recorder.finish()
     assert [event.kind for event in await events_in(blobs, 1)] == ["stopped"]
 
 
 @pytest.mark.asyncio
-async def test_what_happens_between_two_reigns_is_told_by_the_next_one() -> None:
+async def test_what_happens_between_two_sessions_is_reported_by_the_next_one() -> None:
     blobs, clock = new_blobs(), FakeClock()
-    events = EventList(clock)
+    events = EventList()
     for epoch in (1, 2):
         recorder = recorder_on(blobs, clock, epoch)
         events.pass_to(writes_to(recorder))
-        events.add("job-initialised")
+        tell(events, clock, JobFenced(1, 2))
         events.pass_to(None)
         await asyncio.sleep(0)
         await recorder.finish()
-        events.add("restart", number=epoch)
+        tell(events, clock, QueryRestarted(epoch, 0, "no answer"))
         clock.advance(10)
     seen = await events_in(blobs, 1, 2)
     assert [(event.epoch, event.kind) for event in seen] == [
-        (1, "job-initialised"),
+        (1, "fenced"),
         (2, "restart"),
-        (2, "job-initialised"),
+        (2, "fenced"),
     ]
     assert seen[2].time_ms - seen[1].time_ms == 10_000
-    assert [event.kind for event in events.snapshot()] == ["job-initialised", "restart"] * 2
+    assert [event.kind for event in events.snapshot()] == ["fenced", "restart"] * 2
 
 
 @pytest.mark.asyncio
-async def test_only_the_newest_reigns_are_kept() -> None:
+async def test_only_the_newest_sessions_are_kept() -> None:
     blobs, clock = new_blobs(), FakeClock()
     for epoch in range(1, 16):
         writer = EventWriter(
@@ -107,11 +119,11 @@ async def test_a_store_that_refuses_everything_costs_warnings_alone(
 ) -> None:
     blobs, clock = RefusingBlobs(new_blobs()), FakeClock()
     blobs.refusals = {"put": 1_000, "list": 1_000, "delete": 1_000}
-    recorder, events = recorder_on(blobs, clock, 12), EventList(clock)
+    recorder, events = recorder_on(blobs, clock, 12), EventList()
     events.pass_to(writes_to(recorder))
     with caplog.at_level(logging.WARNING):
         running = asyncio.create_task(recorder.run())
-        events.add("batch")
+        tell(events, clock, BatchDone(0, 1, 1, 0.0))
         await settle()
         assert not running.done()
         running.cancel()
@@ -124,7 +136,7 @@ async def test_a_store_that_refuses_everything_costs_warnings_alone(
 async def test_a_store_that_never_answers_does_not_keep_the_job_from_ending(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("statekeep.checkpoint.event_recorder._PATIENCE_S", 0.01)
+    monkeypatch.setattr("statekeep.checkpoint.event_log._TIMEOUT_S", 0.01)
     recorder = recorder_on(new_blobs(), FakeClock())
 
     async def never() -> None:
@@ -143,3 +155,9 @@ def test_the_summary_of_an_error_has_neither_stack_nor_secret() -> None:
     assert text.startswith("StateBackupError: no answer: uri=s3://***@host")
     assert "secret" not in text
     assert "Foo.java" not in text
+
+
+def test_a_summary_that_is_cut_shows_no_half_of_a_uri() -> None:
+    text = summary_of(StateBackupError("x" * 440 + " https://me:Zq9hunter2" + "x" * 99 + "@host/b"))
+    assert len(text) <= 500
+    assert "Zq9hunter2" not in text

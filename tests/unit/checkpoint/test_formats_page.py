@@ -6,7 +6,6 @@ from pathlib import Path
 
 from encoded_kit import KEY_LINE
 
-from statekeep.backends.blob.encryption_keys import KeyRing
 from statekeep.backends.blob.index import (
     SCHEMA_VERSION,
     IndexAddition,
@@ -14,6 +13,7 @@ from statekeep.backends.blob.index import (
     decode_index,
     encode_index,
 )
+from statekeep.backends.encryption_keys import KeyRing
 from statekeep.backends.seals import Sealer
 from statekeep.checkpoint.event_log import decode_segment
 from statekeep.checkpoint.framing import unframe
@@ -37,8 +37,8 @@ SAMPLES = [
 SEALED = [data for data in SAMPLES if data.startswith(b"statekeep 1 sealed ")]
 FRAMES = [data for data in SAMPLES if data not in SEALED]
 RECORDS = {
-    *("epoch", "base", "batch", "attempt", "commit", "void"),
-    *("release", "pin", "unpin", "bad-marker", "moved"),
+    *("epoch", "base", "batch", "attempt", "commit", "changed-commit", "reshaped-commit", "void"),
+    *("release", "pin", "unpin", "kept", "bad-marker", "moved"),
 }
 ENTRIES = {"finished-task", "failed-task"}
 

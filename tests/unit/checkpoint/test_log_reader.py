@@ -5,8 +5,8 @@ import pytest
 from log_kit import batch_record, commit_record, driver_on, log_on, new_blobs, stamped
 from newer_frames import of_next_format
 
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
+from statekeep.backends.storage.memory import MemoryBlobStoreManager
 from statekeep.checkpoint import log_reader
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import reset_log

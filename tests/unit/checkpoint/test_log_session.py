@@ -7,6 +7,7 @@ from log_kit import (
     LosingBlobs,
     RefusingBlobs,
     RetryingOnce,
+    abort_record,
     attempt_record,
     base_record,
     batch_record,
@@ -15,14 +16,13 @@ from log_kit import (
     log_on,
     new_blobs,
     view_of,
-    void_record,
 )
 
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint import log_session
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import (
+    AttemptRecord,
     CommitRecord,
     EpochRecord,
     MovedRecord,
@@ -32,6 +32,7 @@ from statekeep.checkpoint.records import (
     decode_record,
 )
 from statekeep.errors import CommitFailedError, ConfigError, RetriableError, TaskFencedError
+from statekeep.events import Event
 
 pytestmark = pytest.mark.asyncio
 
@@ -166,7 +167,7 @@ async def test_append_that_never_landed_is_made_by_its_repetition() -> None:
     assert await view_of(blobs) == writer.view
 
 
-async def test_void_after_a_commit_of_unknown_outcome_tells_that_it_landed() -> None:
+async def test_abort_after_a_commit_of_unknown_outcome_reports_that_it_is_durable() -> None:
     losing = LosingBlobs(new_blobs())
     writer = await driver_on(losing)
     await writer.append(attempt_record(1))
@@ -174,16 +175,16 @@ async def test_void_after_a_commit_of_unknown_outcome_tells_that_it_landed() -> 
     with pytest.raises(RetriableError):
         await writer.append(commit_record(1))
 
-    await writer.append(void_record(1))
+    await writer.append(abort_record(1))
 
     assert writer.view.is_committed(1, 1)
-    assert writer.view.void_attempts == set()
+    assert writer.view.aborted_attempts == set()
 
 
-async def test_commit_of_a_void_attempt_is_refused() -> None:
+async def test_commit_of_an_aborted_attempt_is_refused() -> None:
     writer = await driver_on(new_blobs())
     await writer.append(attempt_record(1))
-    await writer.append(void_record(1))
+    await writer.append(abort_record(1))
 
     with pytest.raises(CommitFailedError):
         await writer.append(commit_record(1))
@@ -191,12 +192,12 @@ async def test_commit_of_a_void_attempt_is_refused() -> None:
     assert writer.view.commits == {}
 
 
-async def test_commit_is_refused_when_a_void_record_of_unknown_outcome_had_landed() -> None:
+async def test_commit_is_refused_when_an_abort_record_of_unknown_outcome_had_landed() -> None:
     losing = LosingBlobs(new_blobs())
     writer = await driver_on(losing)
     losing.losses["put"] = 1
     with pytest.raises(RetriableError):
-        await writer.append(void_record(1))
+        await writer.append(abort_record(1))
 
     with pytest.raises(CommitFailedError):
         await writer.append(commit_record(1))
@@ -256,6 +257,16 @@ async def test_floor_at_the_own_position_fences() -> None:
         await writer.append(commit_record(1))
 
 
+async def test_the_commit_of_an_attempt_that_was_begun_below_the_floor_is_fenced() -> None:
+    blobs = new_blobs()
+    writer = await driver_on(blobs)
+    await log_on(blobs).trim(4)
+    await writer.append(AttemptRecord(attempt=1, batch=0, checkpoint_id="1-1", versions={}))
+
+    with pytest.raises(TaskFencedError):
+        await writer.append(commit_record(1))
+
+
 async def test_new_driver_reads_a_trimmed_log_with_its_epoch() -> None:
     blobs = new_blobs()
     writer = await driver_on(blobs, "first")
@@ -293,7 +304,7 @@ async def test_log_is_not_trimmed_beyond_what_a_retained_commit_needs() -> None:
         await writer.trim(2)
 
 
-async def test_rolled_forward_attempt_is_committed_not_void() -> None:
+async def test_rolled_forward_attempt_is_committed_not_aborted() -> None:
     blobs = new_blobs()
     old = await driver_on(blobs, "old")
     await old.append(attempt_record(1))
@@ -303,7 +314,7 @@ async def test_rolled_forward_attempt_is_committed_not_void() -> None:
     await new.append(base_record(0, commit_position=3))
 
     assert new.view.open_attempts == {}
-    assert new.view.void_attempts == set()
+    assert new.view.aborted_attempts == set()
     assert list(new.view.commits) == [3]
 
 
@@ -358,25 +369,6 @@ async def test_released_commit_is_not_pinned() -> None:
         await writer.append(PinRecord(name="late", position=first))
 
 
-@pytest.mark.parametrize("pins", [[], ["v1"]], ids=["without", "with"])
-async def test_a_start_that_reads_much_because_of_a_pin_says_so(
-    pins: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    blobs = new_blobs()
-    writer = await driver_on(blobs)
-    first = await writer.append(commit_record(1))
-    for name in pins:
-        await writer.append(PinRecord(name=name, position=first))
-    for batch in range(5):
-        await writer.append(batch_record(batch))
-    monkeypatch.setattr(log_session, "_LONG", 5)
-
-    await LogSession(log_on(blobs)).open()
-
-    told = [record.getMessage() for record in caplog.records]
-    assert ["records=7 pins=v1" in text for text in told] == [True for _ in pins]
-
-
 async def test_append_before_take_over_is_refused() -> None:
     writer = LogSession(log_on(new_blobs()))
     await writer.open()
@@ -418,19 +410,19 @@ async def test_nothing_is_written_behind_the_record_of_a_move() -> None:
         await mover.append(attempt_record(1))
 
 
-async def test_a_guest_writes_nothing_but_pins() -> None:
+async def test_a_pin_writer_writes_nothing_but_pins() -> None:
     blobs = new_blobs()
     await (await driver_on(blobs)).append(commit_record(1))
-    guest = LogSession(log_on(blobs))
+    pin_writer = LogSession(log_on(blobs))
     with pytest.raises(RuntimeError, match="append before take_over"):
-        await guest.append(batch_record(0))
+        await pin_writer.append(batch_record(0))
     assert (await view_of(blobs)).next_position == 2
 
 
-async def test_an_attempt_whose_end_is_unknown_is_void_before_the_next_begins() -> None:
+async def test_an_attempt_whose_end_is_unknown_is_aborted_before_the_next_begins() -> None:
     blobs = RefusingBlobs(new_blobs())
-    told: list[dict[str, object]] = []
-    session = LogSession(log_on(blobs), note=lambda kind, **details: told.append(details))
+    told: list[Event] = []
+    session = LogSession(log_on(blobs), report=told.append)
     await session.open()
     await session.take_over("driver")
     first = await session.begin_attempt(0, CheckpointId(1, 1), {"Partition 0": ""})
@@ -442,11 +434,13 @@ async def test_an_attempt_whose_end_is_unknown_is_void_before_the_next_begins() 
     view = await view_of(blobs)
     assert (first, second) == (1, 2)
     assert [*view.open_attempts] == [(1, 2)]
-    assert [*view.void_attempts] == [(1, 1)]
-    assert [(note["attempt"], note["reason"]) for note in told] == [(1, "its end is unknown")]
+    assert [*view.aborted_attempts] == [(1, 1)]
+    assert [(e.details()["attempt"], e.details()["reason"]) for e in told] == [
+        (1, "its end is unknown")
+    ]
 
 
-async def test_a_commit_that_landed_without_an_answer_is_not_made_void() -> None:
+async def test_a_commit_that_landed_without_an_answer_is_not_aborted() -> None:
     losing = LosingBlobs(new_blobs())
     session = await driver_on(losing)
     attempt = await session.begin_attempt(0, CheckpointId(1, 1), {"Partition 0": ""})
@@ -455,17 +449,19 @@ async def test_a_commit_that_landed_without_an_answer_is_not_made_void() -> None
         await session.append(commit_record(attempt))
     assert await session.close_attempt("no answer")
     assert not await session.close_attempt("asked again")
-    assert not (await view_of(losing)).void_attempts
+    assert not (await view_of(losing)).aborted_attempts
 
 
-async def test_attempts_of_older_owners_are_void_by_the_base_record_and_told() -> None:
+async def test_attempts_of_older_owners_are_aborted_by_the_base_record_and_reported() -> None:
     blobs = new_blobs()
     before = await driver_on(blobs)
     await before.begin_attempt(0, CheckpointId(1, 1), {"Partition 0": ""})
-    told: list[dict[str, object]] = []
-    session = LogSession(log_on(blobs), note=lambda kind, **details: told.append(details))
+    told: list[Event] = []
+    session = LogSession(log_on(blobs), report=told.append)
     await session.open()
     await session.take_over("next")
     await session.go_on_from("q", 0)
-    assert [*(await view_of(blobs)).void_attempts] == [(1, 1)]
-    assert [(note["attempt_epoch"], note["reason"]) for note in told] == [(1, "its owner is gone")]
+    assert [*(await view_of(blobs)).aborted_attempts] == [(1, 1)]
+    assert [(e.details()["attempt_epoch"], e.details()["reason"]) for e in told] == [
+        (1, "its owner is gone")
+    ]

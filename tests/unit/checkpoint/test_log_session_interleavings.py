@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_kit import (
     DawdlingBlobs,
+    abort_record,
     attempt_record,
     base_record,
     batch_record,
@@ -16,7 +17,6 @@ from log_kit import (
     log_on,
     new_blobs,
     view_of,
-    void_record,
 )
 
 from statekeep.backends.blob_store import BlobStoreManager
@@ -49,7 +49,7 @@ class Driver:
         await self.write(writer, batch_record(step))
         await self.write(writer, attempt_record(step, batch=step))
         if self.rng.random() < 0.3:
-            await self.write(writer, void_record(step, attempt_epoch=writer.epoch))
+            await self.write(writer, abort_record(step, attempt_epoch=writer.epoch))
         try:
             await self.write(writer, commit_record(step, step, attempt_epoch=writer.epoch))
         except CommitFailedError:
@@ -100,7 +100,7 @@ async def run_drivers(seed: int, driver_count: int, steps: int) -> None:
     view = await view_of(blobs)
     attempts = [commit.attempt for commit in view.commits.values()]
     assert len(set(attempts)) == len(attempts)
-    assert not view.void_attempts & set(attempts)
+    assert not view.aborted_attempts & set(attempts)
 
 
 @pytest.mark.slow

@@ -1,12 +1,12 @@
 import msgspec
 import pytest
 from log_kit import (
+    abort_record,
     attempt_record,
     base_record,
     batch_record,
     commit_record,
     stamped,
-    void_record,
 )
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
@@ -15,10 +15,12 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
     BadMarkerRecord,
     EpochRecord,
+    KeptRecord,
     PinRecord,
     QueryState,
     Record,
     ReleaseRecord,
+    StateChange,
     UnpinRecord,
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
@@ -62,20 +64,20 @@ def test_last_commit_is_the_one_at_the_highest_position() -> None:
     assert view.last_commit.batch == 3
 
 
-def test_attempt_is_open_until_it_is_committed_or_void() -> None:
+def test_attempt_is_open_until_it_is_committed_or_aborted() -> None:
     began: list[Record] = [epoch_record(1), attempt_record(1), attempt_record(2), attempt_record(3)]
 
-    view = folded(*began, commit_record(1), void_record(2))
+    view = folded(*began, commit_record(1), abort_record(2))
 
     assert list(view.open_attempts) == [(1, 3)]
-    assert view.void_attempts == {(1, 2)}
+    assert view.aborted_attempts == {(1, 2)}
 
 
-def test_base_record_voids_open_attempts_of_older_epochs() -> None:
+def test_base_record_aborts_open_attempts_of_older_epochs() -> None:
     view = folded(epoch_record(1), attempt_record(1), epoch_record(2), base_record(-1))
 
     assert view.open_attempts == {}
-    assert view.void_attempts == {(1, 1)}
+    assert view.aborted_attempts == {(1, 1)}
 
 
 def test_base_record_drops_batches_above_the_head() -> None:
@@ -130,13 +132,6 @@ def test_released_commits_are_forgotten_once_their_clean_up_is_done() -> None:
     assert list(view.commits) == [3]
 
 
-def test_the_pins_are_named_that_keep_the_log_where_it_begins() -> None:
-    begun: list[Record] = [epoch_record(1), commit_record(1), commit_record(2)]
-
-    assert folded(*begun, pin("late", 2)).pins_of_oldest == []
-    assert folded(*begun, pin("b", 1), pin("a", 1), pin("late", 2)).pins_of_oldest == ["a", "b"]
-
-
 def test_unpinned_commit_can_be_released() -> None:
     unpin = UnpinRecord(name="keep")
 
@@ -174,18 +169,18 @@ def test_release_drops_batches_that_no_recovery_runs_again() -> None:
     assert sorted(view.batches) == [2, 3]
 
 
-def test_void_attempt_never_completes() -> None:
-    view = folded(epoch_record(1), attempt_record(1), void_record(1), commit_record(1))
+def test_aborted_attempt_never_completes() -> None:
+    view = folded(epoch_record(1), attempt_record(1), abort_record(1), commit_record(1))
 
     assert view.commits == {}
-    assert view.void_attempts == {(1, 1)}
+    assert view.aborted_attempts == {(1, 1)}
 
 
-def test_committed_attempt_is_never_void() -> None:
-    view = folded(epoch_record(1), attempt_record(1), commit_record(1), void_record(1))
+def test_committed_attempt_is_never_aborted() -> None:
+    view = folded(epoch_record(1), attempt_record(1), commit_record(1), abort_record(1))
 
     assert list(view.commits) == [2]
-    assert view.void_attempts == set()
+    assert view.aborted_attempts == set()
 
 
 def test_attempt_rolled_forward_by_a_new_driver_is_committed() -> None:
@@ -198,7 +193,7 @@ def test_attempt_rolled_forward_by_a_new_driver_is_committed() -> None:
     )
 
     assert view.is_committed(1, 1)
-    assert view.void_attempts == set()
+    assert view.aborted_attempts == set()
 
 
 @pytest.mark.parametrize(
@@ -313,7 +308,7 @@ def test_nothing_before_a_reset_counts_any_more() -> None:
         commit_record(1, 0),
         pin("keep", 1),
         attempt_record(2, 1),
-        void_record(2),
+        abort_record(2),
         attempt_record(3, 1),
         batch_record(1),
         bad,
@@ -358,12 +353,49 @@ def test_batches_since_a_commit_that_only_its_age_keeps_leave_memory() -> None:
     assert view.lowest_needed == 2
 
 
-def test_orphans_are_collected_once_and_void_attempts_forgotten_with_the_log() -> None:
-    view = folded(epoch_record(1), commit_record(1), attempt_record(2), void_record(2))
+def test_orphans_are_collected_once_and_aborted_attempts_forgotten_with_the_log() -> None:
+    view = folded(epoch_record(1), commit_record(1), attempt_record(2), abort_record(2))
 
     assert view.orphans == {(1, 2)}
     view.forget_collected([(1, 2)])
     assert not view.orphans
-    assert view.void_attempts == {(1, 2)}
+    assert view.aborted_attempts == {(1, 2)}
     view.forget_below(4)
-    assert view.void_attempts == set()
+    assert view.aborted_attempts == set()
+
+
+def test_a_released_commit_does_not_come_back_by_being_written_again() -> None:
+    first = commit_record(1, 1)
+    again = KeptRecord(position=1, commit=first, pins={"p": 0})
+    view = folded(epoch_record(1), first, commit_record(2, 2), release(1), again)
+
+    assert list(view.commits) == [2]
+    assert view.pins == {}
+    assert view.kept_at == {}
+
+
+def test_a_kept_commit_is_not_current_where_a_trimmed_log_begins() -> None:
+    """Batches before the oldest commit are needed: what is released between them and it has gone."""
+    view = LogView(next_position=100)
+    kept = KeptRecord(position=5, commit=commit_record(1, 1), pins={"p": 0})
+    records: list[Record] = [kept, UnpinRecord(name="p"), release(5)]
+    for position, record in enumerate(records, 100):
+        view.fold(position, stamped(record, 1))
+    assert view.last_commit is None
+    assert list(view.commits) == []
+    assert list(view.released) == [5]
+
+
+def test_no_replay_goes_back_past_a_change_of_the_state() -> None:
+    change = StateChange(kind="put", by="ann@host", reason="test")
+    changed = msgspec.structs.replace(commit_record(2, 5), change=change)
+    records: list[Record] = [epoch_record(1), batch_record(4), commit_record(1, 4), batch_record(5)]
+    view = folded(*records, commit_record(3, 5), changed)
+
+    assert [commit.attempt for commit in view.comparable_commits] == [2]
+    assert view.batches == {}  # their versions lack the change
+    assert view.newest_possible_batch == 5
+
+    later = folded(*records, commit_record(3, 5), changed, batch_record(6), commit_record(4, 6))
+    assert [commit.attempt for commit in later.comparable_commits] == [2, 4]
+    assert set(later.batches) == {6}

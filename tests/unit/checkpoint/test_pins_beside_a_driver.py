@@ -24,7 +24,7 @@ from statekeep.errors import ConfigError, RetriableError, TaskFencedError
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_pin_fences_nobody_and_outlives_the_retention() -> None:
+async def test_a_pin_fences_no_driver_and_outlives_the_retention() -> None:
     blobs = new_blobs()
     driver = await driver_on(blobs)
     first = await driver.append(commit_record(1))
@@ -65,11 +65,39 @@ async def test_a_name_belongs_to_one_commit() -> None:
     driver = await driver_on(blobs)
     first = await driver.append(commit_record(1))
     second = await driver.append(commit_record(2))
-    guest = LogSession(log_on(blobs))
-    await guest.pin("name", first)
-    await guest.pin("name", first)
+    pin_writer = LogSession(log_on(blobs))
+    await pin_writer.pin("name", first)
+    await pin_writer.pin("name", first)
     with pytest.raises(ConfigError, match=f"the name is in use: name=name commit={first}"):
-        await guest.pin("name", second)
+        await pin_writer.pin("name", second)
+
+
+async def test_a_commit_is_pinned_again_although_the_first_pin_had_no_answer() -> None:
+    losing = LosingBlobs(new_blobs())
+    driver = await driver_on(losing)
+    first = await driver.append(commit_record(1))
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await driver.pin("p", first)
+    await LogSession(log_on(losing)).unpin("p")
+    assert (await driver.poll()).pins == {}
+    await driver.pin("p", first)
+    assert (await view_of(losing)).pins == {"p": first}
+
+
+async def test_an_unpin_may_be_repeated_after_a_lost_answer() -> None:
+    losing = LosingBlobs(new_blobs())
+    driver = await driver_on(losing)
+    await driver.pin("p", await driver.append(commit_record(1)))
+    losing.losses["put"] = 1
+    with pytest.raises(RetriableError):
+        await driver.unpin("p")
+    await driver.unpin("p")
+    assert (await view_of(losing)).pins == {}
+    await driver.pin("p", 1)
+    await driver.unpin("p")
+    with pytest.raises(ConfigError, match="no commit is pinned under this name"):
+        await driver.unpin("p")
 
 
 async def test_of_two_pins_of_one_name_at_once_the_second_is_refused(
@@ -118,10 +146,10 @@ async def test_a_pin_whose_answer_was_lost_is_there_once() -> None:
 async def test_a_pin_goes_on_under_the_epoch_of_a_new_driver() -> None:
     blobs = new_blobs()
     first = await (await driver_on(blobs)).append(commit_record(1))
-    guest = LogSession(log_on(blobs))
-    await guest.pin("a", first)
+    pin_writer = LogSession(log_on(blobs))
+    await pin_writer.pin("a", first)
     successor = await driver_on(blobs, "successor")
-    await guest.pin("b", first)
+    await pin_writer.pin("b", first)
     await successor.append(batch_record(1))
     view = await view_of(blobs)
     assert view.epoch == successor.epoch

@@ -1,22 +1,27 @@
 import json
+from typing import get_args
 
+import msgspec
 import pytest
+from golden_kit import GOLDEN
 from log_kit import (
+    abort_record,
     attempt_record,
     base_record,
     batch_record,
     commit_record,
     stamped,
-    void_record,
 )
 
-from statekeep.checkpoint.framing import frame
+from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.records import (
+    RESHAPE,
     BadMarkerRecord,
     EpochRecord,
     PinRecord,
     Record,
     ReleaseRecord,
+    StateChange,
     UnpinRecord,
     decode_record,
     encode_record,
@@ -24,13 +29,19 @@ from statekeep.checkpoint.records import (
 )
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
+CHANGED = msgspec.structs.replace(
+    stamped(commit_record(2), 3), change=StateChange(kind="put", by="ann@host", reason="r")
+)
+RESHAPED = msgspec.structs.replace(
+    CHANGED, change=StateChange(kind=RESHAPE, by="ann@host", reason="task.count is 7, it was 4")
+)
 RECORDS: list[Record] = [
     EpochRecord(epoch=3, nonce="n", owner="host:1"),
     stamped(base_record(-1), 3),
     stamped(batch_record(7), 3),
     stamped(attempt_record(2), 3),
     stamped(commit_record(2), 3),
-    stamped(void_record(2), 3),
+    stamped(abort_record(2), 3),
     ReleaseRecord(epoch=3, nonce="n", positions=[4, 5]),
     PinRecord(epoch=3, nonce="n", name="before the change", position=9),
     UnpinRecord(epoch=3, nonce="n", name="before the change"),
@@ -109,6 +120,32 @@ def test_checkpoint_stands_in_a_commit_record_as_it_was_written() -> None:
     payload = encode_record(commit_record(1)).partition(b"\n")[2]
 
     assert json.loads(payload)["checkpoints"] == {"Partition 0": {"version": 2}}
+
+
+def test_a_release_without_changes_of_the_state_refuses_a_commit_with_one() -> None:
+    assert decode_record(encode_record(CHANGED), where="here") == CHANGED
+    # It knows the kinds of frames that are the tags of its records, "commit" among them.
+    tags = {str(kind.__struct_config__.tag) for kind in get_args(Record)}
+    assert unframe(encode_record(CHANGED), where="here").kind not in tags
+    assert unframe(encode_record(stamped(commit_record(2), 3)), where="here").kind == "commit"
+
+
+def test_a_golden_commit_with_a_change_is_read_and_written() -> None:
+    golden = (GOLDEN / "changed-commit.record").read_bytes()
+    assert decode_record(golden, where="here") == CHANGED
+    assert encode_record(CHANGED) == golden
+
+
+def test_a_release_without_other_numbers_of_tasks_refuses_a_commit_with_one() -> None:
+    assert decode_record(encode_record(RESHAPED), where="here") == RESHAPED
+    kinds = {unframe(encode_record(r), where="here").kind for r in (CHANGED, RESHAPED)}
+    assert kinds == {"changed-commit", "reshaped-commit"}
+
+
+def test_a_golden_commit_with_another_number_of_tasks_is_read_and_written() -> None:
+    golden = (GOLDEN / "reshaped-commit.record").read_bytes()
+    assert decode_record(golden, where="here") == RESHAPED
+    assert encode_record(RESHAPED) == golden
 
 
 def test_only_a_damaged_batch_record_is_one() -> None:

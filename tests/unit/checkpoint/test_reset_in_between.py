@@ -1,11 +1,11 @@
-"""A log that is reset while somebody is about to take it over."""
+"""A log that is reset while a driver is about to take it over."""
 
 import msgspec
 import pytest
 from log_kit import commit_record, driver_on, log_on, new_blobs, view_of
 from typing_extensions import override
 
-from statekeep.backends.blob.job_log import BlobJobLog
+from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.checkpoint.log_session import LogSession
@@ -49,7 +49,7 @@ async def test_a_reset_passes_over_records_that_are_lost_and_over_their_epochs()
 
 
 class PinnedMeanwhile(BlobJobLog):
-    """A log in which somebody pins a commit just before the first append from here."""
+    """A log in which another process pins a commit just before the first append from here."""
 
     commit = 1
 

@@ -16,6 +16,7 @@ from statekeep.checkpoint.checkpoints import (
 from statekeep.checkpoint.framing import frame
 from statekeep.checkpoint.serde import (
     AttemptEntry,
+    BackendUpload,
     FailedTask,
     FinishedTask,
     decode_attempt_entry,
@@ -149,11 +150,22 @@ ENTRIES: list[AttemptEntry] = [
     FinishedTask(decode_checkpoint_v2(GOLDEN_V2, "golden"), VersionId(7, "0123456789abcdef")),
     FinishedTask(CheckpointV2(CheckpointId(1, 2), {}), None),
     FinishedTask(CheckpointV2(CheckpointId(1, 2), {}), None, base_id=CheckpointId(1, 1)),
+    FinishedTask(
+        CheckpointV2(CheckpointId(1, 2), {}),
+        None,
+        7,
+        30,
+        uploads={BackendName("blob"): BackendUpload(bytes=7, elapsed_ms=20)},
+        changed_bytes=0,
+        state_bytes=4096,
+    ),
     FailedTask("upload", "no space left: root=…"),
 ]
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=["finished", "empty state", "increment", "failed"])
+@pytest.mark.parametrize(
+    "entry", ENTRIES, ids=["finished", "empty state", "increment", "figures", "failed"]
+)
 def test_entry_of_an_attempt_comes_back(entry: AttemptEntry) -> None:
     data = encode_attempt_entry(entry)
 

@@ -89,7 +89,7 @@ def test_a_pinned_commit_outlives_retention_until_it_is_unpinned(
     assert f"commit={first} retained=" in gone.err
 
 
-def test_the_history_tells_each_record(statekeep: CommandLine) -> None:
+def test_the_history_has_each_record(statekeep: CommandLine) -> None:
     rows = statekeep(f"events {LOG} --json").json
     assert [row["position"] for row in rows] == list(
         range(rows[0]["position"], rows[0]["position"] + len(rows))

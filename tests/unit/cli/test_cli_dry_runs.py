@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from statekeep.backends.base import BackupContext, TaskBackupManager
 from statekeep.backends.memory import MemoryBackendFactory, MemoryBackupManager, forget_place
-from statekeep.checkpoint.checkpoints import CheckpointV2, StoreName
+from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 
@@ -22,7 +22,7 @@ topics: Final[set[StoreName]] = set()
 
 class _TopicBackup(MemoryBackupManager):
     @override
-    async def init(self, checkpoint: CheckpointV2 | None) -> None:
+    async def init(self) -> None:
         topics.update(self._context.stores)
 
 
@@ -36,7 +36,7 @@ class TopicFactory(MemoryBackendFactory):
 
 @pytest.fixture
 def on_topics(statekeep: CommandLine, job: Path) -> Iterator[CommandLine]:
-    """The command line of a job whose state is in topics too, which somebody has deleted since."""
+    """The command line of a job whose state is in topics too, which have been deleted since."""
     settings = job_settings(job) | {
         "job.name": "topics",
         "stores.counts.backup.factories": "near,far,topics",

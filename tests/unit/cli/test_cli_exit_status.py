@@ -9,7 +9,7 @@ import pytest
 from cli_kit import INPUT, TASK, CommandLine, job_settings
 from outage_kit import cut_off, plan_of
 
-from statekeep.backends.blob.managers.memory_manager import forget_root
+from statekeep.backends.storage.memory import forget_root
 from statekeep.cli.exit_status import ExitStatus, exit_status_of
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
@@ -24,7 +24,7 @@ from statekeep.errors import (
 from statekeep.testing.faults.blob_faults import Fault
 
 LOG = f"--task '{TASK}'"
-IMPATIENT = "--set blob.store.retry.policy.max.retries=0 --set blob.store.start.timeout.ms=1"
+SHORT_TIMEOUT = "--set blob.store.retry.policy.max.retries=0 --set blob.store.start.timeout.ms=1"
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_backend_that_does_not_answer_is_not_called_damaged(
     cut_off_job: CommandLine, far: str
 ) -> None:
     cut_off(far)
-    result = cut_off_job(f"verify {LOG} {IMPATIENT} --json")
+    result = cut_off_job(f"verify {LOG} {SHORT_TIMEOUT} --json")
     assert [(row["backend"], bool(row["error"]), row["is-damaged"]) for row in result.json] == [
         ("far", True, False),
         ("near", False, False),
@@ -74,11 +74,11 @@ def test_a_backend_that_does_not_answer_is_not_called_damaged(
     assert result.status == ExitStatus.UNAVAILABLE
 
 
-def test_damage_is_told_before_an_outage(cut_off_job: CommandLine, job: Path, far: str) -> None:
+def test_damage_is_reported_before_an_outage(cut_off_job: CommandLine, job: Path, far: str) -> None:
     for blobs in list((job / "near" / "cut-off").rglob("counts")):
         shutil.rmtree(blobs)
     cut_off(far)
-    result = cut_off_job(f"verify {LOG} {IMPATIENT} --json")
+    result = cut_off_job(f"verify {LOG} {SHORT_TIMEOUT} --json")
     assert [(row["backend"], row["is-damaged"]) for row in result.json] == [
         ("far", False),
         ("near", True),
@@ -90,7 +90,7 @@ def test_a_restore_from_a_backend_that_does_not_answer_may_be_tried_again(
     cut_off_job: CommandLine, job: Path, far: str
 ) -> None:
     cut_off(far)
-    line = f"restore {job / 'mine'} {LOG} --backend far {IMPATIENT}"
+    line = f"restore {job / 'mine'} {LOG} --backend far {SHORT_TIMEOUT}"
     assert cut_off_job(line).status == ExitStatus.UNAVAILABLE
     plan_of(far).clear()
     assert cut_off_job(line).status == ExitStatus.FINE
@@ -112,7 +112,7 @@ def test_a_copy_whose_target_dies_on_the_way_may_be_made_again(
     )
     plan_of(uri).add(Fault("put", "*/counts/*", times=-1))
     try:
-        result = cut_off_job(f"{line} {IMPATIENT}")
+        result = cut_off_job(f"{line} {SHORT_TIMEOUT}")
         assert "step=upload" in result.err
         assert "cause: throttled on purpose" in result.err
         assert result.status == ExitStatus.UNAVAILABLE

@@ -44,7 +44,7 @@ def names(app: typer.Typer, *path: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", list(names(app)))
-def test_the_page_tells_of_every_command(command: str) -> None:
+def test_the_page_describes_every_command(command: str) -> None:
     group, _, last = command.rpartition(" ")
     # Several commands of a group may stand in one row.
     assert re.search(rf"`(statekeep )?({group} )?{last}\b", PAGE) is not None

@@ -30,11 +30,11 @@ def test_every_command_takes_json() -> None:
     assert list(without_json(app)) == []
 
 
-def test_settings_that_fit_are_told_to_programs_and_are_no_news_for_people(
+def test_valid_settings_are_reported_to_programs_and_to_people(
     statekeep: CommandLine,
 ) -> None:
     assert statekeep("config check --json").json == {"ok": True}
-    assert statekeep("config check").out == ""
+    assert statekeep("config check").out == "the settings are valid\n"
     wrong = statekeep("config check --json --set stores.counts.optional.backup.factories=nowhere")
     assert (wrong.status, wrong.out) == (2, "")
 
@@ -44,12 +44,14 @@ def positions(statekeep: CommandLine) -> list[int]:
     return [row["commit"] for row in statekeep(f"checkpoints list {LOG} --json").json]
 
 
-def test_removed_commits_are_told_in_order(statekeep: CommandLine, positions: list[int]) -> None:
+def test_removed_commits_are_reported_in_order(
+    statekeep: CommandLine, positions: list[int]
+) -> None:
     line = f"checkpoints remove {positions[2]} {positions[1]} {LOG} --yes --json"
     assert statekeep(line).json == {"removed": [positions[1], positions[2]]}
 
 
-def test_a_pin_is_told_with_its_commit_when_it_comes_and_when_it_goes(
+def test_a_pin_is_reported_with_its_commit_when_it_comes_and_when_it_goes(
     statekeep: CommandLine, positions: list[int]
 ) -> None:
     pinned = {"pin": "keep", "commit": positions[1]}
@@ -57,7 +59,7 @@ def test_a_pin_is_told_with_its_commit_when_it_comes_and_when_it_goes(
     assert statekeep(f"checkpoints unpin keep {LOG} --json").json == pinned
 
 
-def test_a_dropped_savepoint_is_told_for_each_log_that_had_it(
+def test_a_dropped_savepoint_is_reported_for_each_log_that_had_it(
     statekeep: CommandLine, job: Path
 ) -> None:
     asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
@@ -69,7 +71,7 @@ def test_a_dropped_savepoint_is_told_for_each_log_that_had_it(
     assert statekeep(f"savepoint drop v1 {both} --json").json == left
 
 
-def test_a_moved_log_is_told_with_its_place_and_size(statekeep: CommandLine) -> None:
+def test_a_moved_log_is_reported_with_its_location_and_size(statekeep: CommandLine) -> None:
     count = len(statekeep(f"events {LOG} --json").json)
     moved = statekeep(f"migrate-log --to far {LOG} --yes --json").json
     # The move itself takes the job over, which is one more record.

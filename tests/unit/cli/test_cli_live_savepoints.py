@@ -61,7 +61,7 @@ def test_a_running_job_goes_on_and_a_new_job_starts_from_its_savepoint(
     assert asyncio.run(start()) == ("5", kept)
 
 
-def test_people_are_told_which_batch_it_is_and_that_nothing_was_copied(
+def test_the_output_names_the_batch_and_says_that_nothing_was_copied(
     statekeep: CommandLine,
 ) -> None:
     shown = statekeep(f"checkpoints show {LOG} --json").json
@@ -102,11 +102,13 @@ def test_a_savepoint_that_one_task_cannot_be_given_is_given_to_none(
     asyncio.run(commit_numbers(job, [1, 2], name="Partition 1"))
     pin, pinned = LogSession.pin, list[int]()
 
-    async def pin_once(guest: LogSession, name: str, position: int, *, expires_ms: int = 0) -> None:
+    async def pin_once(
+        pin_writer: LogSession, name: str, position: int, *, expires_ms: int = 0
+    ) -> None:
         if pinned:
             raise RetriableError("no answer")
         pinned.append(position)
-        await pin(guest, name, position, expires_ms=expires_ms)
+        await pin(pin_writer, name, position, expires_ms=expires_ms)
 
     monkeypatch.setattr(LogSession, "pin", pin_once)
     assert statekeep(f"savepoint create v1 {BOTH} --live").status == 4
@@ -129,10 +131,10 @@ async def test_a_job_that_commits_meanwhile_is_looked_at_again(
         task = await container.start_task(TASK, ["counts"])
         numbers = iter(range(100))
         await commit(task, next(numbers))
-        guest = InspectedJob.guest
+        pin_writer = InspectedJob.pin_writer
         rounds = iter(range(overtaken))
 
-        class OvertakenGuest(LogSession):
+        class OvertakenPinWriter(LogSession):
             @override
             async def pin(self, name: str, position: int, *, expires_ms: int = 0) -> None:
                 if next(rounds, None) is not None:
@@ -140,8 +142,10 @@ async def test_a_job_that_commits_meanwhile_is_looked_at_again(
                         await commit(task, next(numbers))
                 await super().pin(name, position, expires_ms=expires_ms)
 
-        monkeypatch.setattr(InspectedJob, "guest", property(lambda job: OvertakenGuest(job.log)))
+        monkeypatch.setattr(
+            InspectedJob, "pin_writer", property(lambda job: OvertakenPinWriter(job.log))
+        )
         (kept,) = await keep_newest_commits(config, SystemClock(), [TASK], "v1")
-        monkeypatch.setattr(InspectedJob, "guest", guest)
+        monkeypatch.setattr(InspectedJob, "pin_writer", pin_writer)
         assert isinstance(kept, KeptCommit)
         assert kept.batch == next(numbers) - 1

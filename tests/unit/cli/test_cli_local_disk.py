@@ -25,7 +25,7 @@ def full_disk(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["file", "link to nowhere"])
-def test_what_stands_in_the_way_of_a_directory_is_told(
+def test_what_stands_in_the_way_of_a_directory_is_reported(
     statekeep: CommandLine, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -49,7 +49,7 @@ def test_what_stands_in_the_way_of_a_directory_is_told(
     ["", "--set job.logged.store.base.dir={elsewhere}"],
     ids=["settings", "what lies there"],
 )
-def test_the_local_directory_of_jobs_is_no_place_for_a_restore(
+def test_the_local_directory_of_jobs_is_refused_for_a_restore(
     statekeep: CommandLine, job: Path, place: str, settings: str
 ) -> None:
     (job / "link").symlink_to(job / "local")
@@ -65,7 +65,7 @@ def test_the_local_directory_of_jobs_is_no_place_for_a_restore(
     assert sorted(job.rglob("*")) == before
 
 
-def test_a_directory_around_the_local_one_is_no_place_for_a_restore(
+def test_a_directory_around_the_local_one_is_refused_for_a_restore(
     statekeep: CommandLine, job: Path
 ) -> None:
     result = statekeep(f"restore {job} {LOG}")
@@ -103,7 +103,7 @@ def test_a_restore_to_a_full_disk_names_its_directory_and_no_setting(
         "rescale --partitions 2 --as copy --router cli_kit:route",
     ],
 )
-def test_a_full_disk_under_temporary_files_is_told_with_their_variable(
+def test_a_full_disk_under_temporary_files_is_reported_with_their_variable(
     statekeep: CommandLine, job: Path, command: str
 ) -> None:
     current = statekeep(f"checkpoints list {LOG} --json").json[-1]["commit"]
@@ -111,5 +111,5 @@ def test_a_full_disk_under_temporary_files_is_told_with_their_variable(
     result = statekeep(f"{command.format(current=current)} {LOG}")
     assert result.status == 2
     assert f"the directory cannot be used: directory={tempfile.gettempdir()}" in result.err
-    assert "hint: make room there, or let TMPDIR name another place" in result.err
+    assert "hint: make room there, or let TMPDIR name another directory" in result.err
     assert SETTING_HINT not in result.err

@@ -68,7 +68,7 @@ def test_no_log_is_moved_before_all_were_found_to_let_themselves_be(
     shutil.copytree(log, two_tasks / "far" / "orders" / "main" / "Partition_1" / "log")
     before = history(statekeep, TASK)
     result = statekeep(f"migrate-log --to far {LOGS} --yes")
-    assert (result.status, "there is another log in the new place" in result.err) == (2, True)
+    assert (result.status, "there is another log in the new backend" in result.err) == (2, True)
     assert history(statekeep, TASK) == before
 
 

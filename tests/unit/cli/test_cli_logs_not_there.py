@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cli_kit import TASK, CommandLine
 
-from statekeep.backends.blob.job_log import BlobJobLog
+from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.errors import RetriableError
 
@@ -15,7 +15,7 @@ LOG = f"--task '{TASK}'"
 
 @pytest.fixture(autouse=True)
 def no_log_is_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a log without a record be read only by whoever has probed its place, which makes it."""
+    """Let a log without a record be read only after its place was probed, which makes it."""
     read, probe = BlobJobLog.read, BlobJobLog.probe
     made: set[JobLog] = set()
 
@@ -50,7 +50,7 @@ def no_log_is_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("wrong", ["--set job.id=2", "--task 'Partition 7'"], ids=["job", "task"])
-def test_a_job_or_task_that_is_not_there_is_told_at_once(
+def test_a_job_or_task_that_is_not_there_is_reported_at_once(
     statekeep: CommandLine, job: Path, line: str, complaint: str, wrong: str
 ) -> None:
     task = "" if "--task" in wrong else LOG

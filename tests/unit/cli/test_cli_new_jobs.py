@@ -10,12 +10,13 @@ import pytest
 from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings, route
 
 from statekeep.checkpoint.records import CommitRecord, QueryState
+from statekeep.commit import clean_up
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.inspection import new_job
-from statekeep.inspection.job import InspectedJob, LogPlace
+from statekeep.inspection.job import InspectedJob, LogStorage
 from statekeep.inspection.new_job import NewJob
 
 LOG = f"--task '{TASK}'"
@@ -31,6 +32,11 @@ async def content(
         return started.input_offsets.get(INPUT), dict(started.store("counts").scan())
 
 
+def would_delete(statekeep: CommandLine) -> list[str]:
+    document = statekeep(f"gc --dry-run --grace 0 {LOG} --json").json
+    return [name for part in document["leftovers"] for name in part["names"]]
+
+
 def test_a_new_job_starts_with_the_state_and_offsets_of_a_savepoint(
     statekeep: CommandLine, job: Path
 ) -> None:
@@ -41,6 +47,29 @@ def test_a_new_job_starts_with_the_state_and_offsets_of_a_savepoint(
     assert (result.status, len(result.json)) == (0, 1)
     assert asyncio.run(content(job, "orders-2")) == expected
     assert asyncio.run(content(job, "orders"))[0] == "6"
+
+
+def test_a_savepoint_is_as_good_once_the_log_is_trimmed_behind_its_commit(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean_up, "_FAR_BEHIND", 5)
+    expected = asyncio.run(content(job, "orders"))
+    statekeep(f"savepoint create v1 {LOG} --yes")
+    asyncio.run(commit_numbers(job, range(5, 65), retained=2))
+    floor = min(int(p.stem) for p in (job / "near/orders/main/Partition_0/log").glob("*.json"))
+    (row,) = statekeep(f"savepoint list {LOG} --json").json
+    assert row["commit"] < floor
+    assert row["records"] < 100
+    assert statekeep(f"verify v1 {LOG}").status == 0
+    assert would_delete(statekeep) == []
+    events = [row["event"] for row in statekeep(f"events {LOG} --json").json]
+    assert "kept" in events
+    assert statekeep(f"savepoint restore v1 --as orders-2 {LOG}").status == 0
+    assert asyncio.run(content(job, "orders-2")) == expected
+    statekeep(f"savepoint drop v1 {LOG}")
+    asyncio.run(commit_numbers(job, [65, 66], retained=2))
+    assert statekeep(f"checkpoints show {row['commit']} {LOG}").status == 2
+    assert would_delete(statekeep) == []
 
 
 def test_the_new_job_needs_nothing_of_the_old_one(statekeep: CommandLine, job: Path) -> None:
@@ -149,8 +178,8 @@ def test_a_job_that_is_started_while_it_is_made_is_not_overwritten(
 ) -> None:
     look = new_job.require_no_commit
 
-    async def look_and_start(config: Config, place: LogPlace) -> None:
-        await look(config, place)
+    async def look_and_start(config: Config, storage: LogStorage) -> None:
+        await look(config, storage)
         await content(job, "orders-2")
 
     monkeypatch.setattr(new_job, "require_no_commit", look_and_start)
@@ -309,7 +338,7 @@ QUERY = QueryState(query_id="query-1", metadata="", offsets="v1", commit="v1")
     ["savepoint restore v1", "rescale --partitions 3 --router cli_kit:route"],
     ids=["savepoint", "rescale"],
 )
-def test_a_wrong_checkpoint_location_is_told_before_any_state_is_moved(
+def test_a_wrong_checkpoint_location_is_reported_before_any_state_is_moved(
     statekeep: CommandLine,
     job: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 from cli_kit import CommandLine, job_settings
+from secret_kit import SECRET, TEXTS
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.registry import BackendRegistry
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.event_log import EventWriter
+from statekeep.checkpoint.event_log import Event, EventWriter
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
 from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.records import AbortRecord, BadMarkerRecord
+from statekeep.cli.events import _progress, _row
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError
@@ -23,13 +26,13 @@ TASK = "Partition 9"
 LOG = f"--task '{TASK}'"
 
 
-async def write_events(directory: Path, reigns: int) -> None:
-    """Take over as often as asked; each reign writes two segments of one event."""
+async def write_events(directory: Path, sessions: int) -> None:
+    """Take over as often as asked; each session writes two segments of one event."""
     factory = BackendRegistry(load_dict(job_settings(directory))).factory("near")
     executor, clock = BoundedExecutor(2, "test"), FakeClock()
     scope = task_scope("orders", MAIN_OPERATOR, TASK)
     store = factory.checkpoint_store(scope, executor, clock)
-    for _ in range(reigns):
+    for _ in range(sessions):
         log = LogSession(factory.job_log(scope, executor, clock))
         await log.open()
         await log.take_over("test")
@@ -45,7 +48,7 @@ async def write_events(directory: Path, reigns: int) -> None:
 
 
 async def damage(store: CheckpointStore) -> None:
-    """Cut the first segment of the second reign off in the middle, as a crash may leave it."""
+    """Cut the first segment of the second session off in the middle, as a crash may leave it."""
     found = await store.read("events-2")
     name = TaskName("000000")
     await store.write("events-2", name, found[name][: len(found[name]) // 2])
@@ -88,7 +91,7 @@ def test_a_job_whose_events_are_gone_shows_none(statekeep: CommandLine, job: Pat
     assert statekeep("events --progress --json --task 'Partition 0'").json == []
 
 
-def test_a_store_that_cannot_be_read_is_told_by_the_exit_status(
+def test_a_store_that_cannot_be_read_sets_the_exit_status(
     statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(write_events(job, 2))
@@ -100,3 +103,18 @@ def test_a_store_that_cannot_be_read_is_told_by_the_exit_status(
     result = statekeep(f"events --progress {LOG}")
     assert result.status == 4
     assert "no answer" in result.err
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_secrets_that_older_releases_have_stored_are_not_printed(text: str) -> None:
+    abort = AbortRecord(epoch=1, nonce="v", attempt_epoch=1, attempt=1, reason=text)
+    bad = BadMarkerRecord(
+        epoch=1, nonce="b", backend="far", task=TASK, store="s", marker="m", reason=text
+    )
+    events = [
+        Event(epoch=1, sequence=0, time_ms=0, kind="stopped", details={"error": text}),
+        Event(epoch=1, sequence=0, time_ms=0, kind="recovery", details={"failures": [text]}),
+    ]
+    shown = [*(_row(1, record) for record in (abort, bad)), *map(_progress, events)]
+    assert all("***" in str(row) for row in shown)
+    assert SECRET not in str(shown)

@@ -79,7 +79,7 @@ def test_an_error_says_what_is_wrong_and_what_to_do(
 
 
 @pytest.mark.parametrize("command", ["verify", "restore {directory}"])
-def test_a_backend_without_the_commit_is_told_with_those_that_have_it(
+def test_a_backend_without_the_commit_is_reported_with_those_that_have_it(
     statekeep: CommandLine, tmp_path: Path, command: str
 ) -> None:
     line = command.format(directory=tmp_path / "mine")

@@ -199,9 +199,7 @@ def test_a_reset_warns_of_backends_that_it_does_not_reach(
     assert "stays" not in statekeep(f"reset --dry-run {LOG}").err
 
 
-def test_whoever_still_runs_a_job_that_is_reset_is_fenced(
-    statekeep: CommandLine, job: Path
-) -> None:
+def test_a_driver_of_a_job_that_is_reset_is_fenced(statekeep: CommandLine, job: Path) -> None:
     async def run() -> None:
         async with Container(load_dict(job_settings(job))) as container:
             task = await container.start_task(TASK, ["counts"])

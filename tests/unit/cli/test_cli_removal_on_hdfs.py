@@ -68,14 +68,14 @@ def test_a_dry_run_names_exactly_what_the_run_deletes(on_hdfs: CommandLine, job:
     assert on_hdfs(f"checkpoints remove {second['commit']} {LOG} --yes").status == 0
     kept = state_of(job)
     left = leave_behind(job)
-    condemned = planned(on_hdfs, "gc")
+    to_delete = planned(on_hdfs, "gc")
     # Whatever is newer than the newest closed attempt may belong to one that is still open.
     closed = f"_{second['epoch']:08x}{second['attempt']:08x}"
-    assert condemned == {name for name in left if name[name.index("_") :][:17] <= closed}
-    assert 0 < len(condemned) < len(left)
+    assert to_delete == {name for name in left if name[name.index("_") :][:17] <= closed}
+    assert 0 < len(to_delete) < len(left)
     assert state_of(job) == kept | left
     assert on_hdfs(f"gc {LOG}").status == 0
-    assert state_of(job) == (kept | left) - condemned
+    assert state_of(job) == (kept | left) - to_delete
     assert planned(on_hdfs, "gc") == set()
     assert on_hdfs(f"verify {LOG}").status == 0
 

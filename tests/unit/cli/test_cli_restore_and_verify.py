@@ -6,28 +6,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_kit import INPUT, TASK, CommandLine, commit_numbers, job_settings
+from cli_kit import INPUT, TASK, CommandLine, commit_numbers, damage_a_blob, job_settings
 
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.load import load_dict
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 from statekeep.container.container import Container
 from statekeep.inspection.job import InspectedJob
 from statekeep.stores.factory import open_store
 from statekeep.stores.rocksdb import RocksDbOptions, RocksDbStore
 
 LOG = f"--task '{TASK}'"
-
-
-def damage_a_blob(place: Path) -> Path:
-    """Flip a bit in the largest blob of a backend."""
-    path = max((p for p in place.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    return path
 
 
 def content(directory: Path, name: str = "counts") -> dict[bytes, bytes]:
@@ -180,7 +171,7 @@ def test_a_store_that_a_backend_never_held_is_no_damage_there(
     assert result.status == 0
 
 
-def test_damage_is_told_of_a_backend_that_holds_only_some_stores(
+def test_damage_is_reported_of_a_backend_that_holds_only_some_stores(
     statekeep: CommandLine, job: Path
 ) -> None:
     options = commit_two_stores(job, other="far")
@@ -193,7 +184,7 @@ def test_damage_is_told_of_a_backend_that_holds_only_some_stores(
     assert result.status == 3
 
 
-def test_a_store_that_no_backend_has_though_the_settings_name_one_is_told(
+def test_a_store_that_no_backend_has_though_the_settings_name_one_is_reported(
     statekeep: CommandLine, job: Path
 ) -> None:
     options = commit_two_stores(job, other="-")
@@ -207,7 +198,7 @@ def test_a_store_that_no_backend_has_though_the_settings_name_one_is_told(
     assert result.status == 3
 
 
-def test_a_backend_that_lacks_a_store_that_is_to_be_backed_up_there_is_told(
+def test_a_backend_that_lacks_a_store_that_is_to_be_backed_up_there_is_reported(
     statekeep: CommandLine, job: Path
 ) -> None:
     options = commit_two_stores(job, other="near")

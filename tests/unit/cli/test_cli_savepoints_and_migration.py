@@ -13,6 +13,7 @@ from encoded_kit import full_index
 
 from statekeep.backends.blob.index import SnapshotIndex
 from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.exit_status import ExitStatus
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
@@ -20,7 +21,7 @@ from statekeep.container.container import Container
 from statekeep.errors import TaskFencedError
 from statekeep.inspection import recommit
 from statekeep.inspection.job import open_job
-from statekeep.inspection.state_copy import BackupPlace
+from statekeep.inspection.state_copy import CommitBackups
 
 LOG = f"--task '{TASK}'"
 
@@ -69,6 +70,19 @@ def test_migration_adds_the_markers_of_another_backend_and_keeps_the_rest(
     assert after["batch"] == before["batch"]
 
 
+def test_a_migration_knows_what_it_will_upload_before_it_begins(
+    statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(CountingBar, "expect", lambda _, size: seen.append(("expected", size)))
+    monkeypatch.setattr(CountingBar, "add", lambda _, size: seen.append(("sent", size)))
+    third = settings_of_third(job).replace("factory=hdfs", "factory=blob")
+    statekeep(f"migrate --to third {LOG} {third} --yes")
+    (first, expected), *sent = seen
+    assert (first, {what for what, _ in sent}) == ("expected", {"sent"})
+    assert 0 < expected <= sum(size for _, size in sent)
+
+
 def test_the_job_starts_from_the_new_backend_alone_after_a_migration(
     statekeep: CommandLine, job: Path
 ) -> None:
@@ -105,14 +119,14 @@ def test_the_job_starts_from_an_old_backend_alone_after_a_migration(
 def test_a_migration_that_is_fenced_on_the_way_says_so_and_changes_nothing(
     statekeep: CommandLine, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    back_up = BackupPlace.back_up
+    back_up = CommitBackups.back_up
 
-    async def back_up_and_start_the_job(self: BackupPlace, *args: Any) -> CheckpointV2:
+    async def back_up_and_start_the_job(self: CommitBackups, *args: Any) -> CheckpointV2:
         made = await back_up(self, *args)
         await commit_numbers(job, [5])
         return made
 
-    monkeypatch.setattr(BackupPlace, "back_up", back_up_and_start_the_job)
+    monkeypatch.setattr(CommitBackups, "back_up", back_up_and_start_the_job)
     result = statekeep(f"migrate --to third {LOG} {settings_of_third(job)} --yes")
     assert (result.status, "taken over" in result.err) == (ExitStatus.FENCED, True)
     assert "third" not in current(statekeep)["tasks"][TASK]["markers"]
@@ -133,12 +147,12 @@ def test_a_migration_that_is_interrupted_may_be_made_again(
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
 
-    async def interrupt(_self: BackupPlace, *_args: Any) -> CheckpointV2:
+    async def interrupt(_self: CommitBackups, *_args: Any) -> CheckpointV2:
         signal.raise_signal(signal.SIGINT)
         return await asyncio.Event().wait()  # type: ignore[return-value]  # it is cancelled
 
     with monkeypatch.context() as patched:
-        patched.setattr(BackupPlace, "back_up", interrupt)
+        patched.setattr(CommitBackups, "back_up", interrupt)
         assert statekeep(line).status == 130
     assert current(statekeep) == before
     assert statekeep(line).status == 0
@@ -280,13 +294,13 @@ def test_a_name_counts_before_a_position(statekeep: CommandLine, job: Path) -> N
     async def pin_as_older_releases_did() -> None:
         config = load_dict(job_settings(job))
         async with open_job(config, SystemClock(), task=TASK) as opened:
-            await opened.guest.pin(str(older), newer)
+            await opened.pin_writer.pin(str(older), newer)
 
     asyncio.run(pin_as_older_releases_did())
     assert statekeep(f"checkpoints show {older} {LOG} --json").json["commit"] == newer
 
 
-def test_a_name_that_somebody_takes_meanwhile_is_refused_before_anything_is_copied(
+def test_a_name_that_is_taken_meanwhile_is_refused_before_anything_is_copied(
     statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = current(statekeep)

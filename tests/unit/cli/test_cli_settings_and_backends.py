@@ -8,8 +8,8 @@ import pytest
 from cli_kit import CommandLine
 
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.backends.blob.managers.fsspec_manager import FsspecBlobStoreManager
 from statekeep.backends.blob_store import BlobMetadata
+from statekeep.backends.storage.manager import StorageManager
 
 
 class LoglessFactory(BlobBackendFactory):
@@ -18,7 +18,7 @@ class LoglessFactory(BlobBackendFactory):
     properties = replace(BlobBackendFactory.properties, can_hold_job_log=False)
 
 
-def test_settings_tell_where_they_come_from_and_the_last_source_wins(
+def test_settings_have_their_source_and_the_last_source_wins(
     statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STATEKEEP__JOB__NAME", "from the environment")
@@ -94,7 +94,7 @@ def test_a_setting_without_a_value_does_not_show_what_may_be_a_secret(
     assert "hunter2" not in result.out + result.err
 
 
-def test_backends_tell_what_they_need_and_can(statekeep: CommandLine) -> None:
+def test_backends_are_listed_with_what_they_need_and_support(statekeep: CommandLine) -> None:
     rows = {row["backend"]: row for row in statekeep("backends list --json").json}
     assert sorted(rows) == ["far", "near"]
     assert rows["near"]["factory"] == "blob"
@@ -102,7 +102,7 @@ def test_backends_tell_what_they_need_and_can(statekeep: CommandLine) -> None:
     assert rows["near"]["can_hold_job_log"] is True
 
 
-def test_a_place_that_is_there_is_fine(statekeep: CommandLine) -> None:
+def test_a_backend_that_is_there_is_fine(statekeep: CommandLine) -> None:
     result = statekeep("backends check --json")
     assert (result.status, result.json) == (
         0,
@@ -110,7 +110,7 @@ def test_a_place_that_is_there_is_fine(statekeep: CommandLine) -> None:
     )
 
 
-def test_a_place_that_refuses_us_is_named(statekeep: CommandLine, job: Path) -> None:
+def test_a_backend_that_refuses_access_is_named(statekeep: CommandLine, job: Path) -> None:
     shutil.rmtree(job / "far")
     (job / "far").write_text("a file where a directory should be")
     result = statekeep("backends check --json")
@@ -120,7 +120,7 @@ def test_a_place_that_refuses_us_is_named(statekeep: CommandLine, job: Path) -> 
     assert str(job / "far") in errors["far"]
 
 
-def test_a_place_that_no_store_lists_but_the_start_needs_is_checked_too(
+def test_a_backend_that_no_store_lists_but_the_start_needs_is_checked_too(
     statekeep: CommandLine, job: Path
 ) -> None:
     (job / "other").write_text("a file where a directory should be")
@@ -133,13 +133,13 @@ def test_a_place_that_no_store_lists_but_the_start_needs_is_checked_too(
     assert str(job / "other") in errors["other"]
 
 
-def test_a_place_that_cannot_hold_the_log_is_not_fine(
+def test_a_backend_that_cannot_hold_the_log_is_not_fine(
     statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = FsspecBlobStoreManager.put
+    put = StorageManager.put
 
     async def overwrite(
-        self: FsspecBlobStoreManager,
+        self: StorageManager,
         name: str,
         content: bytes | Path,
         metadata: BlobMetadata,
@@ -148,11 +148,11 @@ def test_a_place_that_cannot_hold_the_log_is_not_fine(
     ) -> str:
         return await put(self, name, content, metadata)
 
-    monkeypatch.setattr(FsspecBlobStoreManager, "put", overwrite)
+    monkeypatch.setattr(StorageManager, "put", overwrite)
     result = statekeep("backends check --json")
     errors = {row["backend"]: row["error"] for row in result.json}
     assert (result.status, errors["far"]) == (4, None)
-    assert "the place cannot hold the job log" in errors["near"]
+    assert "the storage cannot hold the job log" in errors["near"]
 
 
 def test_a_backend_that_cannot_do_what_it_is_named_for_is_a_wrong_setting(
@@ -166,7 +166,7 @@ def test_a_backend_that_cannot_do_what_it_is_named_for_is_a_wrong_setting(
     assert "cannot hold the job log: backend=far" in result.err
 
 
-def test_without_settings_the_remedy_is_told(statekeep: CommandLine) -> None:
+def test_without_settings_the_remedy_is_printed(statekeep: CommandLine) -> None:
     result = statekeep("backends list", has_config=False)
     assert result.status == 2
     assert "hint: give the settings of the job with --config or --set" in result.err

@@ -1,15 +1,18 @@
 """What people see while a command runs long: each shows on a terminal what goes on."""
 
 import asyncio
+import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 import pytest
 import typer
-from cli_kit import TASK, CommandLine
+from cli_kit import TASK, CommandLine, Result
 from spark_job_kit import make_job, settings
 from spark_location_kit import make_location
+from spark_locations_kit import unpack_location
 
 from statekeep.cli import counting_bar, waiting
 from statekeep.cli.app import app
@@ -59,6 +62,28 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
     "backends.check": ("backends check", ["asking the backends"]),
     "state.read": ("state read count", [LOG_IS_READ, STATE_COMES]),
     "state.get": ("state get count user-7", [LOG_IS_READ, STATE_COMES]),
+    **{
+        f"state_changes.{line.split()[1]}": (
+            f"{line} --reason test --yes",
+            [LOG_IS_READ, STATE_COMES, STATE_GOES],
+        )
+        for line in (
+            "state put count user-7 70",
+            "state delete count user-7",
+            "state edit count {job}/rows.json",
+            "state undo",
+            "state erase --key user-7",
+        )
+    },
+    "guard.inspect": ("guard inspect {job}/hdfs", ["looking at the checkpoint location"]),
+    "guard.run": (
+        "guard run {job}/hdfs --once --to file://{job}/copies",
+        ["copying the checkpoint location", STATE_GOES],
+    ),
+    "guard.restore": (
+        "guard restore {job}/hdfs --from file://{job}/copies --to {job}/new",
+        [LOG_IS_READ, "restoring the checkpoint location", "restored"],
+    ),
     "verify.verify": ("verify", [LOG_IS_READ, STATE_COMES]),
     "restore.restore": ("restore {job}/mine", [LOG_IS_READ, STATE_COMES]),
     "migrate.migrate": (
@@ -75,11 +100,16 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
         ["looking at the backups", LOG_IS_READ, "deleting"],
     ),
     "events.events": ("events --progress", [LOG_IS_READ, "reading the events"]),
+    "report.report": ("report {job}/page.html", ["reading the job log and its events"]),
+    "top.top": ("top", ["reading the job log and its events"]),
+    "doctor.doctor": ("doctor", ["asking the backends and reading the job log"]),
 }
 """By command: a line that runs it, and what is to be seen then."""
 
 SHOWS_NOTHING: Final[Mapping[str, str]] = {
     "backends.list_backends": "reads settings, and reaches no backend",
+    "import_query.import_query": "Spark shows how its jobs get on",
+    "report.ui": "begins as `report`, and then lasts until it is interrupted",
     "config.explain": "reads settings",
     "config.check": "reads settings",
 }
@@ -87,9 +117,14 @@ SHOWS_NOTHING: Final[Mapping[str, str]] = {
 
 WITHOUT_LOG = {
     *("backends.check", "checkpoints.overwrite_offsets", "spark_state.import_state"),
-    *("state.read", "state.get"),
+    *("guard.inspect", "guard.restore", "guard.run"),
+    *(name for name in SHOWS if name.startswith("state")),
 }
 """Those that have no --task of their own."""
+
+WITHOUT_SETTINGS = {"guard.inspect", "guard.restore", "guard.run"}
+
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 def commands(app: typer.Typer) -> Iterator[str]:
@@ -113,6 +148,7 @@ def old(statekeep: CommandLine) -> int:
     positions = [row["commit"] for row in statekeep(f"checkpoints list {LOG} --json").json]
     assert statekeep(f"checkpoints pin kept {positions[-2]} {LOG}").status == 0
     make_location(statekeep.config.parent / "spark")
+    unpack_location("hdfs", statekeep.config.parent)
     return int(positions[1])
 
 
@@ -121,6 +157,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, old: int) -> None:
     """Make stderr a terminal for what follows, and of everything something that lasts long."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.setattr(waiting, "_SHOWN_AFTER_S", 0)
     for bar in (counting_bar, progress):
         monkeypatch.setattr(bar, "_SHOWN_AFTER_NS", 0)
@@ -129,23 +166,47 @@ def terminal(monkeypatch: pytest.MonkeyPatch, old: int) -> None:
 
 @pytest.mark.parametrize("command", SHOWS)
 @pytest.mark.usefixtures("terminal")
-def test_a_command_that_lasts_long_says_what_it_does(
+def test_a_command_that_lasts_long_says_what_it_does_and_its_tables_fit_100_columns(
     statekeep: CommandLine, old: int, command: str
 ) -> None:
     line, signs = SHOWS[command]
     log = "" if command in WITHOUT_LOG else LOG
-    if command.startswith("state."):
+    if command.startswith(("state.", "state_changes.")):
         place = statekeep.config.parent / "on spark"
         asyncio.run(make_job(place))
         log = " ".join(f"--set '{key}={text}'" for key, text in settings(place).items())
-    result = statekeep(f"{line.format(old=old, job=statekeep.config.parent)} {log}")
+        rows = [{"key": {"user": "user-8"}, "value": {"n": 0}}]
+        (statekeep.config.parent / "rows.json").write_text(json.dumps(rows))
+    if command == "guard.restore":
+        copied = SHOWS["guard.run"][0].format(job=statekeep.config.parent)
+        assert statekeep(copied, has_config=False).status == 0
+    if command == "state_changes.undo":  # there is something to undo
+        assert statekeep(f"state put count user-7 0 --reason test --yes {log}").status == 0
+    line = f"{line.format(old=old, job=statekeep.config.parent)} {log}"
+    result = statekeep(line, has_config=command not in WITHOUT_SETTINGS)
     assert result.status == 0
     assert [sign for sign in signs if sign not in result.err] == []
+    check_width(statekeep, result)
+
+
+@pytest.mark.parametrize("line", ["backends list", "config check", "config explain"])
+@pytest.mark.usefixtures("terminal")
+def test_the_tables_of_settings_fit_too(statekeep: CommandLine, line: str) -> None:
+    check_width(statekeep, statekeep(line))
+
+
+def check_width(statekeep: CommandLine, result: Result) -> None:
+    """Check that tables fit on a wide terminal too; lines of prose are broken by the terminal."""
+    assert result.status == 0
+    shown = _COLOURS.sub("", result.out).replace(str(statekeep.config.parent), "")
+    assert shown
+    rows = [row.rstrip() for row in shown.splitlines() if not row.startswith("next: ")]
+    assert [row for row in rows if len(row) > 100] == []
 
 
 @pytest.fixture
 def as_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the command line believe that it was started as a program, not by ``python -m``."""
+    """Let the command line take itself for one that was started as a program, not by ``python -m``."""
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
 
 

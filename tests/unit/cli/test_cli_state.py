@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cli_kit import CommandLine
-from spark_job_kit import CONTENT, TASKS, make_job, settings, task_of
+from spark_job_kit import CONTENT, IN_STORES, TASKS, make_job, settings, task_of
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.spark.state.export import WRITERS
 
 
@@ -45,8 +45,8 @@ def test_one_key_is_shown_to_people_and_to_programs(statekeep: CommandLine) -> N
 
 
 def test_a_key_without_state_has_no_rows(statekeep: CommandLine) -> None:
-    assert statekeep("state get count nobody").out == "no rows\n"
-    assert statekeep("state get count nobody --json").json == []
+    assert statekeep("state get count absent").out == "no rows\n"
+    assert statekeep("state get count absent --json").json == []
 
 
 def test_a_table_has_the_first_rows_and_says_that_there_are_more(statekeep: CommandLine) -> None:
@@ -104,12 +104,15 @@ def test_a_program_reads_a_pipe(statekeep: CommandLine) -> None:
         ("state read count --format parquet", "name a file: --output"),
         ("state read count --output rows", "a table is not written to a file"),
         ("state read count --format csv --output /dev/null", "the file is there already"),
-        ("state read count --format csv --output /nowhere/rows", "the file cannot be written"),
+        (
+            "state read count --format csv --output /no-such-directory/rows",
+            "the file cannot be written",
+        ),
         ("state read count --format csv --backend far", "backend=far"),
         ("state get other user-7", "no such state variable"),
     ],
 )
-def test_what_is_wrong_is_told_with_a_remedy(statekeep: CommandLine, line: str, told: str) -> None:
+def test_a_mistake_is_an_error_with_a_remedy(statekeep: CommandLine, line: str, told: str) -> None:
     done = statekeep(line)
     assert (done.status, done.out) == (2, "")
     assert told in " ".join(done.err.split())
@@ -180,3 +183,18 @@ def test_the_table_of_the_program_is_that_of_the_command(
 ) -> None:
     rows = statekeep("state read count --json").json
     assert rows == sk.read_state(settings(settings_file.parent), "count").to_pylist()
+
+
+def test_a_store_that_a_commit_lists_and_no_backend_holds_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the settings say of it: a job on Spark lists what it has to have again."""
+    nowhere = {"stores.large.backup.factories": ""}
+    asyncio.run(make_job(tmp_path, IN_STORES, **nowhere))
+    config = tmp_path / "job.properties"
+    lines = (f"{key}={text}\n" for key, text in (settings(tmp_path) | nowhere).items())
+    config.write_text("".join(lines))
+    result = CommandLine(config, monkeypatch, capsys)("verify --json")
+    assert [row["is-damaged"] for row in result.json] == [True] * TASKS
+    assert "no backend holds a store that the commit lists: stores=large" in result.json[0]["error"]
+    assert result.status == 3

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from cli_kit import TASK, CommandLine
+from rich.console import Group
 from rich.text import Text
 
 from statekeep.cli import output
@@ -53,6 +54,30 @@ def test_rows_of_a_task_stand_below_its_name(statekeep: CommandLine) -> None:
 def test_a_text_is_shortened_to_its_width() -> None:
     assert shortened("abcdefghij", 10) == "abcdefghij"
     assert shortened("abcdefghij", 5) == "ab…ij"
+
+
+def test_what_records_say_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a\x1b[2J\x1b]0;title\x07b\x9b31mc\rd\udcff"
+    output.print_table(["x", "y"], [[hostile, Text(hostile)]], is_full=True)
+    output.print_line(hostile)
+    output.console().print(Group(Text(hostile), "z"))
+    lines = capsys.readouterr().out.split("\n")
+    assert {*"".join(lines)} & {*"\x1b\x07\x9b\r\udcff"} == set()
+    assert [line.count("a[2J]0;titleb31mcd�") for line in lines] == [0, 2, 1, 1, 0, 0]
+
+
+def test_neither_do_errors(statekeep: CommandLine) -> None:
+    err = statekeep("checkpoints list --task 'a\x1b[2Jb'").err
+    assert "task=a[2Jb" in err
+    assert "\x1b" not in err
+
+
+def test_colours_of_our_own_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = output.console()
+    with console.capture() as captured:
+        console.print(state_of("\x1b[2Jgone"))
+    assert "\x1b[31m[2Jgone\x1b[0m" in captured.get()
 
 
 def test_fine_and_damaged_have_a_colour() -> None:

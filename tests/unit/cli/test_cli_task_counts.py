@@ -59,7 +59,7 @@ def test_the_number_of_tasks_is_kept_and_changed_by_jobs_made_from_it(
         starts(job, "orders-4", 4)
 
 
-def test_a_job_that_nobody_has_rescaled_gets_more_tasks(statekeep: CommandLine, job: Path) -> None:
+def test_a_job_that_was_not_rescaled_gets_more_tasks(statekeep: CommandLine, job: Path) -> None:
     assert starts(job, "orders", 1) == {}
 
 

@@ -39,3 +39,15 @@ def test_nothing_is_drawn_where_the_output_is_no_terminal() -> None:
     with bar_at([0, 3 * SECOND], is_terminal=False) as bar:
         bar.add(1)
         assert not bar.is_shown
+
+
+def test_a_copy_that_knows_its_total_shows_it() -> None:
+    output = io.StringIO()
+    clock = iter([0, 3 * SECOND])
+    with CountingBar(
+        "uploaded", lambda: next(clock), Console(file=output, force_terminal=True)
+    ) as bar:
+        bar.expect(2_000_000)
+        bar.expect(1_000_000)
+        bar.add(1_500_000)
+    assert "uploaded: 1.5 MB of about 3.0 MB" in output.getvalue()

@@ -30,7 +30,7 @@ def make_reader(
 
 
 @pytest.mark.parametrize(("old", "new"), [("blob", "hdfs"), ("hdfs", "blob"), ("blob", "blob")])
-def test_the_page_leads_from_one_place_to_another_without_losing_a_commit(
+def test_the_page_leads_from_one_backend_to_another_without_losing_a_commit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -43,7 +43,7 @@ def test_the_page_leads_from_one_place_to_another_without_losing_a_commit(
     assert reader.runs == 7
 
 
-def test_the_old_place_is_not_needed_after_the_last_step(
+def test_the_old_backend_is_not_needed_after_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader = make_reader(tmp_path, monkeypatch, capsys, "blob", "hdfs")
@@ -124,7 +124,7 @@ def test_a_job_that_did_not_say_where_its_log_is_takes_all_steps_after_the_one_b
     assert reader.runs == 8
 
 
-def test_whoever_skips_that_is_refused_instead_of_beginning_with_empty_state(
+def test_a_start_without_that_step_is_refused_instead_of_beginning_with_empty_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader = make_reader_without_a_place_of_the_log(tmp_path, monkeypatch, capsys)

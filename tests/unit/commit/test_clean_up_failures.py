@@ -1,13 +1,12 @@
 """A clean-up that fails is reported less and less often, and louder once it fails for long."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from statekeep.checkpoint.note import no_note
-from statekeep.commit.clean_up_failures import CleanUpFailing, CleanUpFailures
+from statekeep.commit.clean_up import CleanUpFailures
 from statekeep.errors import RetriableError
+from statekeep.events import CleanUpFailing, Event, report_nothing
 from statekeep.testing.clock import FakeClock
 
 
@@ -20,11 +19,11 @@ def test_reports_come_at_growing_distances_and_become_errors_after_an_hour(
 ) -> None:
     clock, events, reported = FakeClock(), list[int](), list[tuple[int, str]]()
 
-    def note(kind: str, **details: Any) -> None:
-        assert kind == "clean-up-failing"
-        events.append(details["minutes"])
+    def report(event: Event) -> None:
+        assert isinstance(event, CleanUpFailing)
+        events.append(event.minutes)
 
-    failures = CleanUpFailures(clock, note, subject="task=t")
+    failures = CleanUpFailures(clock, report, subject="task=t")
     for second in range(0, 100 * 3600, 10):
         caplog.clear()
         failures.failed(RetriableError("away"))
@@ -43,7 +42,7 @@ def test_reports_come_at_growing_distances_and_become_errors_after_an_hour(
 
 
 def test_many_reasons_of_one_clean_up_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    failures = CleanUpFailures(FakeClock(), no_note)
+    failures = CleanUpFailures(FakeClock(), report_nothing)
     same = [RetriableError("away")] * 200
     other = [RetriableError(f"task {number}") for number in range(20)]
 
@@ -57,11 +56,11 @@ def test_many_reasons_of_one_clean_up_are_counted(caplog: pytest.LogCaptureFixtu
     assert len(caplog.records) == 9
 
 
-def test_after_a_clean_up_that_ended_well_the_next_failure_is_told_at_once(
+def test_after_a_clean_up_that_ended_well_the_next_failure_is_reported_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = FakeClock()
-    failures = CleanUpFailures(clock, no_note)
+    failures = CleanUpFailures(clock, report_nothing)
     failures.failed(RetriableError("away"))
     clock.advance(30)
     failures.failed(RetriableError("away"))

@@ -14,7 +14,7 @@ from statekeep.errors import BackendClosedError
 
 
 class Gauge:
-    """Counts how many calls run at once; each waits until it is let go."""
+    """Counts how many calls run at once; each waits until it is released."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -177,14 +177,14 @@ async def test_a_call_that_hangs_can_be_abandoned_and_is_named(
 
     (thread,) = [each for each in threading.enumerate() if each.name.startswith("hung-pool")]
     gauge.may_end.set()
-    thread.join(10)  # its end disturbs nobody
+    thread.join(10)  # its end has no effect
     assert not thread.is_alive()
     await asyncio.sleep(0)
 
 
 @pytest.mark.asyncio
-async def test_only_a_call_that_outlasts_the_patience_is_taken_for_hung() -> None:
-    executor = BoundedExecutor(2, "patient-pool")
+async def test_only_a_call_that_outlasts_the_timeout_is_taken_for_hung() -> None:
+    executor = BoundedExecutor(2, "pool")
     gauge = Gauge()
     sleeps = 0
 
@@ -217,7 +217,7 @@ async def test_an_idle_executor_that_is_abandoned_still_ends_its_threads() -> No
 
 
 @pytest.mark.asyncio
-async def test_a_call_that_lasts_can_be_told_from_one_that_follows_it(
+async def test_a_call_that_lasts_can_be_distinguished_from_one_that_follows_it(
     executor: BoundedExecutor,
 ) -> None:
     gauge = Gauge()

@@ -1,4 +1,4 @@
-"""The commit gate: skip, block, void, tolerance; two commits are never open."""
+"""The commit gate: skip, block, abort, tolerance; two commits are never open."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statekeep.commit.gate import CommitGate, Decision
-from statekeep.config.model import TaskSettings
+from statekeep.config.job_settings import TaskSettings
 from statekeep.errors import CommitFailedError
 
 MS = 1_000_000
@@ -93,7 +93,7 @@ def test_a_second_start_is_refused_while_a_commit_is_open() -> None:
         gate.started(1, "2-2")
 
 
-def test_no_commit_starts_after_a_timeout_until_the_attempt_is_void() -> None:
+def test_no_commit_starts_after_a_timeout_until_the_attempt_is_aborted() -> None:
     gate = gate_with_open_commit(TOLERANT)
     gate.request(5_000 * MS)
     assert gate.remaining_block_ns(25_000 * MS) == 0
@@ -193,7 +193,7 @@ def test_an_abandoned_commit_stays_owed_and_counts_for_nothing() -> None:
     assert (gate.consecutive_failures, gate.consecutive_timeouts) == (0, 0)
 
 
-def test_an_abandoned_commit_does_not_forgive_earlier_failures() -> None:
+def test_an_abandoned_commit_does_not_reset_earlier_failures() -> None:
     gate = CommitGate(TOLERANT)
     for end in ("fail", "fail", "abandon", "fail"):
         gate.request(0)

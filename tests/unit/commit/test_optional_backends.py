@@ -28,7 +28,7 @@ def lenient(tmp_path: Path) -> Rig:
 async def test_an_optional_backend_that_fails_is_left_out_loudly(
     lenient: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await lenient.pipeline.init(None)
+    await lenient.pipeline.init()
     lenient.backup(F1).fail["upload"] = RetriableError("down")
     checkpoint = await lenient.commit()
     assert set(checkpoint.state_markers) == {F0}
@@ -40,7 +40,7 @@ async def test_an_optional_backend_that_fails_is_left_out_loudly(
 async def test_a_commit_waits_for_an_optional_backend_no_longer_than_it_may(
     lenient: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await lenient.pipeline.init(None)
+    await lenient.pipeline.init()
     lenient.backup(F1).hang = True
     checkpoint = await lenient.commit()
     assert set(checkpoint.state_markers) == {F0}
@@ -52,7 +52,7 @@ async def test_a_commit_waits_for_an_optional_backend_no_longer_than_it_may(
 
 @pytest.mark.asyncio
 async def test_an_optional_backend_whose_snapshot_fails_fails_no_commit(lenient: Rig) -> None:
-    await lenient.pipeline.init(None)
+    await lenient.pipeline.init()
     lenient.backup(F1).fail["snapshot"] = RetriableError("no room for the note")
     assert set((await lenient.commit()).state_markers) == {F0}
     lenient.backup(F1).fail.clear()
@@ -61,8 +61,8 @@ async def test_an_optional_backend_whose_snapshot_fails_fails_no_commit(lenient:
 
 @pytest.mark.asyncio
 async def test_an_optional_backend_that_is_not_ready_joins_at_a_later_commit(lenient: Rig) -> None:
-    lenient.backup(F1).fail["init"] = ConfigError("no such place")
-    await lenient.pipeline.init(None)
+    lenient.backup(F1).fail["init"] = ConfigError("no such location")
+    await lenient.pipeline.init()
     assert set((await lenient.commit()).state_markers) == {F0}
     lenient.backup(F1).fail.clear()
     assert set((await lenient.commit()).state_markers) == {F0, F1}
@@ -72,7 +72,7 @@ async def test_an_optional_backend_that_is_not_ready_joins_at_a_later_commit(len
 async def test_an_optional_backend_that_was_left_out_is_asked_before_it_takes_part_again(
     lenient: Rig,
 ) -> None:
-    await lenient.pipeline.init(None)
+    await lenient.pipeline.init()
     lenient.backup(F1).fail["upload"] = RetriableError("down")
     lenient.backup(F1).fail["check"] = RetriableError("still down")
     for _ in range(2):
@@ -96,7 +96,7 @@ async def test_what_an_optional_backend_lacks_is_created_before_a_process_first_
     lenient: Rig,
 ) -> None:
     lenient.pipeline.ask_optional_first()
-    await lenient.pipeline.init(None)
+    await lenient.pipeline.init()
     assert lenient.calls == ["f0.init"]
     for _ in range(2):
         assert set((await lenient.commit()).state_markers) == {F0, F1}
@@ -110,7 +110,7 @@ async def test_what_an_optional_backend_lacks_is_created_before_a_process_first_
 async def test_clean_up_leaves_a_backend_alone_that_was_left_out_of_the_commit(
     lenient: Rig,
 ) -> None:
-    await lenient.pipeline.init(None)
+    await lenient.pipeline.init()
     lenient.backup(F1).fail["upload"] = RetriableError("down")
     checkpoint = await lenient.commit()
     await lenient.pipeline.clean_up([checkpoint], [])
@@ -133,7 +133,7 @@ async def test_clean_up_leaves_an_optional_backend_alone_that_a_checkpoint_lacks
 async def test_an_optional_backend_that_was_busy_when_a_commit_was_given_up_is_asked_first(
     lenient: Rig,
 ) -> None:
-    await lenient.pipeline.init(None)
+    await lenient.pipeline.init()
     lenient.backup(F1).fail["upload"] = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await lenient.commit()
@@ -148,7 +148,7 @@ async def test_a_backend_that_is_optional_for_one_store_only_still_fails_the_com
     tmp_path: Path,
 ) -> None:
     rig = Rig(tmp_path, {S0: ("f1",)})
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     rig.backup(F1).fail["upload"] = RetriableError("down")
     with pytest.raises(CommitFailedError, match="step=upload"):
         await rig.commit()
@@ -159,7 +159,7 @@ async def test_a_store_that_no_backend_took_fails_the_commit_though_all_are_opti
     tmp_path: Path,
 ) -> None:
     rig = Rig(tmp_path, {S0: ("f0", "f1"), S1: ("f0", "f1")})
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     for name in (F0, F1):
         rig.backup(name).fail["upload"] = RetriableError("down")
     with pytest.raises(CommitFailedError, match="no backend took the store"):

@@ -22,7 +22,7 @@ def rig(tmp_path: Path) -> Rig:
 
 @pytest.mark.asyncio
 async def test_a_checkpoint_holds_the_markers_of_every_backend_for_every_store(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     checkpoint = await rig.commit()
     assert checkpoint == CheckpointV2(
         ID,
@@ -39,7 +39,7 @@ async def test_the_steps_come_in_order_and_the_checkpoint_file_after_every_uploa
     rig: Rig,
 ) -> None:
     with fault_handler(rig.calls.append):
-        await rig.pipeline.init(None)
+        await rig.pipeline.init()
         await rig.commit()
     assert rig.calls == [
         *("f0.init", "f1.init"),
@@ -50,8 +50,22 @@ async def test_the_steps_come_in_order_and_the_checkpoint_file_after_every_uploa
 
 
 @pytest.mark.asyncio
+async def test_the_bytes_to_send_are_known_before_the_upload_begins(rig: Rig) -> None:
+    known: list[int | dict[str, int]] = []
+
+    def note(point: str) -> None:
+        if point == "upload.before":
+            known.append(rig.metrics.snapshot()["upload-bytes"])
+
+    await rig.pipeline.init()
+    with fault_handler(note):
+        await rig.commit()
+    assert known == [20]  # two stores of 5 bytes, to two backends
+
+
+@pytest.mark.asyncio
 async def test_the_checkpoint_lies_beside_the_version(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     checkpoint = await rig.commit()
     data = rig.version.read_checkpoint()
     assert data is not None
@@ -63,7 +77,7 @@ async def test_the_checkpoint_lies_beside_the_version(rig: Rig) -> None:
 async def test_a_failing_step_fails_the_commit_and_writes_no_checkpoint(
     rig: Rig, step: str
 ) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     rig.backup(F1).fail[step] = RetriableError("down")
     with pytest.raises(CommitFailedError, match=f"step={step}") as caught:
         await rig.commit()
@@ -73,7 +87,7 @@ async def test_a_failing_step_fails_the_commit_and_writes_no_checkpoint(
 
 @pytest.mark.asyncio
 async def test_a_checkpoint_that_cannot_be_written_locally_fails_the_commit(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     (rig.version.directory / "CHECKPOINT-V2").mkdir()
     with pytest.raises(CommitFailedError, match="step=checkpoint"):
         await rig.commit()
@@ -81,7 +95,7 @@ async def test_a_checkpoint_that_cannot_be_written_locally_fails_the_commit(rig:
 
 @pytest.mark.asyncio
 async def test_the_first_failed_upload_cancels_the_others(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     rig.backup(F0).hang = True
     rig.backup(F1).fail["upload"] = RetriableError("down")
     with pytest.raises(CommitFailedError):
@@ -91,7 +105,7 @@ async def test_the_first_failed_upload_cancels_the_others(rig: Rig) -> None:
 
 @pytest.mark.asyncio
 async def test_the_commit_after_a_failed_one_succeeds(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     rig.backup(F1).fail["upload"] = RetriableError("down")
     with pytest.raises(CommitFailedError):
         await rig.commit()
@@ -101,7 +115,7 @@ async def test_the_commit_after_a_failed_one_succeeds(rig: Rig) -> None:
 
 @pytest.mark.asyncio
 async def test_a_cancelled_commit_stops_its_uploads_and_writes_nothing(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     rig.backup(F0).hang = True
     committing = asyncio.create_task(rig.commit())
     while "f0.upload" not in rig.calls:
@@ -118,13 +132,13 @@ async def test_a_cancelled_commit_stops_its_uploads_and_writes_nothing(rig: Rig)
 @pytest.mark.asyncio
 async def test_a_required_backend_is_never_taken_for_away_beforehand(rig: Rig) -> None:
     rig.pipeline.ask_optional_first()
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     assert rig.calls == ["f0.init", "f1.init"]
 
 
 @pytest.mark.asyncio
 async def test_a_failed_commit_names_the_backend_that_it_failed_for(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     rig.backup(F1).fail["upload"] = RetriableError("down")
     with pytest.raises(CommitFailedError, match="task=Partition 0 backend=f1"):
         await rig.commit()
@@ -132,7 +146,7 @@ async def test_a_failed_commit_names_the_backend_that_it_failed_for(rig: Rig) ->
 
 @pytest.mark.asyncio
 async def test_a_backend_that_forgets_a_marker_fails_the_commit(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     rig.backup(F0).markers = {S0: Marker("m")}
     with pytest.raises(CommitFailedError, match="step=upload") as caught:
         await rig.commit()
@@ -140,8 +154,8 @@ async def test_a_backend_that_forgets_a_marker_fails_the_commit(rig: Rig) -> Non
 
 
 @pytest.mark.asyncio
-async def test_being_fenced_is_told_apart_from_failing(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+async def test_being_fenced_is_not_reported_as_a_failure(rig: Rig) -> None:
+    await rig.pipeline.init()
     rig.backup(F1).fail["upload"] = TaskFencedError("moved", own_epoch=1, newer_epoch=2)
     with pytest.raises(TaskFencedError):
         await rig.commit()
@@ -149,7 +163,7 @@ async def test_being_fenced_is_told_apart_from_failing(rig: Rig) -> None:
 
 @pytest.mark.asyncio
 async def test_clean_up_gives_each_backend_its_own_retained_markers(rig: Rig) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     checkpoint = await rig.commit()
     await rig.pipeline.clean_up([checkpoint], [(1, 0)])
     assert rig.backup(F1).clean_up_args == ([checkpoint.state_markers[F1]], [(1, 0)])
@@ -158,7 +172,7 @@ async def test_clean_up_gives_each_backend_its_own_retained_markers(rig: Rig) ->
 @pytest.mark.asyncio
 @pytest.mark.parametrize("step", ["clean_up", "close"])
 async def test_clean_up_and_close_try_every_backend_and_then_raise(rig: Rig, step: str) -> None:
-    await rig.pipeline.init(None)
+    await rig.pipeline.init()
     rig.backup(F0).fail[step] = RetriableError("down")
     with pytest.raises(ExceptionGroup) as caught:
         await (rig.pipeline.clean_up([], []) if step == "clean_up" else rig.pipeline.close())
@@ -168,9 +182,9 @@ async def test_clean_up_and_close_try_every_backend_and_then_raise(rig: Rig, ste
 
 @pytest.mark.asyncio
 async def test_a_required_backend_that_is_not_ready_fails_the_start(rig: Rig) -> None:
-    rig.backup(F0).fail["init"] = ConfigError("no such place")
+    rig.backup(F0).fail["init"] = ConfigError("no such location")
     with pytest.raises(ConfigError):
-        await rig.pipeline.init(None)
+        await rig.pipeline.init()
 
 
 @pytest.mark.asyncio

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from statekeep.commit.policy import CommitPolicy, Urgency
-from statekeep.config.model import TaskSettings
+from statekeep.commit.gate import CommitPolicy, Urgency
+from statekeep.config.job_settings import TaskSettings
 
 MS = 1_000_000
 SETTINGS = TaskSettings(commit_ms=1_000, replay_max_batches=10)

@@ -11,6 +11,7 @@ from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
+    AbortRecord,
     AttemptRecord,
     BadMarkerRecord,
     CommitRecord,
@@ -19,7 +20,6 @@ from statekeep.checkpoint.records import (
     PinRecord,
     Record,
     ReleaseRecord,
-    VoidRecord,
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.commit.retention import (
@@ -28,7 +28,7 @@ from statekeep.commit.retention import (
     commits_to_release,
     expired_pins,
 )
-from statekeep.config.model import CheckpointSettings
+from statekeep.config.job_settings import CheckpointSettings
 
 NOW_MS = 1_000
 IDENTITY = JobIdentity(job_uid="u", job_name="job", partitions=1)
@@ -91,22 +91,22 @@ def test_a_log_without_commits_releases_nothing() -> None:
     assert commits_to_release(view_of(), keeping(2), NOW_MS) == []
 
 
-def test_released_and_void_attempts_are_closed_and_retained_and_open_ones_are_not() -> None:
+def test_released_and_aborted_attempts_are_closed_and_retained_and_open_ones_are_not() -> None:
     view = view_of(
         *(attempt(1), commit(1), attempt(2), commit(2), attempt(3), commit(3), attempt(4)),
-        VoidRecord(epoch=1, nonce="v", attempt_epoch=1, attempt=4, reason="timeout"),
+        AbortRecord(epoch=1, nonce="v", attempt_epoch=1, attempt=4, reason="timeout"),
         attempt(5),
         ReleaseRecord(epoch=1, nonce="r", positions=[2]),
     )
     assert closed_attempts(view) == [(1, 1), (1, 4)]
 
 
-def test_a_void_attempt_waits_while_too_many_retained_commits_are_older() -> None:
-    def void(number: int) -> VoidRecord:
-        return VoidRecord(epoch=1, attempt_epoch=1, attempt=number, reason="timeout")
+def test_an_aborted_attempt_waits_while_too_many_retained_commits_are_older() -> None:
+    def aborted(number: int) -> AbortRecord:
+        return AbortRecord(epoch=1, attempt_epoch=1, attempt=number, reason="timeout")
 
     kept = [record for number in range(1, 101) for record in (attempt(number), commit(number))]
-    view = view_of(attempt(0), void(0), *kept, attempt(101), void(101))
+    view = view_of(attempt(0), aborted(0), *kept, attempt(101), aborted(101))
 
     assert closed_attempts(view) == [(1, 0)]
     view.fold(view.next_position, ReleaseRecord(positions=[4, 6, 8], epoch=1))
@@ -116,11 +116,11 @@ def test_a_void_attempt_waits_while_too_many_retained_commits_are_older() -> Non
     assert closed_attempts(view)[-1] == (1, 101)
 
 
-def test_a_commit_that_landed_before_its_void_is_not_closed() -> None:
+def test_a_commit_that_landed_before_its_abort_is_not_closed() -> None:
     view = view_of(
         attempt(1),
         commit(1),
-        VoidRecord(epoch=1, nonce="v", attempt_epoch=1, attempt=1, reason="unclear"),
+        AbortRecord(epoch=1, nonce="v", attempt_epoch=1, attempt=1, reason="unclear"),
     )
     assert closed_attempts(view) == []
 

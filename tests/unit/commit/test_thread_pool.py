@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from statekeep.commit.thread_pool import ThreadPool
+from statekeep.commit.executor import ThreadPool
 
 
 def threads_named(name: str) -> list[threading.Thread]:
@@ -64,7 +64,7 @@ def test_leaving_ends_the_idle_threads_and_waits_for_no_other() -> None:
     pool.leave()
     assert not hung.done()
     may_end.set()
-    assert hung.result(10)  # its end disturbs nobody
+    assert hung.result(10)  # its end has no effect
     for thread in threads_named("left"):
         thread.join(10)
     assert threads_named("left") == []
@@ -74,7 +74,7 @@ def test_leaving_ends_the_idle_threads_and_waits_for_no_other() -> None:
 def test_the_interpreter_waits_for_calls_unless_they_were_left(way: str, shows: str) -> None:
     program = f"""
 import sys, threading
-from statekeep.commit.thread_pool import ThreadPool
+from statekeep.commit.executor import ThreadPool
 
 pool = ThreadPool(1, "last")
 may_end = threading.Event()

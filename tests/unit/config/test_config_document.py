@@ -1,11 +1,13 @@
 """The page that lists every setting."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from statekeep.config.document import main, render
-from statekeep.config.keys import KEYS, UNSUPPORTED
+from statekeep.config.document import main, render, texts_of
+from statekeep.config.key import keys_of
+from statekeep.config.keys import GROUPS, KEYS, UNSUPPORTED
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 
@@ -20,6 +22,13 @@ def test_the_page_names_every_key_alias_and_refused_key() -> None:
         for name in (key.name, *key.aliases, *key.job_aliases):
             assert f"`{name}`" in text
     assert all(f"`{name}`" in text for name in UNSUPPORTED)
+
+
+@pytest.mark.parametrize("section", [one for group in GROUPS.values() for one in group])
+def test_every_setting_says_what_it_does_and_why_its_default(section: type) -> None:
+    texts = texts_of(section)
+    for field in keys_of(section):
+        assert re.fullmatch(r"[^ ].*\. \*.*\.\*", texts[field]), field
 
 
 def test_every_row_of_the_page_has_as_many_cells_as_its_head() -> None:

@@ -25,12 +25,6 @@ def test_every_default_that_can_be_written_is_of_its_own_type(key: Key[object]) 
         assert key.type.parse(key.shown_default) == key.default
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_every_key_says_what_it_does_and_why_its_default(key: Key[object]) -> None:
-    assert key.meaning.endswith(".")
-    assert key.reason.endswith(".")
-
-
 def test_max_commit_delay_is_another_name_of_the_max_delay() -> None:
     assert load_dict({"max.commit.delay": "7s"}).task.commit_max_delay_ms == 7_000
 

@@ -1,25 +1,27 @@
 """The typed sections, the sections of backends, the check at start, and the explanation."""
 
 import dataclasses
+import inspect
 import os
 import tempfile
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
-from statekeep.config.job_keys import COMMIT_MS
-from statekeep.config.keys import KEYS
-from statekeep.config.load import load_dict
-from statekeep.config.model import (
-    KEY,
+from statekeep import config as package
+from statekeep.config.job_settings import (
     CheckpointSettings,
-    Config,
     ContainerSettings,
     JobSettings,
-    RestartSettings,
-    StoreSettings,
     TaskSettings,
 )
+from statekeep.config.key import keys_of
+from statekeep.config.keys import GROUPS
+from statekeep.config.load import load_dict
+from statekeep.config.model import Config
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import ConfigError
 
 
@@ -46,24 +48,17 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert (CheckpointSettings().retain_commits, ContainerSettings().grace_ms) == (2, 60_000)
 
 
-def test_every_key_without_a_section_of_its_own_fills_one_field() -> None:
-    sections = (
-        JobSettings,
-        RestartSettings,
-        TaskSettings,
-        ContainerSettings,
-        CheckpointSettings,
-        StoreSettings,
-    )
-    filled = [
-        declared.metadata[KEY].name
-        for section in sections
-        for declared in dataclasses.fields(section)
-        if KEY in declared.metadata
+def test_every_dataclass_of_settings_is_in_a_section_of_the_documentation() -> None:
+    modules = [
+        import_module(f"{package.__name__}.{m.name}") for m in iter_modules(package.__path__)
     ]
-    backends = ("backends.", "blob.store.", "hdfs.store.", "kafka.", "stores.<store>.blob.")
-    own = [key.name for key in KEYS if not key.name.startswith(backends)]
-    assert sorted([*filled, "job.name"]) == sorted(own)
+    declaring = {
+        found
+        for module in modules
+        for _, found in inspect.getmembers(module, dataclasses.is_dataclass)
+        if inspect.isclass(found) and keys_of(found)
+    }
+    assert declaring == {section for group in GROUPS.values() for section in group}
 
 
 def test_a_given_value_reaches_its_field() -> None:
@@ -176,7 +171,7 @@ def test_a_given_place_of_all_goes_before_a_default_place_of_one() -> None:
     assert config.backend_settings("blob", "blob.store") == {"uri": "s3://given"}
 
 
-def test_the_check_refuses_settings_of_a_backend_that_nobody_lists() -> None:
+def test_the_check_refuses_settings_of_a_backend_that_is_not_listed() -> None:
     config = load_dict(
         {"job.name": "j", "stores.backup.factories": "blob", "backends.blbo.uri": "s3://bucket"}
     )
@@ -208,7 +203,7 @@ def test_the_explanation_names_value_and_source_of_every_setting() -> None:
     rows = {row.key: (row.value, row.source) for row in config.explain()}
     assert rows["job.name"] == ("j", "here")
     assert rows["task.commit.max.delay.ms"] == ("7s", "here")
-    assert rows["task.commit.ms"] == (str(COMMIT_MS.default), "default")
+    assert rows["task.commit.ms"] == (str(TaskSettings().commit_ms), "default")
     assert rows["stores.backup.factories"] == ("blob", "runtime default")
     assert rows["stores.s.rocksdb.bloom.bits"] == ("12", "stores.default.rocksdb.bloom.bits, here")
     assert rows["stores.s.backup.factories"] == ("kafka", "stores.s.changelog, here")

@@ -5,9 +5,10 @@ import traceback
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from secret_kit import SECRET, TEXTS
 
 from statekeep.config.load import load_dict
-from statekeep.config.redact import is_secret_name, may_be_secret, redact
+from statekeep.config.redact import is_secret_name, may_be_secret, redact, redact_text
 from statekeep.errors import ConfigError
 
 SECRETS = st.text("abcdefghijklmnopqrstuvwxyz0123456789/+=@:?", min_size=12, max_size=40).map(
@@ -153,9 +154,31 @@ def test_of_a_setting_that_is_not_ours_only_what_is_known_to_be_harmless_is_show
         ("AccountName=a;AccountKey=Zq9==;Suffix=b", "AccountName=a;AccountKey=***;Suffix=b"),
         ("x: SharedAccessKey=Zq9", "x: SharedAccessKey=***"),
         ("no answer: root=s3://bucket/a key=backends.b.secret source=x:3", None),
+        ("me:Zq9@proxy does not reach http://host", "***@proxy does not reach http://host"),
+        ("jdbc:pg://me:Zq9@host/b", "jdbc:pg://***@host/b"),
         ("broker-1:9092,broker-2:9092", None),
         ("TypeError: a@b", None),
     ],
 )
 def test_a_text_is_shown_without_the_secrets_in_it(text: str, shown: str | None) -> None:
     assert redact(text, is_secret=False) == (text if shown is None else shown)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_sentence_is_shown_without_the_secrets_in_it(text: str) -> None:
+    shown = redact_text(f"backend=s3 {text}")
+    assert SECRET not in shown
+    assert shown.startswith("backend=s3 ")
+    assert redact_text(shown) == shown
+
+
+def test_a_sentence_goes_on_after_the_query_of_a_uri() -> None:
+    text = "GET s3://bucket/x?sig=Zq9 failed: store=counts backend=far\nhint: start again"
+    shown = "GET s3://bucket/x?*** failed: store=counts backend=far\nhint: start again"
+    assert redact_text(text) == shown
+
+
+@pytest.mark.parametrize("word", ["x", "secret", "access", "session"])
+def test_a_long_word_takes_no_long_time_to_read(word: str) -> None:
+    text = word * 30_000  # the rest of the word was looked through from each of its places
+    assert redact_text(text) == text

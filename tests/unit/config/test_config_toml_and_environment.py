@@ -66,7 +66,7 @@ def test_an_error_in_toml_names_the_file(tmp_path: Path, text: str, complaint: s
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".properties"])
-def test_the_form_of_a_file_is_told_by_its_name(tmp_path: Path, suffix: str) -> None:
+def test_the_form_of_a_file_follows_from_its_name(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"job{suffix}"
     path.write_text('job.name="a"' if suffix == ".toml" else "job.name=a", encoding="utf-8")
     assert load_file(path).job.name == "a"

@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from statekeep.config.load import load_dict
-from statekeep.config.settings import WrittenValue
+from statekeep.config.lookup import WrittenValue
+from statekeep.config.values import (
+    BOOLEAN,
+    DATE,
+    ValueType,
+    byte_count,
+    decimal,
+    labels,
+    milliseconds,
+    whole_number,
+)
 from statekeep.errors import ConfigError
 
 
@@ -119,6 +129,27 @@ def test_paths_and_numbers_of_python_are_taken() -> None:
 
 
 def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     job = load_dict({"job.name": "j", "job.logged.store.base.dir": "~/state"}).job
-    assert str(job.local_dir) == "/home/somebody/state"
+    assert str(job.local_dir) == "/home/user/state"
+
+
+@pytest.mark.parametrize(
+    ("value_type", "text"),
+    [
+        (BOOLEAN, "TRUE"),
+        (DATE, "2026-12-31"),
+        (byte_count(0), "64KiB"),
+        (decimal(0, 10), "0.00005"),
+        (decimal(0, 10), "5"),
+        (labels(), "team=streams, tier = a=b"),
+        (milliseconds(), "-5m"),
+        (whole_number(-1), "-1"),
+    ],
+    ids=lambda value: value.name if isinstance(value, ValueType) else value,
+)
+def test_a_value_that_is_written_again_is_read_as_the_same(
+    value_type: ValueType[object], text: str
+) -> None:
+    value = value_type.parse(text)
+    assert value_type.parse(value_type.write(value)) == value

@@ -38,7 +38,7 @@ def mount_disk(tmp_path: Path) -> Iterator[MountDisk]:
             if os.getuid() != 0 or shutil.which("mount") is None:
                 pytest.skip("only root can mount a small disk")
             if subprocess.run(command, check=False, capture_output=True).returncode != 0:
-                pytest.skip("this machine lets nobody mount a disk")
+                pytest.skip("this machine does not allow to mount a disk")
             mounted.callback(subprocess.run, ["umount", "--lazy", str(place)], check=True)
             return place
 
@@ -108,7 +108,7 @@ def messages_of(error: BaseException) -> str:
 
 
 @pytest.mark.asyncio
-async def test_a_full_local_disk_is_told_with_its_setting_and_loses_nothing(
+async def test_a_full_local_disk_is_reported_with_its_setting_and_loses_nothing(
     tmp_path: Path, mount_disk: MountDisk
 ) -> None:
     await make_commit(tmp_path)
@@ -122,7 +122,7 @@ async def test_a_full_local_disk_is_told_with_its_setting_and_loses_nothing(
 
 
 @pytest.mark.asyncio
-async def test_a_local_disk_that_cannot_be_written_is_told_with_its_setting(
+async def test_a_local_disk_that_cannot_be_written_is_reported_with_its_setting(
     tmp_path: Path, mount_disk: MountDisk
 ) -> None:
     await make_commit(tmp_path)
@@ -166,7 +166,7 @@ def _run_under_a_file_size_limit(root: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_limit_on_the_size_of_files_is_told_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_limit_on_the_size_of_files_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     await make_commit(tmp_path)
     program = (
         "import pathlib, sys; import test_bad_places as t;"

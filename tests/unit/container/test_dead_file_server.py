@@ -28,7 +28,7 @@ def server(tmp_path: Path) -> Iterator[FileServer]:
 
 
 @pytest.fixture(autouse=True)
-def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that hang do so in real time, of which a test has little."""
     monkeypatch.setattr(executor_module, "_LONGEST_CALL_S", 0.1)
     monkeypatch.setattr(container_module, "_MARGIN_S", 0.1)

@@ -96,6 +96,7 @@ async def test_with_both_newest_backups_lost_the_task_starts_from_the_commit_bef
     async with Container(config(tmp_path)) as container:
         task = await container.start_task(TASK, ["s"])
         await put_and_commit(task, b"one", 1)
+        task.store("s").put(b"k", b"two")
         checkpoint = await (await task.commit({INPUT: "2"}, force=True)).wait()
         assert checkpoint is not None
     shutil.rmtree(tmp_path / "local")

@@ -1,6 +1,7 @@
-"""Commits of the plain-Python container that fail: told, made void, healed by the next one."""
+"""Commits of the plain-Python container that fail: told, aborted, healed by the next one."""
 
 import asyncio
+import errno
 import shutil
 import threading
 from collections.abc import AsyncIterator
@@ -9,16 +10,27 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from container_kit import INPUT, Controls, config, controls
+from typing_extensions import override
 
 from statekeep.backends.memory import forget_place
 from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.records import AttemptRecord, CommitRecord, Record, ReleaseRecord
+from statekeep.checkpoint.records import (
+    AbortRecord,
+    AttemptRecord,
+    CommitRecord,
+    Record,
+    ReleaseRecord,
+)
+from statekeep.checkpoint.version_id import VersionId
 from statekeep.container.container import Container
 from statekeep.container.task import Task
+from statekeep.container.task_stores import TaskStores
 from statekeep.errors import (
     CommitFailedError,
     RetriableError,
 )
+from statekeep.events import CommitFailed, Event, EventSource, Listener
+from statekeep.stores.version import SealedVersion
 
 TASK = "Partition 0"
 
@@ -43,7 +55,7 @@ async def commit(task: Task, offset: int) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_failed_upload_is_told_at_once_and_raised_by_the_next_commit(
+async def test_a_failed_upload_is_reported_at_once_and_raised_by_the_next_commit(
     tmp_path: Path, held: Controls
 ) -> None:
     told: list[tuple[TaskName, Exception]] = []
@@ -60,6 +72,55 @@ async def test_a_failed_upload_is_told_at_once_and_raised_by_the_next_commit(
         assert task.is_commit_due()
         with pytest.raises(CommitFailedError, match="step=upload"):
             await task.commit({INPUT: "2"})
+
+
+class Failures(Listener):
+    def __init__(self) -> None:
+        self.found: list[CommitFailed] = []
+
+    @override
+    def on_event(self, event: Event, source: EventSource, /) -> None:
+        if isinstance(event, CommitFailed):
+            self.found.append(event)
+
+    @override
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.asyncio
+async def test_a_failure_is_an_event_though_the_program_ends_while_the_log_is_away(
+    tmp_path: Path, held: Controls
+) -> None:
+    failures = Failures()
+    held.upload_error = lambda: RetriableError("the store is down")
+    held.log_error = lambda r: (
+        RetriableError("the log is away") if isinstance(r, AbortRecord) else None
+    )
+    async with Container(config(tmp_path), listeners=[failures]) as container:
+        task = await container.start_task(TASK, ["s"])
+        with pytest.raises(CommitFailedError, match="step=upload"):
+            await commit(task, 1)
+        assert failures.found == []
+    (failure,) = failures.found
+    assert (failure.step, "the store is down" in failure.error) == ("upload", True)
+
+
+@pytest.mark.asyncio
+async def test_a_failed_seal_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def seal(stores: TaskStores, base: VersionId | None) -> tuple[int, SealedVersion]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    failures = Failures()
+    async with Container(config(tmp_path), listeners=[failures]) as container:
+        task = await container.start_task(TASK, ["s"])
+        monkeypatch.setattr(TaskStores, "seal", seal)
+        with pytest.raises(CommitFailedError, match="could not be sealed") as caught:
+            await commit(task, 1)
+        assert task.metrics.counters["commit-exceptions"] == 1
+    (failure,) = failures.found
+    assert (failure.checkpoint_id, failure.step) == (caught.value.checkpoint_id, "snapshot")
+    assert "No space left on device" in failure.error
 
 
 @pytest.mark.asyncio
@@ -84,7 +145,7 @@ async def test_a_tolerated_failure_heals_with_the_next_commit(
 
 
 @pytest.mark.asyncio
-async def test_a_commit_that_times_out_is_void_before_the_next_one_starts(
+async def test_a_commit_that_times_out_is_aborted_before_the_next_one_starts(
     tmp_path: Path, held: Controls
 ) -> None:
     settings = config(
@@ -141,7 +202,7 @@ class ForeignError(Exception):
 
 
 @pytest.mark.asyncio
-async def test_a_commit_is_told_to_fail_whatever_its_log_raises(
+async def test_a_commit_fails_whatever_its_log_raises(
     tmp_path: Path, held: Controls, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")
@@ -158,7 +219,7 @@ async def test_a_commit_is_told_to_fail_whatever_its_log_raises(
 
 
 @pytest.mark.asyncio
-async def test_a_release_that_fails_by_a_foreign_error_is_told_and_made_up_for(
+async def test_a_release_that_fails_by_a_foreign_error_is_reported_and_repeated(
     tmp_path: Path, held: Controls, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Container(config(tmp_path)) as container:
@@ -200,7 +261,7 @@ async def test_a_clean_up_that_fails_is_a_warning_with_all_that_its_backends_say
 
 
 @pytest.mark.asyncio
-async def test_a_commit_that_somebody_else_cancelled_is_made_void_and_the_next_one_goes_on(
+async def test_a_commit_that_another_task_cancelled_is_aborted_and_the_next_one_goes_on(
     tmp_path: Path, held: Controls
 ) -> None:
     settings = config(tmp_path, task__commit__skip__commit__during__failures__enabled="true")

@@ -141,6 +141,6 @@ def test_every_record_of_the_log_is_written_as_it_was(disk: Path, place: str) ->
 
 
 @pytest.mark.asyncio
-async def test_the_place_that_the_log_has_left_refuses_a_start(disk: Path) -> None:
+async def test_the_backend_that_the_log_has_left_refuses_a_start(disk: Path) -> None:
     with pytest.raises(ConfigError, match="the job log has moved: backend=hdfs"):
         await start(config_of(disk, job__log__backend="blob"))

@@ -1,4 +1,4 @@
-"""Encrypted jobs that earlier releases wrote: read, and only as far as they can be believed."""
+"""Encrypted jobs that earlier releases wrote: read, and only as far as they are authenticated."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from golden_topics_maker import COMMITS, ENTRIES, INPUT, KAFKA, STORES, TASK, co
 from statekeep.backends.kafka import marker as marker_format
 from statekeep.backends.kafka.epochs import HEADER, EpochStamp, given_up
 from statekeep.backends.kafka.factory import KafkaBackendFactory
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.checkpoint.records import CommitRecord, decode_record, encode_record
 from statekeep.checkpoint.serde import (
@@ -147,7 +147,7 @@ def markers() -> list[str]:
 def test_every_marker_is_written_as_it_was() -> None:
     found = markers()
     for marker in found:
-        assert ChangelogMarker.decode(Marker(marker)).encode(KAFKA) == marker
+        assert KafkaStateCheckpointMarker.decode(Marker(marker)).encode(KAFKA) == marker
     fields = [json.loads(marker) for marker in found]
     assert {marker["changelog-offset"] is None for marker in fields} == {True, False}
     assert {marker.get("is-transactional", True) for marker in fields} == {True, False}

@@ -1,4 +1,4 @@
-"""Each version of each format stands in a golden file, so that it is read for ever."""
+"""Each version of each format stands in a golden file, so that it stays readable."""
 
 import ast
 import re
@@ -76,6 +76,8 @@ def framed_kinds() -> Iterator[str]:
         for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8"))):
             match node:
                 case ast.Call(func=ast.Name(id="frame"), args=[ast.Name(id=name), *_]):
+                    if module == "checkpoint/records.py":  # the other kinds are tags of records
+                        name = "_CHANGED_COMMIT"
                     yield str(values[module, name])
                 case _:
                     pass

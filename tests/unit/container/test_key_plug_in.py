@@ -9,8 +9,8 @@ import pytest
 from encoded_kit import SECRET, place_of, read_stream
 from typing_extensions import override
 
-from statekeep.backends.blob.encryption_keys import EncryptionKey, KeyProvider
 from statekeep.backends.blob.names import is_index
+from statekeep.backends.encryption_keys import EncryptionKey, KeyProvider
 from statekeep.checkpoint.checkpoints import SystemStreamPartition
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config

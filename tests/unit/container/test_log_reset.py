@@ -35,7 +35,7 @@ async def place_of_a_first_commit(directory: Path) -> str:
 
 
 @pytest.mark.asyncio
-async def test_the_same_attempt_of_a_new_log_writes_to_another_place(tmp_path: Path) -> None:
+async def test_the_same_attempt_of_a_new_log_writes_under_another_name(tmp_path: Path) -> None:
     old = await place_of_a_first_commit(tmp_path)
     shutil.rmtree(tmp_path / "place")
     shutil.rmtree(tmp_path / "local")
@@ -46,7 +46,7 @@ async def test_the_same_attempt_of_a_new_log_writes_to_another_place(tmp_path: P
 
 
 @pytest.mark.asyncio
-async def test_a_restart_goes_on_in_the_place_of_its_log(tmp_path: Path) -> None:
+async def test_a_restart_goes_on_in_the_backend_of_its_log(tmp_path: Path) -> None:
     await place_of_a_first_commit(tmp_path)
     async with Container(config(tmp_path)) as container:
         task = await container.start_task("Partition 0", ["s"])

@@ -28,7 +28,7 @@ STEPS = [
     ("old,new", "old,new"),
     ("old", "old"),
 ]
-"""Lists of backup and restore: to the new place, and all the way back."""
+"""Lists of backup and restore: to the new backend, and all the way back."""
 
 
 def config(directory: Path, step: int) -> Config:

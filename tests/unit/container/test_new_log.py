@@ -9,19 +9,19 @@ import pytest
 from outage_kit import cut_off, plan_of
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.blob.managers.memory_manager import forget_root
 from statekeep.backends.memory import forget_place
 from statekeep.backends.registry import BackendRegistry
+from statekeep.backends.storage.memory import forget_root
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition, TaskName
 from statekeep.checkpoint.log_reset import reset_log
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.clock import SystemClock
+from statekeep.commit.task_log import take_over_task
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.container.container import Container
-from statekeep.container.task_log import take_over_task
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.fault_points import fault_handler
 from statekeep.inspection.log_move import move_log
@@ -111,7 +111,7 @@ async def test_a_start_that_finds_state_but_no_log_is_refused(tmp_path: Path, ki
     kinds = {"new": kind}
     await count(config(tmp_path, "old,new", kinds=kinds))
     with pytest.raises(
-        ConfigError, match=r"found_in=new place=job/state-\w+/new/main/Partition_0/"
+        ConfigError, match=r"found_in=new location=job/state-\w+/new/main/Partition_0/"
     ):
         await count(config(tmp_path, "new", kinds=kinds))
     assert records(tmp_path / "new") == []
@@ -189,7 +189,7 @@ async def test_what_a_moved_log_has_left_behind_does_not_keep_a_job_from_beginni
 
 
 @pytest.mark.asyncio
-async def test_a_place_that_was_emptied_begins_anew_beside_a_local_disk_that_was_kept(
+async def test_a_backend_that_was_emptied_begins_anew_beside_a_local_disk_that_was_kept(
     tmp_path: Path,
 ) -> None:
     await count(config(tmp_path, "old"))
@@ -244,6 +244,6 @@ async def test_a_task_begins_without_an_optional_backend_if_the_settings_name_th
     async with Container(job, clock=FakeClock()) as container:
         await container.start_task(TASK, ["counts"])
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert [text for text in warned if "not asked" in text and text.endswith("backend=far")]
+    assert [text for text in warned if "not searched" in text and text.endswith("backend=far")]
     for name in ("near", "far"):
         forget_root(str(tmp_path / name))

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from container_kit import INPUT, Controls, config, controls
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.memory import forget_place
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.clock import SystemClock
@@ -57,7 +57,7 @@ async def settle() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_task_tells_what_it_did_from_its_start_to_its_end(tmp_path: Path) -> None:
+async def test_a_task_reports_what_it_did_from_its_start_to_its_end(tmp_path: Path) -> None:
     async with Container(config(tmp_path)) as container:
         task = await container.start_task(TASK, ["s"])
         task.store("s").put(b"k", b"v" * 1000)
@@ -79,13 +79,22 @@ async def test_a_task_tells_what_it_did_from_its_start_to_its_end(tmp_path: Path
     upload, done = events[2].details, events[3].details
     assert (upload["task"], upload["attempt"], upload["batch"]) == (TASK, 1, 0)
     assert upload["bytes"] == done["bytes_uploaded"] > 1000
-    assert upload["elapsed_ms"] >= 0
+    assert upload["elapsed_ms"] >= upload["uploads"]["held"].pop("elapsed_ms") >= 0
+    assert upload["uploads"] == {"held": {"bytes": upload["bytes"]}}
+    assert upload["state_bytes"] > 1000
+    assert upload["changed_bytes"] is None  # the first commit has no other to build on
     assert (done["batch"], done["tasks_uploaded"]) == (0, 1)
+    phases = ("wait_ms", "upload_ms", "record_ms")
+    assert sum(done[phase] for phase in phases) <= done["elapsed_ms"] + len(phases)
+    assert 0 < done["pause_ms"] <= done["elapsed_ms"] + 1
+    assert (done["skipped"], done["blocked_ms"]) == (0, 0)
     assert events[4].details == {"error": None, "committed": 0, "head": 0}
 
 
 @pytest.mark.asyncio
-async def test_the_next_reign_tells_where_it_begins_and_what_it_restored(tmp_path: Path) -> None:
+async def test_the_next_session_reports_where_it_begins_and_what_it_restored(
+    tmp_path: Path,
+) -> None:
     for offset in (1, 2):
         async with Container(config(tmp_path)) as container:
             await commit(await container.start_task(TASK, ["s"]), offset)
@@ -97,20 +106,20 @@ async def test_the_next_reign_tells_where_it_begins_and_what_it_restored(tmp_pat
 
 
 @pytest.mark.asyncio
-async def test_an_attempt_that_fails_is_told_as_void(tmp_path: Path, held: Controls) -> None:
+async def test_an_attempt_that_fails_is_reported_as_aborted(tmp_path: Path, held: Controls) -> None:
     held.upload_error = lambda: RetriableError("down")
     async with Container(config(tmp_path)) as container:
         with pytest.raises(CommitFailedError):
             await commit(await container.start_task(TASK, ["s"]), 1)
-    (void,) = await details_of(tmp_path, "void")
-    assert "backend=held" in void.pop("reason")
-    assert void == {"attempt_epoch": 1, "attempt": 1, "batch": 0}
+    (aborted,) = await details_of(tmp_path, "void")
+    assert "backend=held" in aborted.pop("reason")
+    assert aborted == {"attempt_epoch": 1, "attempt": 1, "batch": 0}
     (stopped,) = await details_of(tmp_path, "stopped")
     assert stopped["error"].startswith("CommitFailedError: the commit failed")
 
 
 @pytest.mark.asyncio
-async def test_an_attempt_that_a_new_owner_finds_open_is_told_as_void_by_him(
+async def test_an_attempt_that_a_new_owner_finds_open_is_reported_as_aborted_by_him(
     tmp_path: Path, held: Controls
 ) -> None:
     held.gate.clear()
@@ -122,9 +131,9 @@ async def test_an_attempt_that_a_new_owner_finds_open_is_told_as_void_by_him(
         held.gate.set()
         with pytest.raises(TaskFencedError):
             await held_up.wait()
-    voids = [event for event in await events_in(tmp_path) if event.kind == "void"]
-    assert [event.epoch for event in voids] == [2]
-    assert voids[0].details == {
+    aborted = [event for event in await events_in(tmp_path) if event.kind == "void"]
+    assert [event.epoch for event in aborted] == [2]
+    assert aborted[0].details == {
         "attempt_epoch": 1,
         "attempt": 1,
         "batch": 0,
@@ -135,7 +144,7 @@ async def test_an_attempt_that_a_new_owner_finds_open_is_told_as_void_by_him(
 
 
 @pytest.mark.asyncio
-async def test_a_commit_record_that_landed_without_an_answer_is_told_as_a_commit(
+async def test_a_commit_record_that_landed_without_an_answer_is_reported_as_a_commit(
     tmp_path: Path, held: Controls
 ) -> None:
     async with Container(config(tmp_path)) as container:
@@ -175,7 +184,7 @@ async def test_a_full_buffer_does_not_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_place_that_takes_no_events_costs_warnings_and_no_commit(
+async def test_a_backend_that_takes_no_events_costs_warnings_and_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def refuse(*_: object) -> None:

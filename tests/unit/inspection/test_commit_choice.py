@@ -21,7 +21,7 @@ async def job(tmp_path: Path) -> AsyncIterator[InspectedJob]:
     config = load_dict(job_settings(tmp_path, 2))
     await commit_numbers(tmp_path, [1], 2)
     async with open_job(config, SystemClock(), task=TASK) as begun:
-        await begun.guest.pin("first", begun.view.last_commit_position)
+        await begun.pin_writer.pin("first", begun.view.last_commit_position)
     await commit_numbers(tmp_path, [2, 3, 4, 5, 6], 2)
     async with open_job(config, SystemClock(), task=TASK) as opened:
         yield opened

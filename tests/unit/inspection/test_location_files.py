@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped] # as above
 
 from statekeep.errors import ConfigError
-from statekeep.inspection.location_files import errors_told, open_location
+from statekeep.inspection.location_files import explained_location_errors, open_location
 
 
 @pytest.fixture
@@ -39,9 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("/srv/a:/x", "/srv/a:/x"),
     ],
 )
-def test_names_of_hadoop_are_told_as_fsspec_has_them(
-    asked: list[str], location: str, name: str
-) -> None:
+def test_names_of_hadoop_become_those_of_fsspec(asked: list[str], location: str, name: str) -> None:
     open_location(location)
     assert asked == [name]
 
@@ -82,7 +80,7 @@ def failing(error: Exception) -> Callable[[str], Any]:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_filesystem_that_is_not_to_be_had_is_told_with_the_reason(
+def test_a_filesystem_that_is_not_to_be_had_is_reported_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(fsspec, "url_to_fs", failing(error))
@@ -102,7 +100,7 @@ def test_secrets_of_a_location_are_not_shown(monkeypatch: pytest.MonkeyPatch) ->
 def test_secrets_in_an_error_of_the_filesystem_are_not_shown() -> None:
     location = open_location("memory:/x")
     error = OSError("403 for https://box.blob.core.windows.net/x?sig=secret")
-    with pytest.raises(ConfigError) as told, errors_told(location):
+    with pytest.raises(ConfigError) as told, explained_location_errors(location):
         raise error
     (hint,) = told.value.hints
     assert "https://box.blob.core.windows.net/x?***" in hint

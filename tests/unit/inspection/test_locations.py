@@ -105,7 +105,7 @@ def test_a_location_that_is_not_the_jobs_is_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_place_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
+def test_a_location_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
     old, new = write(tmp_path / "old", FILES), write(tmp_path / "new", {"metadata": "mine"})
     for refuse in (check_locations, copy_location):
         with pytest.raises(CheckpointLocationError, match="is in use"):
@@ -183,7 +183,7 @@ def test_a_check_of_what_may_be_copied_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [PermissionError("denied"), RuntimeError("of a client")])
-def test_a_location_that_lets_nobody_in_is_told_before_the_copy(
+def test_a_location_that_cannot_be_written_is_an_error_before_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(self: Vanishing, path: str, **options: Any) -> bytes:

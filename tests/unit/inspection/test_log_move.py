@@ -15,8 +15,8 @@ from log_kit import (
 )
 from typing_extensions import override
 
-from statekeep.backends.blob.job_log import BlobJobLog
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import JobIdentity, MovedRecord, ReleaseRecord, decode_record
 from statekeep.errors import ConfigError, RetriableError
@@ -95,7 +95,7 @@ async def test_a_log_that_has_moved_there_already_counts_as_done() -> None:
     assert (await records(old), await records(new)) == before
 
 
-async def test_a_log_that_goes_on_in_the_new_place_is_left_alone_when_it_is_moved_again() -> None:
+async def test_a_log_that_goes_on_in_the_new_backend_is_left_alone_when_it_is_moved_again() -> None:
     old, new = new_blobs(), new_blobs()
     await committed(old, 2)
     await move_log(log_on(old), log_on(new), "new", owner="mover")
@@ -107,7 +107,7 @@ async def test_a_log_that_goes_on_in_the_new_place_is_left_alone_when_it_is_move
     assert await records(new) == before
 
 
-async def test_a_log_that_has_moved_to_a_third_place_is_refused() -> None:
+async def test_a_log_that_has_moved_to_a_third_backend_is_refused() -> None:
     old, new = new_blobs(), new_blobs()
     await committed(old, 1)
     await move_log(log_on(old), log_on(new_blobs()), "third", owner="mover")
@@ -151,7 +151,7 @@ async def test_a_log_is_not_left_before_the_target_holds_all_of_it() -> None:
     assert (await view_of(old)).moved_to is None
 
 
-async def test_another_jobs_log_in_the_new_place_is_refused_also_below_the_own_floor() -> None:
+async def test_another_jobs_log_in_the_new_backend_is_refused_also_below_the_own_floor() -> None:
     old, new = new_blobs(), new_blobs()
     driver = await committed(old, 4)
     await driver.append(ReleaseRecord(positions=[1, 2, 3]))
@@ -159,15 +159,15 @@ async def test_another_jobs_log_in_the_new_place_is_refused_also_below_the_own_f
     other = await driver_on(new, "other")
     identity = JobIdentity(job_uid="another", job_name="job", partitions=1)
     await other.append(msgspec.structs.replace(commit_record(1), identity=identity))
-    with pytest.raises(ConfigError, match="there is another log in the new place") as refused:
+    with pytest.raises(ConfigError, match="there is another log in the new backend") as refused:
         await move_log(log_on(old), log_on(new), "new", owner="mover")
     assert "reset" not in "".join(refused.value.hints)
 
 
-async def test_a_place_under_two_names_is_never_marked_as_moved() -> None:
+async def test_a_location_under_two_names_is_never_marked_as_moved() -> None:
     place = new_blobs()
     await committed(place, 1)
-    with pytest.raises(ConfigError, match="both backends are one place"):
+    with pytest.raises(ConfigError, match="both backends have one location"):
         await move_log(log_on(place), log_on(place), "new", owner="mover")
     assert (await view_of(place)).moved_to is None
 
@@ -186,7 +186,7 @@ async def test_a_pin_that_is_written_during_the_copy_goes_along() -> None:
     assert (await view_of(old)).moved_to == "new"
 
 
-async def test_a_guest_writes_nothing_behind_the_record_of_a_move() -> None:
+async def test_a_pin_writer_writes_nothing_behind_the_record_of_a_move() -> None:
     old = new_blobs()
     await committed(old, 1)
     mover = await driver_on(old, "mover")

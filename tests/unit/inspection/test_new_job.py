@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from log_kit import commit_record
 
-from statekeep.backends.kafka.marker import ChangelogMarker
+from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.checkpoint.records import CommitRecord
@@ -35,7 +35,7 @@ def settings(directory: Path, changelog: str) -> Config:
 
 
 def commit_in(topic: str) -> CommitRecord:
-    marker = ChangelogMarker(topic, 0, 17, "id", "7_00000000").encode("kafka")
+    marker = KafkaStateCheckpointMarker(topic, 0, 17, "id", "7_00000000").encode("kafka")
     checkpoint = CheckpointV2(
         CheckpointId(1, 1), {}, {BackendName("kafka"): {StoreName("counts"): marker}}
     )

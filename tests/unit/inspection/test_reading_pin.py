@@ -1,4 +1,4 @@
-"""The pin of a reader lasts as long as the reader does, and not for ever after they were killed."""
+"""The pin of a reader lasts as long as the reader does, and expires after they were killed."""
 
 import asyncio
 import logging
@@ -130,7 +130,7 @@ async def test_the_pin_of_a_person_never_expires(tmp_path: Path) -> None:
         await commit(task, 1)
         async with open_job(config(tmp_path), SystemClock(), task=TASK) as job:
             position = job.view.last_commit_position
-            await job.guest.pin("keep", position)
+            await job.pin_writer.pin("keep", position)
         for offset in (2, 3, 4):
             clock.advance(400 * DAY_S)
             await commit(task, offset)

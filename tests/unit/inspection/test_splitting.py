@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
+from log_kit import commit_record
 
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.errors import CheckpointCorruptError, ConfigError
-from statekeep.inspection.splitting import RoutedSplitter, shown_key
+from statekeep.inspection.splitting import RoutedSplitter, shown_key, splitter_for
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbStore
 
@@ -90,3 +92,12 @@ def test_a_new_store_that_lacks_an_entry_is_found(stores: list[KeyValueStore]) -
 )
 def test_a_key_is_shown_printable_and_short(key: bytes, shown: str) -> None:
     assert shown_key(key) == shown
+
+
+def test_keys_that_the_job_routes_itself_are_not_routed_by_a_function_of_the_user() -> None:
+    plain = msgspec.structs.replace(commit_record(1, 0).identity, router="")
+    splitter_for(plain, 3, "cli_kit:route")
+    for router in ("spark-murmur3-pmod-1", "spark-murmur3-pmod-1-by-operator-2"):
+        on_spark = msgspec.structs.replace(plain, router=router)
+        with pytest.raises(ConfigError, match="would not find its keys"):
+            splitter_for(on_spark, 3, "cli_kit:route")

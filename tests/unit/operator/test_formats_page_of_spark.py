@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from statekeep.checkpoint.serde import decode_checkpoint_v2
-from statekeep.spark.container.protocol import HandOver, decode_request, encode
+from statekeep.spark.container.protocol import SubmitVersion, decode_request, encode
 from statekeep.spark.worker.job_spec import Receipt
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text()
@@ -21,9 +21,9 @@ def test_the_receipt_has_every_field() -> None:
     assert json.dumps(asdict(Receipt.parse(json.loads(sample)))) == sample
 
 
-def test_the_hand_over_is_what_the_code_writes() -> None:
+def test_the_submission_is_what_the_code_writes() -> None:
     sample = sample_below("Container socket")
     request = decode_request(sample.encode())
-    assert isinstance(request, HandOver)
+    assert isinstance(request, SubmitVersion)
     assert encode(request) == f"{sample}\n".encode()
     assert not decode_checkpoint_v2(bytes(request.checkpoint), "formats.md").state_markers

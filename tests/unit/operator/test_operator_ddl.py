@@ -2,6 +2,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from statekeep.errors import StateSchemaError
+from statekeep.spark.operator import ddl
 from statekeep.spark.operator.ddl import parse_schema
 
 
@@ -53,3 +54,9 @@ def test_text_that_is_no_schema_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(StateSchemaError, match="schema cannot be read") as caught:
         parse_schema(text)
     assert repr(text) in str(caught.value)
+
+
+def test_times_of_day_are_unknown_to_spark_4_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddl, "RELEASE", (4, 0))
+    with pytest.raises(StateSchemaError, match=r"unknown type.*near='time'"):
+        parse_schema("a time(3)")

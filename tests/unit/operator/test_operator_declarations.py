@@ -1,6 +1,6 @@
 """What a processor declares is checked before a query starts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from statekeep.errors import ConfigError, StateBackupError, StateSchemaError
 from statekeep.spark.operator.ddl import parse_schema
-from statekeep.spark.operator.declarations import check_declarations
+from statekeep.spark.operator.declarations import check_declarations, check_order
 
 KEY = parse_schema("key string")
 
@@ -61,3 +61,74 @@ def test_an_init_that_needs_an_executor_is_a_warning(caplog: pytest.LogCaptureFi
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "class=ByFunction error=FileNotFoundError('/only/on/executors')" in record.getMessage()
+
+
+A, B, C = (frozenset({name}) for name in "abc")
+NONE = frozenset[str]()
+
+
+@pytest.mark.parametrize(
+    ("declared", "stored"),
+    [
+        ({"main": B, "operator-2": A}, {"main": A, "operator-2": B}),
+        (
+            {"main": C, "operator-2": A, "operator-3": B},
+            {"main": A, "operator-2": B, "operator-3": C},
+        ),
+        ({"main": B, "operator-2": A | C}, {"main": A, "operator-2": B}),
+        ({"main": B, "operator-2": A}, {"main": A | C, "operator-2": B | C}),
+        ({"main": C | B, "operator-2": C | A}, {"main": A | C, "operator-2": B | C}),
+        ({"main": B, "operator-2": A}, {"main": A, "operator-2": NONE}),
+        ({"main": B | C, "operator-2": A | C}, {"main": A | C, "operator-2": NONE}),
+    ],
+    ids=[
+        "two",
+        "in a circle",
+        "one declares more",
+        "each has a former variable",
+        "one name in both",
+        "one without state",
+        "one name in both, one without state",
+    ],
+)
+def test_operators_that_have_the_state_of_each_other_are_refused(
+    declared: Mapping[str, frozenset[str]], stored: Mapping[str, frozenset[str]]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"seem to be swapped: operator=main stored=a(,c)? declared="
+    ) as error:
+        check_order(declared, stored)
+    (hint,) = error.value.hints
+    assert "order that the job began with" in hint
+    assert "deleteIfExists in init for each former name" in hint
+
+
+@pytest.mark.parametrize(
+    ("declared", "stored"),
+    [
+        ({"main": A, "operator-2": B}, {"main": A, "operator-2": B}),
+        ({"main": A, "operator-2": A}, {"main": A, "operator-2": A}),
+        ({"main": C, "operator-2": A | B}, {"main": A, "operator-2": B}),
+        ({"main": B, "operator-2": A}, {"main": NONE, "operator-2": NONE}),
+        ({"main": B, "operator-2": A | B}, {"main": A, "operator-2": B}),
+        ({"main": A | B, "operator-2": B}, {"main": A, "operator-2": NONE}),
+        ({"main": B, "operator-2": B}, {"main": A, "operator-2": A}),
+        ({"main": B, "operator-2": B}, {"main": A, "operator-2": NONE}),
+        ({"main": A | B, "operator-2": B | C}, {"main": A, "operator-2": B}),
+    ],
+    ids=[
+        "as before",
+        "same names",
+        "renamed",
+        "without state",
+        "moved variable",
+        "added",
+        "renamed in both",
+        "renamed in both, one without state",
+        "renamed in a chain, the former names deleted",
+    ],
+)
+def test_operators_that_may_have_other_variables_now_are_taken(
+    declared: Mapping[str, frozenset[str]], stored: Mapping[str, frozenset[str]]
+) -> None:
+    check_order(declared, stored)

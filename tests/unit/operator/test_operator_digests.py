@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 from operator_kit import memory_store
 
-from statekeep.spark.operator.changes import ChangeWriter
-from statekeep.spark.operator.digests import ArrowDigest, RowHashSum
+from statekeep.spark.operator.changes import ArrowDigest, ChangeWriter, RowHashSum
 from statekeep.stores.base import KeyValueStore
 
 _COLUMNS: list[tuple[pa.DataType, list[Any]]] = [

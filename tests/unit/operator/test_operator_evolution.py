@@ -328,7 +328,7 @@ def test_an_entry_of_a_schema_that_is_not_registered_is_damage() -> None:
             batch(store, "n bigint", use)
 
 
-def test_state_that_nobody_declares_is_told_and_stays() -> None:
+def test_state_that_the_processor_does_not_declare_is_reported_and_stays() -> None:
     store = memory_store()
     batch(store, "n int", write((1,)))
     outcome, _ = run(

@@ -129,7 +129,7 @@ def test_errors_are_those_of_spark_or_name_the_value(
         Job(timeout).batch(use)
 
 
-def test_the_time_of_the_batch_is_told_without_timeouts_too() -> None:
+def test_the_time_of_the_batch_is_known_without_timeouts_too() -> None:
     assert Job().batch(lambda state: state.getCurrentProcessingTimeMs()) == [(False, "1000")]
     assert Job(EVENT).batch(lambda state: state.getCurrentWatermarkMs()) == [(False, "1000")]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_kit import record_batch
 
@@ -53,6 +53,7 @@ def _expected(rows: list[tuple[Any, ...]]) -> list[tuple[bytes, list[int]]]:
     return sorted(groups.items())
 
 
+@settings(deadline=None)
 @given(_ROWS, st.lists(st.integers(0, 20), max_size=3))
 def test_keys_come_once_in_encoded_order_with_rows_in_their_order(
     rows: list[tuple[Any, ...]], cuts: list[int]
@@ -67,6 +68,7 @@ def test_sorted_rows_are_grouped_as_rows_in_memory_are(
 ) -> None:
     monkeypatch.setattr(grouping, "CHUNK_ROWS", chunk_rows)
 
+    @settings(deadline=None)
     @given(_ROWS, st.lists(st.integers(0, 20), max_size=4))
     def check(rows: list[tuple[Any, ...]], cuts: list[int]) -> None:
         codec = _grouping()._codec

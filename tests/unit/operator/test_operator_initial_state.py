@@ -13,7 +13,6 @@ from operator_kit import memory_store, record_batch
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from typing_extensions import override
 
-from statekeep.spark.anchor import DIGEST_COLUMN
 from statekeep.spark.initial_state import INITIAL_COLUMN, divide
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.ddl import parse_schema
@@ -26,6 +25,7 @@ from statekeep.spark.operator.runner import (
     run_operator,
     stream_operator,
 )
+from statekeep.spark.placement import DIGEST_COLUMN
 
 ROWS, INITIAL = "key string, v long", "begin long, id string"
 CLOCK = BatchClock(processing_time_ms=5, watermark_ms=7)

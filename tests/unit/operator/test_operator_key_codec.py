@@ -12,6 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.key_codec import KeyCodec
+from statekeep.spark.releases import RELEASE
 
 _TEXT = st.text(st.sampled_from("\x00\x01\xffa\U0001f600") | st.characters(codec="utf-8"))
 _CASES = {
@@ -24,11 +25,12 @@ _CASES = {
     "decimal(38,4)": st.decimals(-(10**30), 10**30, places=4),
     "date": st.dates(),
     "timestamp_ntz": st.datetimes(dt.datetime(1970, 1, 2), dt.datetime(2100, 1, 1)),  # noqa: DTZ001 - without a zone
-    "time": st.times(),
     "array<int>": st.lists(st.none() | st.integers(-9, 9), max_size=4),
     "array<array<string>>": st.lists(st.lists(st.none() | _TEXT, max_size=3), max_size=3),
     "struct<x: int, y: string>": st.tuples(st.none() | st.integers(0, 9), st.none() | _TEXT),
 }
+if RELEASE >= (4, 1):
+    _CASES["time"] = st.times()
 
 
 def _rank(value: Any) -> Any:

@@ -324,3 +324,13 @@ def test_naive_times_of_frames_are_in_the_sessions_time_zone() -> None:
     frame = pd.DataFrame({"t": [pd.Timestamp("2020-01-01")]})
     _, output = run(_yielding(frame), [("a", 1)], is_pandas=True, output="t timestamp")
     assert output["t"].to_pylist() == [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]
+
+
+def test_the_error_of_a_processor_that_returns_no_rows_says_what_to_return() -> None:
+    forgot_to_yield = ByFunction(handle_rows=lambda *_: None)
+    with pytest.raises(
+        StateSchemaError, match="rows of the output are not iterable: found=NoneType"
+    ) as told:
+        run(forgot_to_yield, [("a", 1)])
+    assert "yield each row" in str(told.value)
+    assert any("grouping key ('a',)" in note for note in told.value.__notes__)

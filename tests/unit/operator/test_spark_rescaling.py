@@ -1,6 +1,6 @@
 """The state of a Spark job on other tasks, without Spark: routing, numbering, nothing lost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +26,8 @@ from statekeep.spark.operator.registry import (
     stored_variables,
 )
 from statekeep.spark.rescaling import SparkSplitter
+from statekeep.spark.tasks import STATE_STORE
+from statekeep.spark.worker.reshaping import Filling, SplitRow, Splitting, split_rows
 from statekeep.stores.base import KeyValueStore
 
 KEY = StructType([StructField("user", StringType()), StructField("day", LongType())])
@@ -37,6 +39,7 @@ Entry = tuple[str, UserDay, bytes]
 """Variable, grouping key, key within a map."""
 
 Content = Mapping[Entry, bytes]
+Split = Callable[[Sequence[KeyValueStore], int], list[KeyValueStore]]
 
 user_days = st.tuples(st.none() | st.text(max_size=6), st.none() | st.integers(-(2**63), 2**63 - 1))
 contents = st.dictionaries(
@@ -90,10 +93,29 @@ def split(stores: Sequence[KeyValueStore], partitions: int) -> list[KeyValueStor
     return targets
 
 
+def split_by_rows(stores: Sequence[KeyValueStore], partitions: int) -> list[KeyValueStore]:
+    """As `split`, as executors do it: the rows of all old tasks are sorted in between."""
+    batches = [
+        batch
+        for source, store in enumerate(stores)
+        for batch in Splitting(STATE_STORE, source, range(partitions)).rows(store)
+    ]
+    rows = sorted(split_rows(iter(batches)), key=lambda row: row[:4])
+    targets: list[KeyValueStore] = [memory_store() for _ in range(partitions)]
+    for number, target in enumerate(targets):
+        filling = Filling(
+            TaskName(f"Partition {number}"), {(STATE_STORE, s) for s in range(len(stores))}
+        )
+        filling.fill(STATE_STORE, target, [row for row in rows if row[0] == number])
+        filling.require_all()
+    return targets
+
+
+@pytest.mark.parametrize("split", [split, split_by_rows], ids=["one by one", "by rows"])
 @given(contents, st.integers(1, 5), st.integers(1, 7))
 @settings(max_examples=60, deadline=None)
 def test_every_entry_comes_to_the_task_of_its_key_once(
-    content: Content, old: int, new: int
+    split: Split, content: Content, old: int, new: int
 ) -> None:
     orders = [("count", "seen"), ("seen", "count")]
     before = [
@@ -111,6 +133,24 @@ def test_every_entry_comes_to_the_task_of_its_key_once(
 
     back = [content_of(store) for store in split(after, old)]
     assert back == [content_of(store) for store in before]
+
+
+@pytest.mark.parametrize("lost", ["header", "entries"])
+def test_entries_that_are_lost_on_the_way_are_noticed(lost: str) -> None:
+    store = store_of(
+        {("count", ("a", 1), b""): b"v", ("count", ("b", 1), b""): b"v"}, variables("count")
+    )
+    rows = sorted(split_rows(Splitting(STATE_STORE, 0, range(1)).rows(store)))
+    header, *_ = rows
+    assert len(rows) == 2
+    kept: list[SplitRow] = rows[1:] if lost == "header" else [header]
+    with pytest.raises(CheckpointCorruptError, match=r"without their header|entries=0 given=2"):
+        Filling(TaskName("t"), {(STATE_STORE, 0)}).fill(STATE_STORE, memory_store(), kept)
+
+
+def test_an_old_task_that_is_not_heard_of_is_noticed() -> None:
+    with pytest.raises(CheckpointCorruptError, match=r"missing=.*'state', 1"):
+        Filling(TaskName("t"), {(STATE_STORE, 1)}).require_all()
 
 
 def test_hashes_are_those_of_spark() -> None:

@@ -32,8 +32,9 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
-    TimeType,
 )
+
+from statekeep.spark.releases import RELEASE, TimeType
 
 _FLOATS = st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324])
 _MICROS = st.integers(-(10**15), 10**16)
@@ -49,11 +50,12 @@ _KEY_TYPES: list[tuple[DataType, Any]] = [
     (BinaryType(), st.binary(max_size=5)),
     (DecimalType(38, 6), st.decimals(-(10**30), 10**30, places=6)),
     (DateType(), st.dates()),
-    (TimeType(6), st.times().map(lambda time: time.replace(fold=0))),
     (TimestampType(), _MICROS.map(TimestampType().fromInternal)),
     (TimestampNTZType(), st.datetimes().map(lambda time: time.replace(fold=0))),
     (DayTimeIntervalType(), st.timedeltas(dt.timedelta(-(10**8)), dt.timedelta(10**8))),
 ]
+if RELEASE >= (4, 1):
+    _KEY_TYPES.append((TimeType(6), st.times().map(lambda time: time.replace(fold=0))))
 
 
 def _structs(types: Any) -> Any:

@@ -13,8 +13,9 @@ from typing_extensions import override
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.memory import MemoryBackendFactory, MemoryRestoreManager, memory_place
-from statekeep.config.store_keys import StoreFactoryName
-from statekeep.errors import ConfigError, RestoreFailedError, VersionDamagedError
+from statekeep.commit.pipeline import TaskStorageCommitManager
+from statekeep.config.store_settings import StoreFactoryName
+from statekeep.errors import CommitFailedError, ConfigError, RestoreFailedError, VersionDamagedError
 from statekeep.restore.manager import LOCAL
 from statekeep.stores.local_files import clone_image
 
@@ -74,7 +75,21 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
     return rig
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a commit back up an image without files, as older versions did."""
+    monkeypatch.setattr(TaskStorageCommitManager, "_check_images", lambda *_: None)
+
+
 @pytest.mark.asyncio
+async def test_an_image_without_files_is_not_backed_up_as_an_empty_store(rig: Rig) -> None:
+    with pytest.raises(CommitFailedError) as caught:
+        await rig.commit(b"new", lose("*"))
+    assert "no image of stores" in str(caught.value.__cause__)
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("unchecked")
 @cases(UNOPENABLE | UNREADABLE)
 async def test_a_backup_that_cannot_be_opened_gives_way_to_an_older_commit(
     rig: Rig, spoil: Spoil
@@ -149,6 +164,7 @@ async def test_the_check_of_a_local_version_changes_nothing_in_it_and_leaves_not
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("unchecked")
 @cases({"no files": lose("*"), "flipped": flip("*", -3)})
 async def test_so_it_is_for_stores_in_memory(tmp_path: Path, spoil: Spoil) -> None:
     rig = Rig(tmp_path)

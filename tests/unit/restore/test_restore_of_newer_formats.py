@@ -50,7 +50,7 @@ async def test_what_a_newer_release_wrote_is_an_error_and_never_an_older_commit(
 
 
 @pytest.mark.asyncio
-async def test_beside_an_outage_both_remedies_are_told(rig: Rig) -> None:
+async def test_beside_an_outage_both_remedies_are_reported(rig: Rig) -> None:
     new = await rig.commit(b"new")
     rig.lose_disk()
     rig.upgrade(FIRST)

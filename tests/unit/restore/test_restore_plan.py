@@ -10,7 +10,7 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     TaskName,
 )
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 from statekeep.restore.plan import StorePlan, plan_restore
 
 TASK = TaskName("Partition 0")

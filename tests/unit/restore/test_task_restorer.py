@@ -6,14 +6,15 @@ import errno
 from pathlib import Path
 
 import pytest
-from restore_kit import FIRST, NEW, OLD, SECOND, TASK, A, B, Rig
+from restore_kit import FIRST, NEW, OLD, SECOND, TASK, A, B, Rig, SilentBackendFactory
+from secret_kit import SECRET, TEXTS
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     CheckpointV2,
     Marker,
 )
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import RestoreFailedError
 from statekeep.restore import fetch
 from statekeep.restore.manager import LOCAL, RestoreCandidate
@@ -139,6 +140,21 @@ async def test_a_backend_that_does_not_answer_gives_way_to_the_next_one(rig: Rig
     outcome = await rig.restore(new)
     assert outcome.sources == {A: SECOND, B: SECOND}
     assert not any(failure.is_marker_bad for failure in outcome.failures)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("text", TEXTS)
+async def test_what_a_client_says_of_a_failure_is_reported_without_its_secrets(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    monkeypatch.setattr(SilentBackendFactory, "text", text)
+    new = await rig.commit(b"new")
+    rig.lose_disk()
+    rig.silence(FIRST)
+    outcome = await rig.restore(new)
+    assert [failure.backend for failure in outcome.failures] == [FIRST, FIRST]
+    assert all("***" in failure.error for failure in outcome.failures)
+    assert SECRET not in f"{outcome.failures} {caplog.text}"
 
 
 @pytest.mark.asyncio

@@ -1,24 +1,25 @@
-"""Whether anybody is left to back up the versions of an attempt that an older driver left open."""
+"""Whether a process is left to back up the versions of an attempt that an older driver left open."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from container_process_kit import VERSION, hand_over
+from container_process_kit import VERSION, submit_versions
 
 from statekeep.config.load import load_dict
-from statekeep.spark.anchor import Anchor
 from statekeep.spark.container.launch import take_lock
 from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.place import container_place
+from statekeep.spark.container.paths import container_paths
+from statekeep.spark.driver.rebalancer import Rebalancer
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.worker.errands import held_uploads
-from statekeep.spark.worker.job_spec import HandOverPlan, JobSpec
+from statekeep.spark.worker.job_spec import JobSpec, SubmitPlan
+from statekeep.spark.worker.task_functions import held_uploads
 
-PLAN = HandOverPlan(
+PLAN = SubmitPlan(
     epoch=1,
     attempt=1,
     checkpoint_id="7-1",
@@ -52,12 +53,12 @@ def test_what_a_living_container_of_an_earlier_application_has_is_held(
     spec: JobSpec, tmp_path: Path
 ) -> None:
     assert held(spec) == []
-    place = container_place(tmp_path, spec.local_name, "old", "1")
-    place.prepare()
-    lock = take_lock(place)
+    paths = container_paths(tmp_path, spec.local_name, "old", "1")
+    paths.prepare()
+    lock = take_lock(paths)
     assert lock is not None
     assert held(spec) == []
-    Outbox(place.outbox).replace(hand_over(partition=1))
+    Outbox(paths.outbox).replace(submit_versions(partition=1))
     assert held(spec) == [1]
     lock.leave()
     assert held(spec) == []
@@ -71,6 +72,6 @@ def test_a_version_is_abandoned_if_no_host_has_it_to_upload(spec: JobSpec) -> No
             return [{"held": []}, {"held": [1]}]
 
     jobs = object.__new__(TaskJobs)
-    jobs.anchor = cast("Anchor", Hosts())
+    jobs.rebalancer = cast("Rebalancer", SimpleNamespace(placement=Hosts()))
     jobs._spec = spec
     assert jobs.abandoned(PLAN) == {0}

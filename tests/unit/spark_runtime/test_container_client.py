@@ -1,20 +1,22 @@
-"""How a task asks its container: patience, time-outs, successors; and the container's lock."""
+"""How a task asks its container: time-outs, successors; and the container's lock."""
 
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from container_process_kit import greet_task, hand_over, place_in, spec_in
+from container_process_kit import greet_task, paths_in, spec_in, submit_versions
 
 from statekeep.errors import RetriableError
 from statekeep.spark.container import client
 from statekeep.spark.container.launch import take_lock
-from statekeep.spark.container.place import ContainerPlace
+from statekeep.spark.container.paths import ContainerPaths
 from statekeep.spark.container.protocol import (
     STALE_CONTAINER,
     STOPPING_CONTAINER,
@@ -36,18 +38,18 @@ HALF = encode_frame(Done())[:9]
 
 
 @contextmanager
-def container(place: ContainerPlace, answers: list[Answer | bytes]) -> Iterator[list[Request]]:
+def container(paths: ContainerPaths, answers: list[Answer | bytes]) -> Iterator[list[Request]]:
     """Answer one connection after the other."""
     requests: list[Request] = []
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(place.socket))
+    listener.bind(str(paths.socket))
     listener.listen()
 
     def serve() -> None:
         for answer in answers:
             connection, _ = listener.accept()
             with connection, connection.makefile("rb") as stream:
-                greet_task(connection, stream, place)
+                greet_task(connection, stream, paths)
                 requests.append(decode_request(read_frame_from(stream)))
                 if answer == SILENCE:
                     stream.read()
@@ -63,7 +65,7 @@ def container(place: ContainerPlace, answers: list[Answer | bytes]) -> Iterator[
         thread.join()
     finally:
         listener.close()
-        place.socket.unlink()
+        paths.socket.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +74,9 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_request_carries_the_digest_of_the_settings(tmp_path: Path) -> None:
-    place, spec = place_in(tmp_path), spec_in(tmp_path)
-    with container(place, [Done()]) as requests:
-        client.ask(place, spec, hand_over())
+    paths, spec = paths_in(tmp_path), spec_in(tmp_path)
+    with container(paths, [Done()]) as requests:
+        client.ask(paths, spec, submit_versions())
     assert [request.spec_digest for request in requests] == [spec.digest]
 
 
@@ -83,8 +85,8 @@ def test_a_container_that_leaves_is_asked_again_until_its_successor_answers(
     tmp_path: Path, error: str
 ) -> None:
     leaving = Refused(error=error, message="leaving")
-    with container(place_in(tmp_path), [leaving, leaving, Done(version="v")]) as requests:
-        assert client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over()).version == "v"
+    with container(paths_in(tmp_path), [leaving, leaving, Done(version="v")]) as requests:
+        assert client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions()).version == "v"
     assert len(requests) == 3
 
 
@@ -94,18 +96,18 @@ def test_a_container_that_does_not_leave_is_given_up(
     monkeypatch.setattr(client, "_SUCCESSOR_ROUNDS", 2)
     leaving = Refused(error=STOPPING_CONTAINER, message="leaving")
     with (
-        container(place_in(tmp_path), [leaving, leaving]),
+        container(paths_in(tmp_path), [leaving, leaving]),
         pytest.raises(RetriableError, match="leaving"),
     ):
-        client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
+        client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
 
 
 def test_any_other_refusal_is_raised_at_once(tmp_path: Path) -> None:
     with (
-        container(place_in(tmp_path), [Refused(error="StateBackupError", message="no")]),
+        container(paths_in(tmp_path), [Refused(error="StateBackupError", message="no")]),
         pytest.raises(client.ContainerError, match="no"),
     ):
-        client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
+        client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
 
 
 def test_a_container_that_says_nothing_is_given_up(
@@ -113,28 +115,28 @@ def test_a_container_that_says_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr(client, "_READ_TIMEOUT_S", 0.5)
     with (
-        container(place_in(tmp_path), [SILENCE]) as requests,
-        pytest.raises(RetriableError, match=r"says nothing.* host=.* log="),
+        container(paths_in(tmp_path), [SILENCE]) as requests,
+        pytest.raises(RetriableError, match=r"did not answer.* host=.* log="),
     ):
-        client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
+        client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
     assert len(requests) == 1
 
 
 def test_the_successor_of_a_container_that_died_is_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with container(place_in(tmp_path), [DEATH, HALF, Done(version="v")]) as requests:
-        assert client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over()).version == "v"
+    with container(paths_in(tmp_path), [DEATH, HALF, Done(version="v")]) as requests:
+        assert client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions()).version == "v"
     assert requests == [requests[0]] * 3
     assert [record.getMessage()[-5:] for record in caplog.records] == ["try=1", "try=2"]
 
 
 def test_containers_that_die_over_a_request_are_given_up_soon(tmp_path: Path) -> None:
     with (
-        container(place_in(tmp_path), [DEATH] * 3),
+        container(paths_in(tmp_path), [DEATH] * 3),
         pytest.raises(RetriableError, match=r"containers die .*tries=3 host=.* log=") as caught,
     ):
-        client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
+        client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
     assert "lack of memory" in "".join(caught.value.hints)
     assert "without an answer" in str(caught.value.__cause__)
 
@@ -142,17 +144,17 @@ def test_containers_that_die_over_a_request_are_given_up_soon(tmp_path: Path) ->
 def test_a_successor_that_refuses_is_asked_once(tmp_path: Path) -> None:
     refusal = Refused(error="RestoreFailedError", message="out of reach")
     with (
-        container(place_in(tmp_path), [DEATH, refusal]),
+        container(paths_in(tmp_path), [DEATH, refusal]),
         pytest.raises(client.ContainerError, match="out of reach"),
     ):
-        client.ask(place_in(tmp_path), spec_in(tmp_path), hand_over())
+        client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
 
 
 def test_a_container_that_leaves_is_waited_for_before_another_one_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = place_in(tmp_path)
-    leaving = take_lock(place)
+    paths = paths_in(tmp_path)
+    leaving = take_lock(paths)
     assert leaving is not None
     launched: list[bool] = []
 
@@ -164,10 +166,10 @@ def test_a_container_that_leaves_is_waited_for_before_another_one_is_started(
     timer = threading.Timer(0.1, leaving.leave)
     timer.start()
     with pytest.raises(OSError, match="seen"):
-        client.ask(place, spec_in(tmp_path), hand_over())
+        client.ask(paths, spec_in(tmp_path), submit_versions())
     timer.join()
     assert launched == [True]
-    assert not place.lock.exists()
+    assert not paths.lock.exists()
 
 
 def test_containers_that_die_at_their_start_are_given_up_soon(
@@ -182,63 +184,83 @@ def test_containers_that_die_at_their_start_are_given_up_soon(
 
     monkeypatch.setattr(client, "_spawn", launch)
     with pytest.raises(RetriableError, match=r"does not start: .*launcher_status=7"):
-        client.ask(place_in(tmp_path), spec, hand_over())
+        client.ask(paths_in(tmp_path), spec, submit_versions())
     assert len(launched) == 3
 
 
 def test_a_stop_starts_no_container_where_there_is_none(tmp_path: Path) -> None:
-    place = place_in(tmp_path)
-    client.tell_to_stop(place, epoch=1)
-    assert not place.log.exists()
+    paths = paths_in(tmp_path)
+    client.ask_to_stop(paths, epoch=1)
+    assert not paths.log.exists()
 
 
 def test_a_stop_waits_until_the_container_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = place_in(tmp_path)
-    living = take_lock(place)
+    paths = paths_in(tmp_path)
+    living = take_lock(paths)
     assert living is not None
     monkeypatch.setattr(client, "_LEAVE_TIMEOUT_S", 0.05)
-    with container(place, [Done()]), pytest.raises(RetriableError, match="still works"):
-        client.tell_to_stop(place, epoch=1)
+    with container(paths, [Done()]), pytest.raises(RetriableError, match="still works"):
+        client.ask_to_stop(paths, epoch=1)
     living.leave()
-    with container(place, [Done()]) as requests:
-        client.tell_to_stop(place, epoch=1)
+    with container(paths, [Done()]) as requests:
+        client.ask_to_stop(paths, epoch=1)
     assert [request.epoch for request in requests] == [1]
 
 
 def test_a_stop_does_not_wait_for_a_container_that_boots(tmp_path: Path) -> None:
-    place = place_in(tmp_path)
-    booting = take_lock(place)
+    paths = paths_in(tmp_path)
+    booting = take_lock(paths)
     assert booting is not None
     wanted = [booting.is_wanted]
-    client.tell_to_stop(place, epoch=1)
+    client.ask_to_stop(paths, epoch=1)
     wanted.append(booting.is_wanted)
     assert wanted == [True, False]
     booting.leave()
-    assert not place.lock.exists()
+    assert not paths.lock.exists()
 
 
 def test_what_was_said_to_a_container_that_was_killed_is_not_for_the_next_one(
     tmp_path: Path,
 ) -> None:
-    place = place_in(tmp_path)
-    killed = take_lock(place)
+    paths = paths_in(tmp_path)
+    killed = take_lock(paths)
     assert killed is not None
-    client.tell_to_stop(place, epoch=1)
+    client.ask_to_stop(paths, epoch=1)
     killed.pass_on()
-    successor = take_lock(place)
+    successor = take_lock(paths)
     assert successor is not None
     assert successor.is_wanted
     successor.leave()
 
 
 def test_a_container_that_takes_no_connection_is_given_up(tmp_path: Path) -> None:
-    place = place_in(tmp_path)
+    paths = paths_in(tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(place.socket))
+        listener.bind(str(paths.socket))
         listener.listen(0)
-        waiting = client._try_connect(place.socket)  # fills the queue
+        waiting = client._try_connect(paths.socket)  # fills the queue
         assert waiting is not None
         with waiting, pytest.raises(RetriableError, match="takes no connection"):
-            client._try_connect(place.socket, timeout_s=0.1)
+            client._try_connect(paths.socket, timeout_s=0.1)
+
+
+def test_a_container_imports_what_its_executor_imports_before_what_the_driver_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["packages", "/both", "/shipped.zip"])
+    spec = msgspec.structs.replace(spec_in(tmp_path), python_path=["/driver", "/both"])
+    assert client.python_path(spec) == f"{tmp_path}/packages:/both:/shipped.zip:/driver"
+
+
+def test_a_container_is_started_though_the_working_directory_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "path", ["", "packages", "/both"])
+    spec = msgspec.structs.replace(spec_in(tmp_path), python_path=["/driver"])
+    assert client.python_path(spec) == "/both:/driver"

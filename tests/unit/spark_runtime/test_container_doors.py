@@ -7,22 +7,24 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from container_process_kit import hand_over, place_in, until
-from second_user import NOBODY, needs_root, run_as_nobody, shared_directory
+from container_process_kit import paths_in, submit_versions, until
+from second_user import OTHER_USER, needs_root, run_as_other_user, shared_directory
 from typing_extensions import override
 
-from statekeep.config.model import ContainerSettings
+from statekeep.config.job_settings import ContainerSettings
 from statekeep.errors import ConfigError
 from statekeep.spark.container import client
 from statekeep.spark.container import server as server_module
-from statekeep.spark.container.handshake import CONTAINER, TASK, is_proof, job_key, proof
-from statekeep.spark.container.place import ContainerPlace
+from statekeep.spark.container.follower import Follower
+from statekeep.spark.container.paths import ContainerPaths
 from statekeep.spark.container.protocol import (
+    CONTAINER,
     MAX_FRAME_BYTES,
     NOT_ADMITTED,
+    TASK,
     Answer,
     Done,
     Greeting,
@@ -35,6 +37,9 @@ from statekeep.spark.container.protocol import (
     decode_answer,
     decode_greeting,
     encode_frame,
+    is_proof,
+    job_key,
+    proof,
     read_frame,
 )
 from statekeep.spark.container.server import ContainerServer
@@ -58,11 +63,13 @@ class HeldClock(FakeClock):
 
 
 class NoWork:
-    """Takes hand-overs, and has them done at once."""
+    """Takes submissions, and has them done at once."""
 
     def __init__(self) -> None:
         self.executor = SerialExecutor()
         self.spec_digest = ""
+        nothing: Any = None
+        self.follower = Follower(nothing, nothing, self.executor, [])
 
     async def upload(self, request: object) -> None:
         pass
@@ -73,11 +80,11 @@ class NoWork:
 
 class Rig:
     def __init__(self, root: Path) -> None:
-        self.place = place_in(root)
+        self.paths = paths_in(root)
         self.clock = HeldClock()
         settings = ContainerSettings(grace_ms=0, idle_ms=0)
         self.server = ContainerServer(
-            self.place, cast("ContainerWork", NoWork()), self.clock, settings
+            self.paths, cast("ContainerWork", NoWork()), self.clock, settings
         )
 
     @property
@@ -89,7 +96,7 @@ class Rig:
 async def serving(root: Path) -> AsyncIterator[Rig]:
     rig = Rig(root)
     running = asyncio.create_task(rig.server.run(0))
-    await until(rig.place.socket.exists)
+    await until(rig.paths.socket.exists)
     try:
         yield rig
     finally:
@@ -122,7 +129,7 @@ class Peer:
 
 @asynccontextmanager
 async def connected(rig: Rig) -> AsyncIterator[Peer]:
-    reader, writer = await asyncio.open_unix_connection(str(rig.place.socket))
+    reader, writer = await asyncio.open_unix_connection(str(rig.paths.socket))
     try:
         yield Peer(reader, writer)
     finally:
@@ -136,12 +143,12 @@ async def test_a_task_with_the_key_is_let_in_and_sees_that_the_container_has_it_
     async with serving(tmp_path) as rig, connected(rig) as peer:
         hello = await peer.hear()
         assert isinstance(hello, Hello)
-        key = job_key(rig.place)
+        key = job_key(rig.paths)
         peer.say(Proof(nonce="mine", proof=proof(key, TASK, hello.nonce, "mine")))
         welcome = await peer.hear()
         assert isinstance(welcome, Welcome)
         assert is_proof(welcome.proof, key, CONTAINER, hello.nonce, "mine")
-        peer.say(hand_over())
+        peer.say(submit_versions())
         assert isinstance(await peer.answer(), Done)
 
 
@@ -169,7 +176,7 @@ async def test_a_proof_that_was_heard_is_none_for_another_connection(tmp_path: P
         async with connected(rig) as peer:
             hello = await peer.hear()
             assert isinstance(hello, Hello)
-            heard = Proof(nonce="n", proof=proof(job_key(rig.place), TASK, hello.nonce, "n"))
+            heard = Proof(nonce="n", proof=proof(job_key(rig.paths), TASK, hello.nonce, "n"))
             peer.say(heard)
             assert isinstance(await peer.hear(), Welcome)
         async with connected(rig) as peer:
@@ -181,8 +188,8 @@ async def test_a_proof_that_was_heard_is_none_for_another_connection(tmp_path: P
 @pytest.mark.asyncio
 async def test_a_newer_driver_is_let_in_although_the_key_was_drawn_anew(tmp_path: Path) -> None:
     async with serving(tmp_path) as rig, connected(rig) as peer:
-        (rig.place.directory.parent / ".container-key").unlink()
-        assert isinstance(await peer.greet(job_key(rig.place)), Welcome)
+        (rig.paths.directory.parent / ".container-key").unlink()
+        assert isinstance(await peer.greet(job_key(rig.paths)), Welcome)
 
 
 @pytest.mark.asyncio
@@ -192,7 +199,7 @@ async def test_a_request_that_is_too_long_is_refused_before_it_is_read(
 ) -> None:
     async with serving(tmp_path) as rig, connected(rig) as peer:
         if is_greeted:
-            await peer.greet(job_key(rig.place))
+            await peer.greet(job_key(rig.paths))
             limit = MAX_FRAME_BYTES
         else:
             await peer.hear()
@@ -209,7 +216,7 @@ async def test_a_request_that_is_too_long_is_refused_before_it_is_read(
 async def test_a_task_that_falls_silent_is_dropped(tmp_path: Path, *, is_greeted: bool) -> None:
     async with serving(tmp_path) as rig, connected(rig) as peer:
         if is_greeted:
-            await peer.greet(job_key(rig.place))
+            await peer.greet(job_key(rig.paths))
             peer.writer.write(b"\0\0\0\7half")
         else:
             await peer.hear()
@@ -233,10 +240,10 @@ async def test_connections_beyond_the_limit_are_closed_and_those_before_stay(
                 with pytest.raises((EOFError, ConnectionError)):
                     await second.hear()
             assert isinstance(hello, Hello)
-            own = proof(job_key(rig.place), TASK, hello.nonce, "n")
+            own = proof(job_key(rig.paths), TASK, hello.nonce, "n")
             first.say(Proof(nonce="n", proof=own))
             assert isinstance(await first.hear(), Welcome)
-            first.say(hand_over())
+            first.say(submit_versions())
             assert isinstance(await first.answer(), Done)
         await until(lambda: rig.server._connections == 0)
         async with connected(rig) as third:
@@ -244,26 +251,26 @@ async def test_connections_beyond_the_limit_are_closed_and_those_before_stay(
 
 
 def test_the_key_is_drawn_once_for_its_user_alone(tmp_path: Path) -> None:
-    place, other = place_in(tmp_path), ContainerPlace(tmp_path / "container-2")
-    key = job_key(place)
+    paths, other = paths_in(tmp_path), ContainerPaths(tmp_path / "container-2")
+    key = job_key(paths)
     path = tmp_path / ".container-key"
-    assert (len(key), job_key(place), job_key(other)) == (32, key, key)
+    assert (len(key), job_key(paths), job_key(other)) == (32, key, key)
     assert path.stat().st_mode & 0o777 == 0o600
     for spoil in (lambda: path.chmod(0o644), lambda: path.write_bytes(key[:5])):
         spoil()
-        drawn = job_key(place)
+        drawn = job_key(paths)
         assert drawn != key
         assert (path.read_bytes(), path.stat().st_mode & 0o777) == (drawn, 0o600)
 
 
 @needs_root
 def test_a_key_that_another_user_has_planted_is_refused(tmp_path: Path) -> None:
-    place = place_in(tmp_path)
+    paths = paths_in(tmp_path)
     path = tmp_path / ".container-key"
     path.write_bytes(b"x" * 32)
-    os.chown(path, NOBODY, NOBODY)
-    with pytest.raises(ConfigError, match=f"path={path} owner={NOBODY}"):
-        job_key(place)
+    os.chown(path, OTHER_USER, OTHER_USER)
+    with pytest.raises(ConfigError, match=f"path={path} owner={OTHER_USER}"):
+        job_key(paths)
 
 
 @pytest.fixture
@@ -279,32 +286,59 @@ async def test_another_user_is_refused_who_can_reach_the_socket(
     tmp_path: Path, shared_temporary: Path
 ) -> None:
     async with serving(tmp_path) as rig:
-        for path in (rig.place.socket, rig.place.socket.parent, rig.place.socket.parent.parent):
-            assert path.stat().st_mode & 0o077 == 0 or path == rig.place.socket
-            path.chmod(0o777)  # the mode of the files does not keep anybody out any more
+        for path in (rig.paths.socket, rig.paths.socket.parent, rig.paths.socket.parent.parent):
+            assert path.stat().st_mode & 0o077 == 0 or path == rig.paths.socket
+            path.chmod(0o777)  # the mode of the files does not keep other users out any more
         told = await asyncio.get_running_loop().run_in_executor(
             None,
-            run_as_nobody,
+            run_as_other_user,
             "import socket",
             "s = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\nprint(s.recv(99))",
-            rig.place.socket,
+            rig.paths.socket,
         )
         assert told == "b''\n"
         assert rig.is_untouched
 
 
 @needs_root
+@pytest.mark.parametrize("owner", [0, OTHER_USER - 1], ids=["root", "a third user"])
+def test_a_directory_of_sockets_that_another_user_has_made_is_refused_with_a_hint(
+    shared_temporary: Path, owner: int
+) -> None:
+    squatted = shared_temporary / f"statekeep-{OTHER_USER}"
+    squatted.mkdir(mode=0o700)
+    os.chown(squatted, owner, owner)
+    told = run_as_other_user(
+        "import tempfile\nfrom pathlib import Path\nfrom statekeep.errors import ConfigError\n"
+        "from statekeep.spark.container import client\n"
+        "from statekeep.spark.container.paths import ContainerPaths",
+        """
+tempfile.tempdir = sys.argv[1]
+paths = ContainerPaths(Path(sys.argv[1]) / "local" / "job" / "container")
+client.ask_to_stop(paths, 1)
+try:
+    client._connect(paths, None)
+except ConfigError as exc:
+    print(exc)
+""",
+        shared_temporary,
+    )
+    assert f"directory={squatted}" in told
+    assert "hint: let TMPDIR name a directory of this user whose path has at most" in told
+
+
+@needs_root
 def test_a_socket_at_which_another_user_listens_is_refused(
     tmp_path: Path, shared_temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = ContainerPlace(tmp_path / "container")
+    paths = ContainerPaths(tmp_path / "container")
     with socket.socket(socket.AF_UNIX) as listener:
-        place.socket.parent.mkdir(parents=True)
-        listener.bind(str(place.socket))
-        os.seteuid(NOBODY)
+        paths.socket.parent.mkdir(parents=True)
+        listener.bind(str(paths.socket))
+        os.seteuid(OTHER_USER)
         try:
             listener.listen()  # whose socket it is, the system notes at this moment
         finally:
             os.seteuid(0)
-        with pytest.raises(ConfigError, match=f"socket={place.socket} owner={NOBODY}"):
-            client.tell_to_stop(place, epoch=1)
+        with pytest.raises(ConfigError, match=f"socket={paths.socket} owner={OTHER_USER}"):
+            client.ask_to_stop(paths, epoch=1)

@@ -1,4 +1,4 @@
-"""The container's server: repeated and superseded hand-overs, stopping, stale settings."""
+"""The container's server: repeated and superseded submissions, stopping, stale settings."""
 
 import asyncio
 import errno
@@ -9,26 +9,27 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from container_process_kit import hand_over, place_in, spec_in, until
+from container_process_kit import paths_in, spec_in, submit_versions, until
 from typing_extensions import override
 
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.commit.executor import BoundedExecutor
-from statekeep.config.model import ContainerSettings
+from statekeep.config.job_settings import ContainerSettings
 from statekeep.fault_points import fault_handler
 from statekeep.spark.container import server as server_module
+from statekeep.spark.container.follower import Follower
 from statekeep.spark.container.outbox import Outbox
 from statekeep.spark.container.protocol import (
     STALE_CONTAINER,
     STOPPING_CONTAINER,
     Answer,
     Done,
-    HandOver,
     Progress,
     Refused,
     Request,
     Restore,
     Stop,
+    SubmitVersion,
 )
 from statekeep.spark.container.server import ContainerServer
 from statekeep.spark.container.work import ContainerWork
@@ -41,6 +42,8 @@ class FakeWork:
 
     def __init__(self) -> None:
         self.executor = SerialExecutor()
+        nothing: Any = None
+        self.follower = Follower(nothing, nothing, self.executor, [])
         self.spec_digest = "digest"
         self.may_end = asyncio.Event()
         self.began: list[int] = []
@@ -48,7 +51,7 @@ class FakeWork:
         self.error: Exception | None = None
         self.is_closed = False
 
-    async def upload(self, request: HandOver) -> None:
+    async def upload(self, request: SubmitVersion) -> None:
         self.began.append(request.attempt)
         try:
             if self.error is not None:
@@ -76,7 +79,7 @@ class HangingWork(FakeWork):
         self.is_back = threading.Event()
 
     @override
-    async def upload(self, request: HandOver) -> None:
+    async def upload(self, request: SubmitVersion) -> None:
         self.began.append(request.attempt)
         await run_to_end(self.pool, self.is_back.wait, 20)
 
@@ -93,12 +96,12 @@ class Rig:
     def __init__(
         self, root: Path, idle_ms: int = 0, *, grace_ms: int = 60_000, work: FakeWork | None = None
     ) -> None:
-        self.place = place_in(root)
+        self.paths = paths_in(root)
         self.work = work or FakeWork()
         self.clock = FakeClock()
         settings = ContainerSettings(grace_ms=grace_ms, idle_ms=idle_ms)
         self.server = ContainerServer(
-            self.place, cast("ContainerWork", self.work), self.clock, settings
+            self.paths, cast("ContainerWork", self.work), self.clock, settings
         )
 
     async def ask(self, request: Request, digest: str = "digest") -> Answer:
@@ -107,7 +110,7 @@ class Rig:
 
     async def run(self) -> "asyncio.Task[None]":
         running = asyncio.create_task(self.server.run(0))
-        await until(self.place.socket.exists)
+        await until(self.paths.socket.exists)
         return running
 
 
@@ -117,33 +120,33 @@ def rig(tmp_path: Path) -> Rig:
 
 
 @pytest.mark.asyncio
-async def test_a_hand_over_that_is_repeated_is_worked_on_once(rig: Rig) -> None:
-    await rig.ask(hand_over())
+async def test_a_submission_that_is_repeated_is_worked_on_once(rig: Rig) -> None:
+    await rig.ask(submit_versions())
     await until(lambda: rig.work.began == [1])
-    assert await rig.ask(hand_over()) == Done()
+    assert await rig.ask(submit_versions()) == Done()
     rig.work.may_end.set()
     await until(lambda: not rig.server._uploads)
-    assert await rig.ask(hand_over()) == Done()
+    assert await rig.ask(submit_versions()) == Done()
     assert not rig.server._uploads
     assert rig.work.began == [1]
-    assert Outbox(rig.place.outbox).pending() == []
+    assert Outbox(rig.paths.outbox).pending() == []
 
 
 @pytest.mark.asyncio
-async def test_a_hand_over_without_an_entry_is_worked_on_again_when_repeated(rig: Rig) -> None:
+async def test_a_submission_without_an_entry_is_worked_on_again_when_repeated(rig: Rig) -> None:
     rig.work.error = OSError("the checkpoint store is down")
-    await rig.ask(hand_over())
+    await rig.ask(submit_versions())
     await until(lambda: rig.work.ended == [1])
     await until(lambda: not rig.server._uploads)
     rig.work.error = None
-    await rig.ask(hand_over())
+    await rig.ask(submit_versions())
     await until(lambda: rig.work.began == [1, 1])
     rig.work.may_end.set()
     await until(lambda: not rig.server._uploads)
 
 
 @pytest.mark.asyncio
-async def test_a_hand_over_that_waited_for_the_disk_while_a_newer_one_came_is_refused(
+async def test_a_submission_that_waited_for_the_disk_while_a_newer_one_came_is_refused(
     rig: Rig,
 ) -> None:
     put_down = rig.work.executor.run
@@ -151,22 +154,22 @@ async def test_a_hand_over_that_waited_for_the_disk_while_a_newer_one_came_is_re
 
     async def slow_disk(*call: Any) -> Any:
         rig.work.executor.run = put_down  # type: ignore[method-assign]
-        newer.append(await rig.ask(hand_over(attempt=2)))
+        newer.append(await rig.ask(submit_versions(attempt=2)))
         return await put_down(*call)
 
     rig.work.executor.run = slow_disk  # type: ignore[method-assign,assignment]
-    older = await rig.ask(hand_over(attempt=1))
+    older = await rig.ask(submit_versions(attempt=1))
     assert newer == [Done()]
     assert isinstance(older, Refused)
     assert "a newer attempt was submitted" in older.message
     await until(lambda: rig.work.began == [2])
     rig.work.may_end.set()
     await until(lambda: not rig.server._uploads)
-    assert Outbox(rig.place.outbox).pending() == []
+    assert Outbox(rig.paths.outbox).pending() == []
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_ends_leaves_no_hand_over_whose_driver_was_told_of_a_failure(
+async def test_a_server_that_ends_leaves_no_submission_that_it_reported_as_failed(
     rig: Rig,
 ) -> None:
     running = await rig.run()
@@ -176,22 +179,22 @@ async def test_a_server_that_ends_leaves_no_hand_over_whose_driver_was_told_of_a
             raise OSError(errno.ENOSPC, "no space left")
 
     with fault_handler(fail):
-        assert isinstance(await rig.ask(hand_over(partition=1)), Refused)
-        assert isinstance(await rig.ask(hand_over(partition=2)), Refused)
-    assert await rig.ask(hand_over(partition=2)) == Done()  # repeated: this one counts
-    assert [each.partition for each in Outbox(rig.place.outbox).pending()] == [1, 2]
+        assert isinstance(await rig.ask(submit_versions(partition=1)), Refused)
+        assert isinstance(await rig.ask(submit_versions(partition=2)), Refused)
+    assert await rig.ask(submit_versions(partition=2)) == Done()  # repeated: this one counts
+    assert [each.partition for each in Outbox(rig.paths.outbox).pending()] == [1, 2]
     await until(lambda: rig.work.began == [1])
     rig.work.error = OSError("the checkpoint store is down")
-    assert await rig.ask(hand_over(partition=3)) == Done()
+    assert await rig.ask(submit_versions(partition=3)) == Done()
     await until(lambda: rig.work.ended == [1])
     rig.work.may_end.set()
     await rig.ask(Stop(epoch=1))
     await running
-    assert [each.partition for each in Outbox(rig.place.outbox).pending()] == [3]
+    assert [each.partition for each in Outbox(rig.paths.outbox).pending()] == [3]
 
 
 @pytest.mark.asyncio
-async def test_a_hand_over_that_is_written_while_the_server_ends_is_not_acknowledged(
+async def test_a_submission_that_is_written_while_the_server_ends_is_not_acknowledged(
     rig: Rig,
 ) -> None:
     running = await rig.run()
@@ -205,20 +208,20 @@ async def test_a_hand_over_that_is_written_while_the_server_ends_is_not_acknowle
         return result
 
     rig.work.executor.run = dawdle  # type: ignore[method-assign, assignment]
-    asked = asyncio.create_task(rig.ask(hand_over()))
+    asked = asyncio.create_task(rig.ask(submit_versions()))
     await is_written.wait()
     await rig.ask(Stop(epoch=1))
     await running
     go_on.set()
     assert isinstance(await asked, Refused)
-    assert Outbox(rig.place.outbox).pending() == []
+    assert Outbox(rig.paths.outbox).pending() == []
 
 
 @pytest.mark.asyncio
 async def test_an_upload_begins_only_after_those_that_it_supersedes_have_ended(rig: Rig) -> None:
-    await rig.ask(hand_over(attempt=1))
+    await rig.ask(submit_versions(attempt=1))
     await until(lambda: rig.work.began == [1])
-    await rig.ask(hand_over(attempt=2))
+    await rig.ask(submit_versions(attempt=2))
     await until(lambda: 2 in rig.work.began)
     assert rig.work.ended == [1]
     rig.work.may_end.set()
@@ -228,16 +231,16 @@ async def test_an_upload_begins_only_after_those_that_it_supersedes_have_ended(r
 @pytest.mark.asyncio
 async def test_a_server_that_stops_finishes_its_uploads_and_refuses_new_requests(rig: Rig) -> None:
     running = await rig.run()
-    await rig.ask(hand_over())
+    await rig.ask(submit_versions())
     assert await rig.ask(Stop(epoch=1)) == Done()
-    answer = await rig.ask(hand_over(partition=1))
+    answer = await rig.ask(submit_versions(partition=1))
     assert isinstance(answer, Refused)
     assert answer.error == STOPPING_CONTAINER
     assert not running.done()
     rig.work.may_end.set()
     await running
     assert rig.work.is_closed
-    assert not rig.place.socket.exists()
+    assert not rig.paths.socket.exists()
 
 
 @pytest.mark.asyncio
@@ -248,14 +251,14 @@ async def test_a_server_that_stops_leaves_an_upload_behind_whose_call_hangs(
     work = HangingWork()
     rig = Rig(tmp_path, grace_ms=0, work=work)
     running = await rig.run()
-    await rig.ask(hand_over())
+    await rig.ask(submit_versions())
     await until(lambda: work.began == [1])
     assert await rig.ask(Stop(epoch=1)) == Done()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(running), 10)
     assert running.done()
     assert work.is_closed
-    assert not rig.place.socket.exists()
+    assert not rig.paths.socket.exists()
     work.is_back.set()
 
 
@@ -317,7 +320,7 @@ async def test_a_server_that_stops_finishes_its_restores(rig: Rig) -> None:
 @pytest.mark.asyncio
 async def test_a_request_under_other_settings_is_refused_and_ends_the_container(rig: Rig) -> None:
     running = await rig.run()
-    answer = await rig.ask(hand_over(), digest="another")
+    answer = await rig.ask(submit_versions(), digest="another")
     assert isinstance(answer, Refused)
     assert answer.error == STALE_CONTAINER
     await running
@@ -326,7 +329,7 @@ async def test_a_request_under_other_settings_is_refused_and_ends_the_container(
 
 @pytest.mark.asyncio
 async def test_what_an_earlier_container_left_is_taken_up(rig: Rig) -> None:
-    Outbox(rig.place.outbox).replace(hand_over())
+    Outbox(rig.paths.outbox).replace(submit_versions())
     running = await rig.run()
     await until(lambda: rig.work.began == [1])
     await rig.ask(Stop(epoch=1))
@@ -337,21 +340,21 @@ async def test_what_an_earlier_container_left_is_taken_up(rig: Rig) -> None:
 @pytest.mark.asyncio
 async def test_a_request_of_a_newer_driver_ends_the_uploads_of_the_older_one(rig: Rig) -> None:
     running = await rig.run()
-    await rig.ask(hand_over())
+    await rig.ask(submit_versions())
     await until(lambda: rig.work.began == [1])
     await rig.ask(Stop(epoch=1))
     answer = await rig.ask(Restore(epoch=2, partition=0, candidates=[]), digest="another")
     assert isinstance(answer, Refused)
     assert answer.error == STALE_CONTAINER
     await running  # at once: its uploads never end by themselves
-    assert Outbox(rig.place.outbox).pending() == []
+    assert Outbox(rig.paths.outbox).pending() == []
 
 
 @pytest.mark.asyncio
 async def test_an_older_driver_cannot_end_the_container_of_its_successor(rig: Rig) -> None:
     running = await rig.run()
-    await rig.ask(msgspec.structs.replace(hand_over(), epoch=2))
-    for request in (Stop(epoch=1), hand_over(partition=1)):
+    await rig.ask(msgspec.structs.replace(submit_versions(), epoch=2))
+    for request in (Stop(epoch=1), submit_versions(partition=1)):
         answer = await rig.ask(request, digest="another")
         assert isinstance(answer, Refused)
         assert "newer driver" in answer.message
@@ -363,9 +366,9 @@ async def test_an_older_driver_cannot_end_the_container_of_its_successor(rig: Ri
 
 
 @pytest.mark.asyncio
-async def test_a_container_that_nobody_asks_any_more_ends(tmp_path: Path) -> None:
+async def test_a_container_without_requests_ends(tmp_path: Path) -> None:
     rig = Rig(tmp_path, idle_ms=600_000)
-    await rig.ask(hand_over())
+    await rig.ask(submit_versions())
     running = await rig.run()
     await until(lambda: rig.work.began == [1])
     rig.clock.advance(3600)
@@ -375,10 +378,10 @@ async def test_a_container_that_nobody_asks_any_more_ends(tmp_path: Path) -> Non
     rig.work.may_end.set()
     await running
     assert rig.clock.slept == [600.0]
-    assert not rig.place.socket.exists()
+    assert not rig.paths.socket.exists()
 
 
-def test_the_digest_tells_settings_apart_but_not_their_order(tmp_path: Path) -> None:
+def test_the_digest_depends_on_settings_but_not_on_their_order(tmp_path: Path) -> None:
     spec = spec_in(tmp_path)
     turned = msgspec.structs.replace(spec, settings=dict(reversed(list(spec.settings.items()))))
     assert turned.digest == spec.digest

@@ -6,20 +6,20 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
-from container_process_kit import VERSION, hand_over, spec_in
+from container_process_kit import VERSION, spec_in, submit_versions
 from outage_kit import cut_off, plan_of
+from secret_kit import SECRET, TEXTS
 
-from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.serde import (
     FailedTask,
     FinishedTask,
     decode_attempt_entry,
     encode_checkpoint_v2,
 )
-from statekeep.commit.pipeline import TaskCommitPipeline
-from statekeep.errors import ConfigError, RetriableError
+from statekeep.commit.pipeline import TaskStorageCommitManager
+from statekeep.errors import CommitFailedError, ConfigError, RetriableError
 from statekeep.spark.container.protocol import Candidate, Restore
-from statekeep.spark.container.work import ContainerWork
+from statekeep.spark.container.work import ContainerWork, _candidate, _failed
 from statekeep.spark.tasks import STATE_STORE, local_directory, task_name
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.versions import seal_version
@@ -44,7 +44,7 @@ def seal(root: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_sound_version_is_backed_up(work: ContainerWork, tmp_path: Path) -> None:
     seal(tmp_path)
-    await work.upload(hand_over())
+    await work.upload(submit_versions())
     entry = await entry_of(work)
     assert isinstance(entry, FinishedTask)
     files = (tmp_path / "blobs").rglob("*")
@@ -60,12 +60,12 @@ async def test_an_entry_names_the_commit_that_its_backup_builds_on(
     work: ContainerWork, tmp_path: Path
 ) -> None:
     seal(tmp_path)
-    await work.upload(hand_over())
+    await work.upload(submit_versions())
     first = await entry_of(work)
     assert isinstance(first, FinishedTask)
     assert first.base_id is None
     base = msgspec.Raw(encode_checkpoint_v2(first.checkpoint))
-    again = msgspec.structs.replace(hand_over(), base=base, base_version=VERSION)
+    again = msgspec.structs.replace(submit_versions(), base=base, base_version=VERSION)
     await work.upload(again)
     second = await entry_of(work)
     assert isinstance(second, FinishedTask)
@@ -77,7 +77,7 @@ async def test_a_damaged_version_is_a_failure_with_an_entry(
     work: ContainerWork, tmp_path: Path
 ) -> None:
     (local_directory(tmp_path / "local", "j-u", 0).root / VERSION).mkdir(parents=True)
-    await work.upload(hand_over())
+    await work.upload(submit_versions())
     entry = await entry_of(work)
     assert isinstance(entry, FailedTask)
     assert "VersionDamagedError" in entry.error
@@ -87,11 +87,11 @@ async def test_a_damaged_version_is_a_failure_with_an_entry(
 @pytest.mark.parametrize(
     "error",
     [
-        ConfigError("no such place"),
-        RetriableError("no such place"),
-        OSError("no such place"),
-        ExceptionGroup("both", [OSError("no such place")]),
-        KeyError("no such place"),
+        ConfigError("no such location"),
+        RetriableError("no such location"),
+        OSError("no such location"),
+        ExceptionGroup("both", [OSError("no such location")]),
+        KeyError("no such location"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -100,17 +100,17 @@ async def test_a_backend_that_does_not_get_ready_is_a_failure_with_an_entry(
 ) -> None:
     seal(tmp_path)
 
-    async def refuse(pipeline: TaskCommitPipeline, checkpoint: CheckpointV2 | None) -> None:
+    async def refuse(pipeline: TaskStorageCommitManager) -> None:
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(TaskCommitPipeline, "init", refuse)
-        await work.upload(hand_over())
+        patch.setattr(TaskStorageCommitManager, "init", refuse)
+        await work.upload(submit_versions())
     entry = await entry_of(work)
     assert isinstance(entry, FailedTask)
     assert type(error).__name__ in entry.error
-    assert "no such place" in entry.error
-    await work.upload(hand_over())
+    assert "no such location" in entry.error
+    await work.upload(submit_versions())
     assert isinstance(await entry_of(work), FinishedTask)
 
 
@@ -132,13 +132,13 @@ async def test_a_first_backup_asks_an_optional_backend_that_is_away_no_longer_th
     cut_off(far)
     work = ContainerWork(spec, clock)
     began_ns = clock.monotonic_ns()
-    await work.upload(hand_over())
+    await work.upload(submit_versions())
     first = await entry_of(work)
     assert isinstance(first, FinishedTask)
     assert set(first.checkpoint.state_markers) == {"blob"}
     assert (clock.monotonic_ns() - began_ns) / 1e9 <= 60 + 2  # and the wait of the entry for others
     plan_of(far).clear()
-    await work.upload(hand_over())
+    await work.upload(submit_versions())
     second = await entry_of(work)
     assert isinstance(second, FinishedTask)
     assert set(second.checkpoint.state_markers) == {"blob", "far"}
@@ -155,8 +155,27 @@ async def test_a_restore_sweeps_what_a_container_that_died_in_it_has_fetched(
     (left / "fetched").write_bytes(b"half of it")
     with directory.begin("4567", None, [STATE_STORE]) as living:
         done = await work.restore(
-            Restore(epoch=1, partition=0, candidates=[Candidate(version="")]), lambda progress: None
+            Restore(epoch=1, partition=0, candidates=[Candidate(version="", stores=[])]),
+            lambda progress: None,
         )
         assert living.path.exists()
     assert done.version == ""
     assert not left.exists()
+
+
+def test_a_store_that_the_commit_of_a_candidate_does_not_list_is_new() -> None:
+    """Whatever stores the job has by now."""
+    sent = Candidate(version="3_cccccccc", stores=["state"])
+    assert _candidate(sent).listed == frozenset({STATE_STORE})
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_entry_of_a_failure_has_no_secret_of_a_client(text: str) -> None:
+    of_a_backend = CommitFailedError("no backup: backend=far", checkpoint_id="1-0", step="upload")
+    of_a_backend.__cause__ = OSError(text)
+    noted = RetriableError("no answer")
+    noted.add_note(text)
+    for error in (of_a_backend, noted, OSError(text), ExceptionGroup("two", [OSError(text)])):
+        told = _failed(error).error
+        assert SECRET not in told
+        assert "***" in told

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,22 +14,20 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.log_session import LogSession
-from statekeep.checkpoint.note import Note, no_note
 from statekeep.checkpoint.records import (
+    AbortRecord,
     AttemptRecord,
     CommitRecord,
     JobIdentity,
     PinRecord,
-    VoidRecord,
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.commit.clean_up import CleanUp, TaskSweep
-from statekeep.commit.clean_up_failures import CleanUpFailing
-from statekeep.commit.metrics import CommitMetrics
-from statekeep.commit.pipeline import TaskCommitPipeline
+from statekeep.commit.pipeline import TaskStorageCommitManager
 from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError
-from statekeep.spark.driver.clean_up import job_clean_up
+from statekeep.events import CleanUpDone, CleanUpFailing, Event, Report, report_nothing
+from statekeep.spark.driver.job_commits import job_clean_up
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE, partition_of, task_name
 from statekeep.spark.worker.job_spec import JobSpec
@@ -41,7 +39,7 @@ BLOB = BackendName("blob")
 
 
 class Rig:
-    """A log whose one attempt is void, and the blobs that the attempt had uploaded."""
+    """A log whose one attempt is aborted, and the blobs that the attempt had uploaded."""
 
     def __init__(self, root: Path) -> None:
         self.blobs = root / "blobs"
@@ -69,16 +67,16 @@ class Rig:
         self.writer = LogSession(factory.job_log("j", self.executor, self.clock))
         self.checkpoints = factory.checkpoint_store("j", self.executor, self.clock)
 
-    async def leave_void_attempt(self) -> None:
+    async def leave_aborted_attempt(self) -> None:
         await self.writer.open()
         await self.writer.take_over("driver")
         attempt = AttemptRecord(attempt=1, batch=0, checkpoint_id="7-1", versions={})
         await self.writer.append(attempt)
         await self._upload()
-        void = VoidRecord(attempt_epoch=1, attempt=1, reason="test")
-        await self.writer.append(void)
+        aborted = AbortRecord(attempt_epoch=1, attempt=1, reason="test")
+        await self.writer.append(aborted)
 
-    def clean_up(self, *, partitions: int = 1, note: Note = no_note) -> CleanUp:
+    def clean_up(self, *, partitions: int = 1, report: Report = report_nothing) -> CleanUp:
         return job_clean_up(
             self.spec,
             partitions,
@@ -87,7 +85,7 @@ class Rig:
             checkpoints=self.checkpoints,
             executor=self.executor,
             clock=self.clock,
-            note=note,
+            report=report,
         )
 
     def state_blobs(self) -> Sequence[str]:
@@ -113,20 +111,19 @@ class Rig:
         await self.writer.append(commit)
 
     async def _upload(self, epoch: int = 1, version: str = "0_00000000") -> CheckpointV2:
-        pipeline = TaskCommitPipeline(
+        pipeline = TaskStorageCommitManager(
             self.spec.task(0),
             {STATE_STORE: self.spec.config.store(STATE_STORE)},
             self.factories,
             executor=self.executor,
             clock=self.clock,
-            metrics=CommitMetrics(),
         )
         sealed = seal_version(self.spec.directory(0), version, None, {b"k": b"v"})
-        await pipeline.init(None)
+        await pipeline.init()
         context = CommitContext(CheckpointId(7, 1), epoch, 1, sealed, None, None)
-        checkpoint = await pipeline.commit(context, {})
+        backed_up = await pipeline.commit(context, {})
         await pipeline.close()
-        return checkpoint
+        return backed_up.checkpoint
 
 
 @pytest.mark.asyncio
@@ -134,7 +131,7 @@ async def test_a_task_that_cannot_be_cleaned_up_keeps_no_other_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig(tmp_path)
-    await rig.leave_void_attempt()
+    await rig.leave_aborted_attempt()
     clean_up = rig.clean_up(partitions=3)
     before = clean_up._clean_up_task
 
@@ -169,9 +166,9 @@ async def test_one_run_at_most_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_blobs_of_a_void_attempt_disappear(tmp_path: Path) -> None:
+async def test_the_blobs_of_an_aborted_attempt_disappear(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    await rig.leave_void_attempt()
+    await rig.leave_aborted_attempt()
     assert rig.state_blobs()
     clean_up = rig.clean_up()
     await clean_up.run()
@@ -181,7 +178,7 @@ async def test_the_blobs_of_a_void_attempt_disappear(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_the_pin_of_a_killed_reader_disappears_once_it_has_expired(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    await rig.leave_void_attempt()
+    await rig.leave_aborted_attempt()
     await rig.succeed()
     position, now_ms = rig.writer.view.last_commit_position, rig.clock.time_ns() // 1_000_000
     for name, expires_ms in (("read-killed", now_ms + 1), ("keep", 0)):
@@ -198,7 +195,7 @@ async def test_what_was_cleaned_up_behind_a_pin_is_not_cleaned_up_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path)
-    await rig.leave_void_attempt()
+    await rig.leave_aborted_attempt()
     await rig.succeed()
     view = rig.writer.view
     await rig.writer.append(PinRecord(name="keep", position=view.last_commit_position))
@@ -230,13 +227,13 @@ async def test_what_a_late_writer_leaves_for_a_forgotten_attempt_disappears(
     tmp_path: Path,
 ) -> None:
     rig = Rig(tmp_path)
-    await rig.leave_void_attempt()
+    await rig.leave_aborted_attempt()
     clean_up = rig.clean_up()
     late = rig.checkpoints.write("1-1", task_name(0), b"late")
     await late
-    void = VoidRecord(attempt_epoch=1, attempt=2, reason="test")
+    aborted = AbortRecord(attempt_epoch=1, attempt=2, reason="test")
     await rig.writer.append(AttemptRecord(attempt=2, batch=0, checkpoint_id="7-2", versions={}))
-    await rig.writer.append(void)
+    await rig.writer.append(aborted)
     rig.writer.view.orphans.discard((1, 1))  # as after a trim and a restart
     await rig.checkpoints.write("1-3", task_name(0), b"of a later attempt")
     await clean_up.run()
@@ -263,8 +260,8 @@ async def test_late_entries_are_looked_for_now_and_again_only(
         await rig.writer.append(
             AttemptRecord(attempt=turn, batch=0, checkpoint_id="7", versions={})
         )
-        void = VoidRecord(attempt_epoch=1, attempt=turn, reason="test")
-        await rig.writer.append(void)
+        aborted = AbortRecord(attempt_epoch=1, attempt=turn, reason="test")
+        await rig.writer.append(aborted)
         await clean_up.run()
     assert looks == [1, 101]
 
@@ -274,7 +271,7 @@ async def test_the_log_is_not_trimmed_while_blobs_cannot_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path)
-    await rig.leave_void_attempt()
+    await rig.leave_aborted_attempt()
     trimmed: list[int] = []
 
     async def note(floor: int) -> None:
@@ -284,7 +281,7 @@ async def test_the_log_is_not_trimmed_while_blobs_cannot_be_deleted(
     clean_up = rig.clean_up()
 
     async def refuse(*_: object) -> None:
-        raise OSError("no such place")
+        raise OSError("no such location")
 
     monkeypatch.setattr(BlobBackupManager, "init", refuse)
     await clean_up.run()
@@ -297,8 +294,8 @@ async def test_a_clean_up_that_wakes_after_another_driver_has_committed_harms_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sleeper, successor = Rig(tmp_path), Rig(tmp_path)
-    await sleeper.leave_void_attempt()
-    void = set(sleeper.state_blobs())
+    await sleeper.leave_aborted_attempt()
+    aborted = set(sleeper.state_blobs())
     asleep, awake, clean_up = asyncio.Event(), asyncio.Event(), BlobBackupManager.clean_up
 
     async def sleep_first(
@@ -314,7 +311,7 @@ async def test_a_clean_up_that_wakes_after_another_driver_has_committed_harms_no
     cleaning = asyncio.create_task(sleeper.clean_up().run())
     await asleep.wait()
     await successor.succeed()
-    committed = set(successor.state_blobs()) - void
+    committed = set(successor.state_blobs()) - aborted
     awake.set()
     await cleaning
     assert committed
@@ -327,7 +324,7 @@ async def test_a_lost_index_of_a_pinned_commit_stops_neither_other_tasks_nor_the
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig(tmp_path)
-    await rig.leave_void_attempt()
+    await rig.leave_aborted_attempt()
     await rig.succeed()
     view = rig.writer.view
     before = view.commit_records[view.last_commit_position]
@@ -337,12 +334,14 @@ async def test_a_lost_index_of_a_pinned_commit_stops_neither_other_tasks_nor_the
     for number in (2, 3, 4):
         other = msgspec.structs.replace(before, attempt=number, checkpoint_id=f"7-{number}")
         await rig.writer.append(other)
-    clean_up = rig.clean_up()
+    events: list[Event] = []
+    clean_up = rig.clean_up(report=events.append)
     await clean_up.run()
     assert "BlobNotFoundError" not in caplog.text
     assert any("clean-up failed" in record.getMessage() for record in caplog.records)
     assert await rig.writer._log.read_floor() == view.lowest_needed > 0
     assert (view.released, view.orphans) == ({}, set())
+    assert not [event for event in events if isinstance(event, CleanUpDone)]
 
 
 @pytest.mark.asyncio
@@ -350,16 +349,17 @@ async def test_a_clean_up_that_fails_for_an_hour_is_an_error_and_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig(tmp_path)
-    await rig.leave_void_attempt()
-    events: list[tuple[str, Mapping[str, Any]]] = []
+    await rig.leave_aborted_attempt()
+    events: list[Event] = []
 
-    def note(kind: str, **details: Any) -> None:
-        events.append((kind, details))
+    def report(event: Event) -> None:
+        if event.is_recorded:
+            events.append(event)
 
-    clean_up = rig.clean_up(note=note)
+    clean_up = rig.clean_up(report=report)
 
     async def refuse(*_: object) -> None:
-        raise OSError("no such place")
+        raise OSError("no such location")
 
     def alarms() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -370,16 +370,16 @@ async def test_a_clean_up_that_fails_for_an_hour_is_an_error_and_an_event(
             rig.clock.advance(minutes * 60)
             await clean_up.run()
         assert (alarms(), events) == ([], [])
-        assert clean_up.failing == CleanUpFailing(59, "OSError: no such place")
+        assert clean_up.failing == CleanUpFailing(59, "OSError: no such location")
         rig.clock.advance(60)
         await clean_up.run()
         await clean_up.run()
         (alarm,) = alarms()
-        assert "failing_minutes=60 error=OSError: no such place" in alarm
-        assert events == [("clean-up-failing", {"minutes": 60, "error": "OSError: no such place"})]
+        assert "failing_minutes=60 error=OSError: no such location" in alarm
+        assert events == [CleanUpFailing(60, "OSError: no such location")]
     await clean_up.run()
     assert rig.state_blobs() == []
-    assert [kind for kind, _ in events] == ["clean-up-failing", "clean-up"]
+    assert [event.kind for event in events] == ["clean-up-failing", "clean-up"]
     assert clean_up.failing is None
 
 
@@ -455,7 +455,7 @@ async def test_only_tasks_of_which_a_released_commit_held_something_else_are_cle
     await commit_tasks(rig, 8, versions | {1: "4_00000000"})
     assert await swept(clean_up, monkeypatch) == []
     await rig.writer.append(AttemptRecord(attempt=9, batch=9, checkpoint_id="7-9", versions={}))
-    await rig.writer.append(VoidRecord(attempt_epoch=1, attempt=9, reason="test"))
+    await rig.writer.append(AbortRecord(attempt_epoch=1, attempt=9, reason="test"))
     assert await swept(clean_up, monkeypatch) == [0, 1, 2]
 
 
@@ -493,7 +493,7 @@ async def test_clean_ups_are_apart_but_for_one_that_failed_or_is_the_last(
     async def run() -> None:
         runs.append(step)
         if step == "fails":
-            raise OSError("no such place")
+            raise OSError("no such location")
 
     monkeypatch.setattr(clean_up, "_run", run)
     for seconds, step in (

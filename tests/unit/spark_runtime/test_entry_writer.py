@@ -8,10 +8,10 @@ from committer_kit import new_rig
 from log_kit import new_blobs
 from typing_extensions import override
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.errors import RetriableError
-from statekeep.spark.container.entries import EntryWriter
+from statekeep.spark.container.work import EntryWriter
 from statekeep.testing.clock import FakeClock
 
 pytestmark = pytest.mark.asyncio
@@ -63,16 +63,21 @@ async def settle() -> None:
 
 
 async def back_up(
-    entries: EntryWriter, task: TaskName, end: asyncio.Event, attempt: str = "1-1"
+    entries: EntryWriter,
+    task: TaskName,
+    end: asyncio.Event,
+    attempt: str = "1-1",
+    *,
+    is_awaited: bool = False,
 ) -> None:
     with entries.upload(attempt):
         await end.wait()
-    await entries.write(attempt, task, b"entry")
+    await entries.write(attempt, task, b"entry", is_awaited=is_awaited)
 
 
 async def test_entries_wait_for_the_uploads_that_are_under_way() -> None:
     store, clock = NotedStore(), HeldClock()
-    entries = EntryWriter(store, clock, is_awaited=False)
+    entries = EntryWriter(store, clock)
     ends = [asyncio.Event() for _ in NAMES]
     uploads = [
         asyncio.create_task(back_up(entries, n, e)) for n, e in zip(NAMES, ends, strict=True)
@@ -87,9 +92,9 @@ async def test_entries_wait_for_the_uploads_that_are_under_way() -> None:
     assert await store.read("1-1") == dict.fromkeys(NAMES, b"entry")
 
 
-async def test_an_upload_that_takes_long_keeps_no_entry_waiting_for_ever() -> None:
+async def test_an_upload_that_takes_long_delays_no_entry_without_a_limit() -> None:
     store, clock = NotedStore(), HeldClock()
-    entries = EntryWriter(store, clock, is_awaited=False)
+    entries = EntryWriter(store, clock)
     soon, late = asyncio.Event(), asyncio.Event()
     first = asyncio.create_task(back_up(entries, NAMES[0], soon))
     last = asyncio.create_task(back_up(entries, NAMES[1], late))
@@ -104,9 +109,9 @@ async def test_an_upload_that_takes_long_keeps_no_entry_waiting_for_ever() -> No
     assert store.packs[1:] == [("1-1", NAMES[1:2])]
 
 
-async def test_attempts_are_written_apart_and_a_failure_is_told_to_all() -> None:
+async def test_attempts_are_written_apart_and_a_failure_reaches_all() -> None:
     store = NotedStore()
-    entries = EntryWriter(store, FakeClock(), is_awaited=True)
+    entries = EntryWriter(store, FakeClock())
     store.error = RetriableError("down")
     done = asyncio.Event()
     done.set()
@@ -121,9 +126,20 @@ async def test_attempts_are_written_apart_and_a_failure_is_told_to_all() -> None
     assert await store.read("1-1") == {NAMES[0]: b"entry"}
 
 
+async def test_an_entry_that_the_driver_waits_for_is_held_back_a_tenth_as_long() -> None:
+    done = asyncio.Event()
+    done.set()
+    held_s: list[float] = []
+    for is_awaited in (False, True):
+        clock = FakeClock()
+        await back_up(EntryWriter(NotedStore(), clock), NAMES[0], done, is_awaited=is_awaited)
+        held_s.append(sum(clock.slept))
+    assert held_s[1] < held_s[0] / 10
+
+
 async def test_what_waits_at_the_end_is_given_up() -> None:
     store, clock = NotedStore(), HeldClock()
-    entries = EntryWriter(store, clock, is_awaited=False)
+    entries = EntryWriter(store, clock)
     done = asyncio.Event()
     done.set()
     upload = asyncio.create_task(back_up(entries, NAMES[0], done))
@@ -137,9 +153,25 @@ async def test_what_waits_at_the_end_is_given_up() -> None:
 async def test_the_driver_looks_less_often_the_longer_an_attempt_takes() -> None:
     rig = await new_rig()
     plan = await rig.begin(0, {0: "0_0123456789abcdef", 1: ""})
-    await rig.committer.handed_over(plan, {})
+    await rig.committer.submitted(plan, {})
     for _ in range(400):
         await asyncio.sleep(0)
     assert rig.clock.monotonic_ns() > 60 * 10**9
     looks = [sum(rig.clock.slept[: n + 1]) for n in range(len(rig.clock.slept))]
     assert sum(1 for at in looks if at <= 60) < 25
+
+
+async def test_the_driver_polls_more_often_while_a_caller_waits() -> None:
+    rig = await new_rig()
+    plan = await rig.begin(0, {0: "0_0123456789abcdef", 1: ""})
+    await rig.committer.submitted(plan, {})
+    waiting = asyncio.create_task(rig.committer.resolve(3600))
+    while sum(rig.clock.slept) < 1:
+        await asyncio.sleep(0)
+    passed_s = [sum(rig.clock.slept[:n]) for n in range(len(rig.clock.slept))]
+    pauses = zip(passed_s, rig.clock.slept, strict=True)
+    assert all(pause_s <= max(0.03, passed_s / 2) for passed_s, pause_s in pauses)
+    assert len(passed_s) < 12
+    await rig.finish(plan, 0)
+    await waiting
+    assert plan.is_awaited

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from statekeep.spark.anchor import expected_executors
+from statekeep.spark.placement import expected_executors
 
 DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
 LEAST = "spark.dynamicAllocation.minExecutors"

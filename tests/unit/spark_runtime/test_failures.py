@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from statekeep.errors import StateSchemaError
 from statekeep.spark import failures
-from statekeep.spark.failures import explain, summarise
+from statekeep.spark.failures import explain, first_line, summarise
 
 WORKER = """
   An exception was thrown from the Python worker. Please see the stack trace below.
@@ -64,7 +64,7 @@ def test_the_error_of_a_processor_comes_first_with_the_users_own_lines() -> None
         '  File "/home/ann/prices.py", line 3, in parse\n'
         "    raise ValueError(text)\n"
         "\n"
-        "What Spark says of it:\n"
+        "Spark's own text:\n"
         "[STREAM_FAILED] Query terminated"
     )
 
@@ -74,7 +74,7 @@ def test_an_error_of_the_driver_comes_first_with_its_remedy() -> None:
     error.add_note("hint: declare it as long")
     text = str(explain(SparksText("[STREAM_FAILED] Query terminated"), error))
     assert text.startswith(f"StateSchemaError: {error}\n")
-    assert "declare it as long" in text.partition("What Spark says of it")[0]
+    assert "declare it as long" in text.partition("Spark's own text")[0]
 
 
 def test_a_failure_without_an_error_of_ours_stays_as_it_is() -> None:
@@ -83,7 +83,7 @@ def test_a_failure_without_an_error_of_ours_stays_as_it_is() -> None:
     )
 
 
-def test_of_chained_errors_the_last_one_is_told() -> None:
+def test_of_chained_errors_the_last_one_is_reported() -> None:
     chained = WORKER.replace(
         "ValueError: bad price",
         "KeyError: 'price'\n\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -99,3 +99,29 @@ def test_of_chained_errors_the_last_one_is_told() -> None:
         '  File "/home/ann/job.py", line 14, in handleInputRows',
         "    raise ValueError",
     ]
+
+
+def test_workers_without_the_package_are_said_to_be_so() -> None:
+    text = (
+        "An exception was thrown from the Python worker.\nTraceback (most recent call last):\n"
+        '  File "/env/pyspark/serializers.py", line 483, in loads\n'
+        "    return cloudpickle.loads(obj, encoding=encoding)\n"
+        "ModuleNotFoundError: No module named 'statekeep'\n SQLSTATE: 38000\n"
+    )
+    first, hint = summarise(WorkerError(text)).splitlines()
+    assert first == "ModuleNotFoundError: No module named 'statekeep'"
+    assert "no package statekeep" in hint
+    assert "PYSPARK_PYTHON" in hint
+
+
+def test_one_line_of_a_workers_error_says_what_its_error_was() -> None:
+    assert first_line(WorkerError(WORKER)) == "ValueError: bad price"
+
+
+def test_one_line_of_an_error_shows_no_secret_and_has_an_end() -> None:
+    line = first_line(StateSchemaError("root=s3://key:secret@bucket/x " + "x" * 9_000))
+    assert line.startswith("StateSchemaError: root=")
+    assert "secret" not in line
+    assert len(line) <= 500
+    line = first_line(StateSchemaError("x" * 440 + " https://me:Zq9hunter2" + "x" * 99 + "@host"))
+    assert "Zq9hunter2" not in line

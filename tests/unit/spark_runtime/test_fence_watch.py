@@ -43,45 +43,45 @@ class Rig:
         driver: Any = self.driver
         self.watch = FenceWatch(driver, driver, driver, self.clock)
 
-    def look(self, times: int) -> None:
+    def poll(self, times: int) -> None:
         for _ in range(times):
             self.clock.advance(0.25)
-            self.watch.look()
+            self.watch.poll()
 
 
 def test_a_busy_stream_costs_no_request() -> None:
     rig = Rig()
     for _ in range(100):
         rig.driver.view.next_position += 1
-        rig.look(4)
+        rig.poll(4)
     assert rig.driver.looks == 0
 
 
 def test_an_idle_stream_costs_a_request_in_five_seconds() -> None:
     rig = Rig()
-    rig.look(4 * 60)
+    rig.poll(4 * 60)
     assert rig.driver.looks == 11
 
 
-def test_a_driver_that_was_replaced_is_told() -> None:
+def test_a_driver_that_was_replaced_learns_it() -> None:
     rig = Rig()
     rig.driver.answer = FENCED
     with pytest.raises(TaskFencedError):
-        rig.look(4 * 6)
+        rig.poll(4 * 6)
 
 
-def test_what_the_committer_knows_is_told_at_once() -> None:
+def test_what_the_committer_knows_is_answered_at_once() -> None:
     rig = Rig()
     rig.driver.known = FENCED
     with pytest.raises(TaskFencedError):
-        rig.look(1)
+        rig.poll(1)
     assert rig.driver.looks == 0
 
 
 def test_a_log_that_does_not_answer_is_asked_again_later() -> None:
     rig = Rig()
     rig.driver.answer = RetriableError("no answer")
-    rig.look(4 * 12)
+    rig.poll(4 * 12)
     assert rig.driver.looks == 2
 
 

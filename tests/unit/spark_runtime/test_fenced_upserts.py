@@ -103,7 +103,7 @@ def test_jobs_do_not_fence_each_other(table: Table) -> None:
     assert [key for key, _, _ in table.rows()] == ["a", "b"]
 
 
-def test_a_batch_that_fails_half_way_leaves_nothing_and_fences_nobody(table: Table) -> None:
+def test_a_batch_that_fails_half_way_leaves_nothing_and_fences_no_driver(table: Table) -> None:
     rows = [(f"key-{number:04d}", 1, number) for number in range(1_500)]
     with pytest.raises(ConnectionError):
         table.deliver(FakeFrame(*rows, error=ConnectionError("lost")), epoch=NEW, batch=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from golden_kit import unpack
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.checkpoint.framing import unframe
 from statekeep.checkpoint.records import (
     AttemptRecord,

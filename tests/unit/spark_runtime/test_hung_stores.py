@@ -1,4 +1,4 @@
-"""A query ends within its time though a call to the store of its log never returns."""
+"""A query ends within its time though a call to the store of its log never returns, and with all on record."""
 
 import threading
 from collections.abc import Iterator
@@ -14,10 +14,14 @@ from log_kit import batch_record, commit_record
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeep.clock import Clock, SystemClock
+from statekeep.commit.clean_up import CleanUp
 from statekeep.config.model import Config
-from statekeep.errors import BackendClosedError
+from statekeep.errors import BackendClosedError, ConfigError
+from statekeep.events import RequestDone
+from statekeep.reporter import Reporter, RequestCounter
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.progress import EventList, QueryEvent
 from statekeep.spark.driver.query_watch import QueryWatch
 from statekeep.spark.query_run import QueryRun
 from statekeep.testing.clock import FakeClock
@@ -37,7 +41,7 @@ def config(tmp_path: Path, server: FileServer) -> Config:
 class FakeLocation:
     """The checkpoint location of a query that has only just begun."""
 
-    uri = "file:///checkpoint"
+    uri = shared_uri = "file:///checkpoint"
 
     def query_id(self) -> str:
         return "q"
@@ -47,6 +51,9 @@ class FakeLocation:
 
     def newest(self, _log: str) -> int:
         return -1
+
+    def names(self, _directory: str) -> list[str]:
+        return []
 
 
 class FakeQuery:
@@ -80,24 +87,25 @@ def begin(driver: Driver) -> None:
     driver.begin(driver.fence(commit_record(1, 0).identity), "7-1")
 
 
-def job_with(config: Config, clock: Clock) -> StatefulJob:
+def job_with(config: Config, clock: Clock, reporter: Reporter | None = None) -> StatefulJob:
     """Return a job that has nothing to commit, and looks for its successor as every job does."""
     unused: Any = None
     location = cast("CheckpointLocation", FakeLocation())
     job = StatefulJob(
         spark=unused,
         frame=unused,
-        operator=unused,
+        stages=[],
         config=config,
         location=location,
         sink=unused,
         clock=clock,
+        reporter=reporter,
     )
     driver = Driver(config, location)
     driver.thread.close()
     driver.thread = job._thread
     begin(driver)
-    job._place = driver.place
+    job._storage = driver.storage
 
     async def nothing(*_: object) -> None:
         pass
@@ -107,10 +115,11 @@ def job_with(config: Config, clock: Clock) -> StatefulJob:
         open_plan=None,
         committed_batch=-1,
         raise_if_fenced=lambda: None,
-        settle=nothing,
+        resolve=nothing,
+        leave=nothing,
     )
     jobs: Any = SimpleNamespace(
-        anchor=SimpleNamespace(give_up=lambda: None), end_session=lambda **_: None
+        placement=SimpleNamespace(give_up=lambda: None), end_session=lambda **_: None
     )
     batches: Any = SimpleNamespace(head=-1)
     job._commits, job._jobs, job._batches = committer, jobs, batches
@@ -153,6 +162,26 @@ def test_a_stop_of_a_job_whose_store_answers_gives_up_nothing(
     run.stop()
     assert run.await_termination(None)
     assert [r.getMessage() for r in caplog.records if r.levelname in {"WARNING", "ERROR"}] == []
+
+
+def test_the_requests_of_the_last_clean_up_are_written_down(config: Config) -> None:
+    """It is waited for once the end of the job was reported."""
+    counter, events = RequestCounter(), EventList()
+    reporter = Reporter(FakeClock(), "j", parts=[counter, events])
+    counter.report_to(reporter.report)
+    job = job_with(config, SystemClock(), reporter)
+    written: list[QueryEvent] = []
+    job.events = events
+    events.pass_to(written.append)
+
+    async def close(_timeout_s: float) -> None:
+        reporter.report(RequestDone("blob", "delete", "done", 0, 0, count=3))
+
+    job._clean_up = cast("CleanUp", SimpleNamespace(start=lambda **_: None, close=close))
+    job._is_begun = True
+    job.end_failed_start(ConfigError("no"))
+    assert [event.kind for event in written] == ["stopped", "requests"]
+    assert written[-1].details == {"requests": {"blob": {"delete": 3}}}
 
 
 def test_a_batch_that_waits_for_its_record_fails(config: Config, server: FileServer) -> None:

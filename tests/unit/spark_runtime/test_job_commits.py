@@ -5,14 +5,15 @@ import json
 
 import msgspec
 import pytest
-from committer_kit import BLOB, KAFKA, V0, V1, V2, Rig, committed, new_rig
+from committer_kit import BLOB, IDENTITY, KAFKA, V0, V1, V2, Rig, committed, new_rig
 from log_kit import LosingBlobs, batch_record, driver_on, new_blobs
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     CheckpointV2,
     Marker,
+    StoreName,
     SystemStreamPartition,
 )
 from statekeep.checkpoint.records import (
@@ -27,9 +28,10 @@ from statekeep.checkpoint.serde import (
 from statekeep.errors import KeyUnavailableError
 from statekeep.spark.driver.job_commits import GatheredTasks
 from statekeep.spark.tasks import STATE_STORE, task_name
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.spark.worker.job_spec import SubmitPlan
 
 SPARK = SystemStreamPartition("spark", "j", 0)
+LARGE = StoreName("large")
 
 
 def clicks(partition: int) -> SystemStreamPartition:
@@ -41,12 +43,12 @@ async def test_a_commit_is_durable_once_every_task_has_its_entry() -> None:
     rig = await new_rig()
     plan = await rig.begin(0, {0: V0, 1: V0})
     await rig.finish(plan, 0)
-    await rig.committer.handed_over(plan, {})
+    await rig.committer.submitted(plan, {})
     for _ in range(50):
         await asyncio.sleep(0)
     assert rig.committer.open_batch == 0
     await rig.finish(plan, 1)
-    await rig.committer.settle(60)
+    await rig.committer.resolve(60)
     assert rig.committer.committed_batch == 0
     assert [summary.tasks_uploaded for summary in rig.summaries] == [2]
 
@@ -60,11 +62,11 @@ async def test_each_topic_partition_is_in_the_checkpoint_of_one_task_changed_or_
     await rig.writer.append(record)
     plan = await rig.begin(1, {0: V1, 1: V0})
     assert plan.versions == {0: V1}
-    handed_over = decode_checkpoint_v2(plan.checkpoints[0], where="plan").input_offsets
-    assert handed_over == {SPARK: "1", clicks(0): "4", clicks(2): "-1"}
+    submitted = decode_checkpoint_v2(plan.checkpoints[0], where="plan").input_offsets
+    assert submitted == {SPARK: "1", clicks(0): "4", clicks(2): "-1"}
     await rig.finish(plan, 0)
-    await rig.committer.handed_over(plan, {})
-    await rig.committer.settle(60)
+    await rig.committer.submitted(plan, {})
+    await rig.committer.resolve(60)
     commit = rig.writer.view.last_commit
     assert commit is not None
     unchanged = decode_checkpoint_v2(bytes(commit.checkpoints["Partition 1"]), where="commit")
@@ -72,7 +74,7 @@ async def test_each_topic_partition_is_in_the_checkpoint_of_one_task_changed_or_
 
 
 @pytest.mark.asyncio
-async def test_a_commit_tells_which_optional_backends_lack_the_state_of_a_task() -> None:
+async def test_a_commit_reports_which_optional_backends_lack_the_state_of_a_task() -> None:
     rig = await new_rig((BLOB,), ("archive",))
     await committed(rig, {0: V0})
     assert rig.summaries[0].left_out == ["archive"]
@@ -88,24 +90,29 @@ async def test_a_backup_that_builds_on_the_newest_commit_is_taken() -> None:
     newest = CheckpointId.parse(rig.summaries[0].checkpoint_id)
     plan = await rig.begin(1, {0: V1})
     await rig.finish(plan, 0, newest)
-    await rig.committer.handed_over(plan, {})
-    await rig.committer.settle(60)
+    await rig.committer.submitted(plan, {})
+    await rig.committer.resolve(60)
     assert rig.committer.committed_batch == 1
 
 
 @pytest.mark.asyncio
-async def test_each_upload_is_told_once_it_is_found() -> None:
+async def test_each_upload_is_reported_once_it_is_found() -> None:
     rig = await new_rig()
     plan = await rig.begin(0, {0: V0, 1: V1})
     await rig.finish(plan, 1)
-    await rig.committer.handed_over(plan, {})
+    await rig.committer.submitted(plan, {})
     while not rig.notes:
         await asyncio.sleep(0)
     upload = {"task": "Partition 1", "attempt": 1, "batch": 0, "bytes": 7, "elapsed_ms": 30}
+    upload |= {
+        "uploads": {"blob": {"bytes": 7, "elapsed_ms": 20}},
+        "changed_bytes": 5,
+        "state_bytes": 4096,
+    }
     assert rig.notes == [("task-uploaded", upload)]
     assert rig.committer.open_batch == 0
     await rig.finish(plan, 0)
-    await rig.committer.settle(60)
+    await rig.committer.resolve(60)
     assert [(kind, details.get("task")) for kind, details in rig.notes[1:]] == [
         ("task-uploaded", "Partition 0"),
         ("commit", None),
@@ -127,12 +134,12 @@ async def test_polling_backs_off_and_reads_no_entry_twice(
         return await get(blob_id)
 
     monkeypatch.setattr(rig.checkpoints._blobs, "get", counted)
-    await rig.committer.handed_over(plan, {})
+    await rig.committer.submitted(plan, {})
     while len(rig.clock.slept) < 6:
         await asyncio.sleep(0)
     await rig.finish(plan, 1)
-    await rig.committer.settle(60)
-    assert rig.clock.slept[:6] == pytest.approx([0.05, 0.15, 0.45, 0.5, 0.5, 0.5])
+    await rig.committer.resolve(60)
+    assert rig.clock.slept[:6] == pytest.approx([0.05, 0.15, 0.5, 0.5, 0.5, 0.5])
     assert len(reads) == 2
 
 
@@ -153,6 +160,44 @@ async def test_a_task_without_change_is_uploaded_to_a_backend_that_lacks_it() ->
     plan = await moved.begin(1, {0: V0, 1: ""})
     assert plan.versions == {0: V0}
     assert attempt_of(rig, plan).uploads == ["Partition 0"]
+
+
+@pytest.mark.asyncio
+async def test_a_task_without_change_is_uploaded_to_a_backend_that_lacks_one_of_its_stores() -> (
+    None
+):
+    rig = await new_rig((BLOB,))
+    await committed(rig, {0: V0, 1: ""})
+    grown = Rig(rig.writer, rig.checkpoints, {BLOB: [STATE_STORE, LARGE]})
+    assert (await grown.begin(1, {0: V0, 1: ""})).versions == {0: V0}
+
+
+@pytest.mark.asyncio
+async def test_a_backend_that_lacks_one_store_of_a_task_is_reported() -> None:
+    rig = await new_rig((), {BLOB: [STATE_STORE, LARGE]})
+    await committed(rig, {0: V0})
+    assert rig.summaries[0].left_out == [BLOB]
+
+
+@pytest.mark.asyncio
+async def test_a_commit_needs_a_backup_of_each_store_of_a_task() -> None:
+    rig = await new_rig((BLOB,))
+    await committed(rig, {0: V0})
+    for stores, lacking in [([STATE_STORE], []), ([STATE_STORE, LARGE], [0])]:
+        moved = Rig(rig.writer, rig.checkpoints, {BLOB: stores, KAFKA: stores})
+        assert moved.committer._records.without_backup({0: V0}, []) == lacking
+
+
+@pytest.mark.asyncio
+async def test_no_commit_lists_a_store_that_is_in_no_backend() -> None:
+    identity = msgspec.structs.replace(IDENTITY, stores={"main": [STATE_STORE, LARGE]})
+    rig = await new_rig((BLOB,), identity=identity)
+    plan = await rig.begin(0, {0: V0, 1: ""})
+    await rig.finish(plan, 0)  # with a marker of the first store alone
+    await rig.committer.submitted(plan, {})
+    await rig.committer.resolve(60)
+    assert rig.committer.committed_batch == -1
+    assert rig.writer.view.last_commit is None
 
 
 @pytest.mark.asyncio
@@ -207,14 +252,14 @@ async def test_a_commit_record_that_landed_without_an_answer_is_a_commit() -> No
     plan = await rig.begin(0, {0: V0})
     await rig.finish(plan, 0)
     losing.losses["put"] = 1
-    await rig.committer.handed_over(plan, {})
-    await rig.committer.settle(60)
+    await rig.committer.submitted(plan, {})
+    await rig.committer.resolve(60)
     assert rig.committer.committed_batch == 0
     assert [summary.batch for summary in rig.summaries] == [0]
     assert (rig.gate.successes, rig.gate.failures) == (1, 0)
 
 
-def attempt_of(rig: Rig, plan: HandOverPlan) -> AttemptRecord:
+def attempt_of(rig: Rig, plan: SubmitPlan) -> AttemptRecord:
     return rig.writer.view.open_attempts[plan.epoch, plan.attempt]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.errors import ConfigError
-from statekeep.spark.driver.takeover import settled_identity
+from statekeep.spark.driver.takeover import resolved_identity
 
 FIRST = JobIdentity(
     job_uid="u",
@@ -34,20 +34,43 @@ def commit_of(identity: JobIdentity) -> CommitRecord:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("partitions", 5),
         ("router", "crc"),
         ("key_schema", "struct<key:int>"),
-        ("stores", {"main": ["state", "other"]}),
         ("job_name", "k"),
     ],
-    ids=["partitions", "router", "key", "stores", "name"],
+    ids=["router", "key", "name"],
 )
 def test_a_change_is_refused_by_name(name: str, value: Any) -> None:
     now = msgspec.structs.replace(FIRST, job_uid="drawn anew", **{name: value})
-    with pytest.raises(ConfigError, match=f"another {name}: before=.* now="):
-        settled_identity(commit_of(FIRST), now)
+    called = {"key_schema": "grouping key"}.get(name, name)
+    with pytest.raises(ConfigError, match=f"another {called}: before=.* now="):
+        resolved_identity(commit_of(FIRST), now)
+
+
+def test_the_number_of_tasks_is_that_of_the_state_until_the_state_is_in_others() -> None:
+    now = msgspec.structs.replace(FIRST, partitions=5)
+    assert resolved_identity(commit_of(FIRST), now) == FIRST
 
 
 def test_the_uid_of_the_first_driver_stays() -> None:
     now = msgspec.structs.replace(FIRST, job_uid="drawn anew")
-    assert settled_identity(commit_of(FIRST), now).job_uid == "u"
+    assert resolved_identity(commit_of(FIRST), now).job_uid == "u"
+
+
+def with_stores(*stores: str) -> JobIdentity:
+    return msgspec.structs.replace(FIRST, stores={"main": ["state", *stores]})
+
+
+def test_a_job_may_get_another_store() -> None:
+    assert resolved_identity(commit_of(FIRST), with_stores("large")) == with_stores("large")
+
+
+def test_a_store_that_has_state_is_not_forgotten() -> None:
+    with pytest.raises(ConfigError, match="would lose the state of a store: store=large") as error:
+        resolved_identity(commit_of(with_stores("large")), with_stores("other"))
+    assert any("state.variables.<variable>.store=large" in hint for hint in error.value.hints)
+
+
+def test_a_store_is_dropped_where_settings_say_so() -> None:
+    commit = commit_of(with_stores("large"))
+    assert resolved_identity(commit, FIRST, given_up=["large"]) == FIRST

@@ -4,31 +4,39 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from log_kit import UID, commit_record
 from newer_frames import of_next_format
 from restore_kit import sealed_anew
 
+from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import TaskBatch
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.load import load_dict
-from statekeep.spark.anchor import ANSWER_COLUMN
+from statekeep.errors import RestoreFailedError
+from statekeep.events import report_nothing
 from statekeep.spark.container.protocol import Done, Restore
-from statekeep.spark.driver.history import VersionHistory
+from statekeep.spark.driver.processing import VersionHistory
 from statekeep.spark.driver.recovery import Recovery
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.worker import errands
-from statekeep.spark.worker.errands import Restored, locate
-from statekeep.spark.worker.job_spec import JobSpec
+from statekeep.spark.placement import ANSWER_COLUMN
+from statekeep.spark.tasks import STATE_STORE
+from statekeep.spark.worker import task_functions
+from statekeep.spark.worker.job_spec import JobSpec, SubmitPlan, TaskCommit
+from statekeep.spark.worker.open_tasks import open_tasks
+from statekeep.spark.worker.task_functions import Restored, locate
 from statekeep.stores.version import MANIFEST_FILE, SealedVersion, SealManifest
-from statekeep.testing.versions import seal_version
+from statekeep.testing.clock import FakeClock
+from statekeep.testing.versions import content_of, seal_version
 
 OLDER, NEWER = "1_aaaaaaaa", "2_bbbbbbbb"
 
@@ -47,7 +55,7 @@ def spec_in(directory: Path, job_uid: str = "77aa77aa") -> JobSpec:
 
 
 def located(spec: JobSpec, names: Sequence[str], *, is_thorough: bool = True) -> str | None:
-    (answer,) = locate((0,), spec, {0: names}, is_thorough=is_thorough)
+    (answer,) = locate((0,), spec, {0: names}, epoch=1, is_thorough=is_thorough)
     found: str | None = json.loads(answer.to_pydict()[ANSWER_COLUMN][0])["version"]
     return found
 
@@ -111,7 +119,7 @@ def test_the_newest_version_that_is_named_and_here_is_taken(spec: JobSpec) -> No
     assert located(spec, ["3_cccccccc", OLDER]) == OLDER
 
 
-def test_what_nobody_names_is_not_taken_though_it_is_whole(spec: JobSpec) -> None:
+def test_a_version_that_is_not_named_is_not_taken_though_it_is_whole(spec: JobSpec) -> None:
     assert located(spec, ["2_cccccccc", "1_bbbbbbbb"]) is None
 
 
@@ -170,13 +178,21 @@ class FakeJobs:
         return {0: found[0]} if found else {}
 
     def restore(
-        self, candidates: Mapping[int, Sequence[tuple[str, bytes | None]]], bad: object
+        self, candidates: Mapping[int, Sequence[TaskCommit]], bad: object
     ) -> dict[int, Restored]:
-        self.restored = [version for version, _ in candidates[0]]
+        self.restored = [found.version for found in candidates[0]]
         return {0: Restored(0, version=self.restored[0], candidate=0, sources={"state": "blob"})}
 
 
-def recover(jobs: FakeJobs, head: int, commits: Sequence[int], batches: Sequence[int]) -> None:
+def recover(
+    jobs: FakeJobs,
+    head: int,
+    commits: Sequence[int],
+    batches: Sequence[int],
+    *,
+    stores: Mapping[str, list[str]] | None = None,
+    fetched: int | None = None,
+) -> None:
     """Bring the one task to ``head``; every batch left a version named after it."""
     history = VersionHistory(1)
     view = LogView()
@@ -185,17 +201,22 @@ def recover(jobs: FakeJobs, head: int, commits: Sequence[int], batches: Sequence
     for batch in batches:
         history.put(batch, {0: TaskBatch(version=f"{batch}_{UID}")})
     unused: Any = None
+    identity = commit_record(1, 0).identity
     recovery = Recovery(
         frame=unused,
         location=unused,
         jobs=cast("TaskJobs", jobs),
-        processor=unused,
         history=history,
         log=cast("LogSession", SimpleNamespace(view=view)),
+        operators=[range(1)],
+        identity=identity if stores is None else msgspec.structs.replace(identity, stores=stores),
         thread=unused,
         is_divergence_fatal=False,
+        report=report_nothing,
+        clock=FakeClock(),
     )
-    recovery.recover([0], head, is_thorough=True)
+    recovery._replay = lambda *_, **__: None  # type: ignore[method-assign]
+    recovery.recover([0], head, is_thorough=True, fetched=fetched)
 
 
 def test_no_version_above_the_head_is_asked_for() -> None:
@@ -211,10 +232,76 @@ def test_no_version_below_the_newest_commit_is_asked_for_though_it_is_kept() -> 
     assert jobs.restored == [f"2_{UID}", f"1_{UID}"]
 
 
+def test_what_was_fetched_ahead_is_taken_though_there_is_a_newer_commit() -> None:
+    jobs = FakeJobs(f"1_{UID}", f"0_{UID}")
+    recover(jobs, 3, commits=[0, 1, 2], batches=[0, 1, 2, 3], fetched=1)
+    assert jobs.asked == [f"3_{UID}", f"2_{UID}", f"1_{UID}"]
+    assert jobs.restored == []
+
+
+def test_nothing_is_restored_where_what_was_fetched_ahead_is_gone() -> None:
+    jobs = FakeJobs(f"0_{UID}")
+    with pytest.raises(RestoreFailedError, match="not there any more"):
+        recover(jobs, 3, commits=[0, 1, 2], batches=[0, 1, 2, 3], fetched=1)
+    assert jobs.restored == []
+
+
+def test_no_version_from_before_the_job_got_a_store_is_asked_for() -> None:
+    jobs = FakeJobs(f"2_{UID}")
+    recover(jobs, 2, commits=[1, 2], batches=[1, 2], stores={"main": ["state", "large"]})
+    assert jobs.asked == []
+    assert jobs.restored == [f"2_{UID}", f"1_{UID}"]
+
+
+def test_an_image_from_before_the_job_got_a_store_is_made_anew(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a backend would be given a store without files."""
+    monkeypatch.setattr(task_functions, "ask", lambda *_: Done())
+    stores = (STATE_STORE, StoreName("large"))
+    grown = replace(spec, stores=stores, lasting_stores=stores)
+    plan = SubmitPlan(
+        epoch=2,  # other tests have left tasks of this name open
+        attempt=1,
+        checkpoint_id="7-1",
+        batch=2,
+        versions={0: NEWER},
+        bases={0: (NEWER, b"{}")},
+        checkpoints={0: b"{}"},
+    )
+    try:
+        for is_written in (True, False):
+            done = task_functions.submit_version(grown, plan, 0)
+            assert (done.error, bool(done.pause_ns)) == ("", is_written)
+        version = grown.directory(0).find(VersionId.parse(NEWER))
+        assert version is not None
+        assert not version.lacks(stores)
+        assert content_of(version, tmp_path) == {b"k": b"2"}
+    finally:
+        open_tasks.close_job(grown, 2)
+
+
 def test_a_task_that_has_its_version_asks_no_backend() -> None:
     jobs = FakeJobs(f"2_{UID}")
     recover(jobs, 2, commits=[1, 2], batches=[1, 2])
     assert jobs.restored == []
+
+
+def test_the_variables_of_each_operator_are_reported_once(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of task 0 cannot be read any more."""
+    monkeypatch.setattr(task_functions, "_is_here", lambda *_, **__: True)
+    monkeypatch.setattr(
+        task_functions, "_registries", lambda _, __, task, ___: {"state": f"{task}"} if task else {}
+    )
+    candidates = {task: [NEWER] for task in range(6)}
+    told = task_functions.locate(
+        range(6), replace(spec, tasks=range(3)), candidates, epoch=1, is_thorough=True
+    )
+    answers = [json.loads(answer.to_pydict()[ANSWER_COLUMN][0]) for answer in told]
+    registries = [answer["registries"] for answer in answers]
+    assert registries == [{}, {"state": "1"}, {}, {"state": "3"}, {}, {}]
 
 
 def test_the_tasks_of_a_slot_are_restored_at_the_same_time(
@@ -226,9 +313,10 @@ def test_the_tasks_of_a_slot_are_restored_at_the_same_time(
         met.wait(10)  # breaks if one request waits for the answer of another
         return Done(version=f"{request.partition}")
 
-    monkeypatch.setattr(errands, "ask", ask)
-    wanted: dict[int, list[tuple[str, bytes | None]]] = {task: [("", None)] for task in (0, 2, 4)}
-    answers = errands.restore(range(5), spec, wanted, bad_markers=(), epoch=1)
+    monkeypatch.setattr(task_functions, "ask", ask)
+    monkeypatch.setattr(task_functions, "_registries", lambda *_: {})
+    wanted = {task: [TaskCommit("", None, ())] for task in (0, 2, 4)}
+    answers = task_functions.restore(range(5), spec, wanted, bad_markers=(), epoch=1)
     found = [json.loads(answer.to_pydict()[ANSWER_COLUMN][0]) for answer in answers]
     assert [(answer["partition"], answer["version"]) for answer in found] == [
         (0, "0"),

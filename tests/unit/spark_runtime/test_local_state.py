@@ -8,9 +8,8 @@ import pytest
 from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from statekeep.spark.driver import processing
-from statekeep.spark.driver.batch_loop import BatchStatistics
 from statekeep.spark.driver.processing import BatchResult, LocalSizes, LocalState
-from statekeep.spark.driver.progress import operator_progress
+from statekeep.spark.driver.progress import BatchStatistics, operator_progress, statistics_of
 from statekeep.spark.driver.task_jobs import Answer
 from statekeep.spark.worker.job_spec import Receipt
 
@@ -63,7 +62,7 @@ def test_a_task_without_changes_keeps_its_sizes() -> None:
 )
 def test_progress_has_the_sum_over_the_tasks(name: str, value: int) -> None:
     local = LocalState(1, 1, {0: LocalSizes(10, 2, 15), 1: LocalSizes(20, 2, 30)})
-    progress = operator_progress(BatchStatistics(local=local), 2, None, {}, {})
+    progress = operator_progress(statistics_of(0, BatchResult(), local), 2, None, {}, {})
     assert progress.customMetrics[name] == value
 
 

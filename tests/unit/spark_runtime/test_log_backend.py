@@ -71,7 +71,8 @@ class Job:
         return {"stores.state.backup.factories": backends, **places}
 
     def complete(self, config: Config) -> Config:
-        return with_query_defaults(config, self.location.uri, "totals", is_every_batch=False)
+        uri = self.location.uri
+        return with_query_defaults(config, uri, "totals", shared_uri=uri, is_every_batch=False)
 
     def complete_as_before(self, config: Config) -> Config:
         """What the query said itself in versions that put their default before the store's list."""
@@ -181,6 +182,14 @@ def test_short_names_and_dotted_paths_hold_the_log_too(
     assert job.begin(job.complete(config)).log_backend == holder
 
 
+def test_another_store_with_its_own_backend_leaves_the_log_where_it_is(job: Job) -> None:
+    settings = job.named | {"stores.state.backup.factories": "near"}
+    job.begin(job.complete(load_dict(settings)))
+    settings |= {"state.variables.seen.store": "large", "stores.large.backup.factories": "far"}
+    assert job.start(job.complete(load_dict(settings))).log_backend == "near"
+    assert job.command("checkpoints list --json", settings) != "[]\n"
+
+
 @pytest.mark.parametrize("settings", [{}, {"stores.state.backup.factories": ""}])
 def test_without_any_backend_the_log_is_beside_the_checkpoint_location(
     job: Job, settings: dict[str, str]
@@ -258,7 +267,7 @@ def test_a_job_never_has_two_logs_that_count(job: Job) -> None:
     assert job.start(named).log_backend == "near"
 
 
-def test_a_log_that_was_reset_beside_the_location_holds_nobody(job: Job) -> None:
+def test_a_log_that_was_reset_beside_the_location_holds_no_query(job: Job) -> None:
     settings = job.listing("near,far")
     job.begin(job.complete_as_before(load_dict(settings)))
     place = {"job.log.backend": "blob", "blob.store.uri": f"{job.location.uri}-statekeep"}
@@ -266,7 +275,7 @@ def test_a_log_that_was_reset_beside_the_location_holds_nobody(job: Job) -> None
     assert job.start(job.complete(load_dict(settings))).log_backend == "near"
 
 
-def test_one_place_under_two_names_is_not_two_logs(
+def test_one_location_under_two_names_is_not_two_logs(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     del job.named["backends.near.uri"]

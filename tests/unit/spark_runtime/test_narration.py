@@ -47,35 +47,35 @@ def say() -> None:
     logging.getLogger("statekeep.spark.query").info("commit is durable: batch=%d", 7)
 
 
-def test_a_terminal_is_told_each_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_each_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     begin(monkeypatch, terminal)
-    narration.tell()
-    narration.tell()
+    narration.show()
+    narration.show()
     say()
     assert terminal.written.endswith(" INFO statekeep: commit is durable: batch=7\n")
     assert terminal.written.count("\n") == 1
 
 
 @pytest.mark.parametrize("modules", [{}, {"ipykernel": object()}], ids=["a file", "a notebook"])
-def test_a_file_is_not_told_but_a_notebook_is(
+def test_a_file_gets_no_lines_but_a_notebook_does(
     monkeypatch: pytest.MonkeyPatch, modules: dict[str, object]
 ) -> None:
     output = Terminal(is_one=False)
     begin(monkeypatch, output)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    narration.tell()
+    narration.show()
     say()
     assert ("commit is durable" in output.written) == bool(modules)
 
 
-def test_a_program_that_sets_up_logging_later_is_not_told_twice(
+def test_a_program_that_sets_up_logging_later_gets_no_line_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal, own = Terminal(), Terminal()
     begin(monkeypatch, terminal)
-    narration.tell()
+    narration.show()
     logging.getLogger().addHandler(logging.StreamHandler(own))
     say()
     assert (terminal.written, own.written) == ("", "commit is durable: batch=7\n")
@@ -85,12 +85,12 @@ def test_a_program_that_has_set_a_level_is_left_alone(monkeypatch: pytest.Monkey
     terminal = Terminal()
     begin(monkeypatch, terminal)
     logging.getLogger("statekeep").setLevel(logging.INFO)
-    narration.tell()
+    narration.show()
     say()
     assert terminal.written == ""
 
 
-def test_the_import_alone_tells_nothing() -> None:
+def test_the_import_alone_logs_nothing() -> None:
     program = "import logging, statekeep.spark; print(logging.getLogger('statekeep').handlers)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout == b"[]\n"

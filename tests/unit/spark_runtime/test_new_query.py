@@ -23,8 +23,9 @@ from statekeep.checkpoint.records import (
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.spark.driver.commit_records import query_state
+from statekeep.spark.driver.first_start import first_commit, with_query
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.new_query import first_commit, query_state, with_query
 from statekeep.spark.driver.takeover import Resumption, find_resumption
 from statekeep.spark.starting_point import StartingPoint, find_starting_point
 
@@ -303,7 +304,7 @@ def test_a_takeover_leaves_everything_of_the_old_query_behind_but_the_commit(job
     view = driver.view
     assert view.last_commit is not None
     assert (view.last_commit.batch, view.last_commit.versions) == (-1, OLD.versions)
-    assert (view.batches, view.open_attempts, view.void_attempts) == ({}, {}, {(1, 1)})
+    assert (view.batches, view.open_attempts, view.aborted_attempts) == ({}, {}, {(1, 1)})
     assert driver.commits is not None
     assert driver.commits.committed_batch == -1
     assert driver.retained_batches == [-1]

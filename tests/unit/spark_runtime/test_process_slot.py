@@ -22,14 +22,17 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from typing_extensions import override
 
+from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.load import load_dict
-from statekeep.spark.anchor import DIGEST_COLUMN, TASK_COLUMN
 from statekeep.spark.operator.clock import BatchClock, TimeMode
+from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.ddl import parse_schema
-from statekeep.spark.operator.outputs import output_arrow_schema
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.worker import errands, process
+from statekeep.spark.placement import DIGEST_COLUMN, TASK_COLUMN
+from statekeep.spark.tasks import STATE_STORE
+from statekeep.spark.variable_stores import VariableStores
+from statekeep.spark.worker import process, task_functions
 from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt
 from statekeep.spark.worker.open_tasks import open_tasks
 from statekeep.stores.task_directory import sweep_unused
@@ -127,7 +130,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(process, "freeze_garbage_collector", lambda: None)
         (answers,) = process.process_slot(batches_of(rows), spec, plan, SLOTS)
         found: Answers = {}
-        schema = output_arrow_schema(OUTPUT)
+        schema = arrow_schema(OUTPUT)
         for text, output in zip(*map(pa.Array.to_pylist, answers.columns), strict=True):
             receipt = Receipt.parse(json.loads(text))
             parts = [pa.ipc.read_record_batch(pa.py_buffer(part), schema) for part in output]
@@ -186,6 +189,20 @@ def test_a_task_without_its_base_says_so_and_the_others_go_on(spec: JobSpec, run
     assert answers[2][1] == [("c 1", 1)]
 
 
+def test_an_operator_leaves_the_tasks_of_others_as_they_are(spec: JobSpec, run: Any) -> None:
+    first = versions_of(run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1), (4, "e", 1)]))
+    second = replace(spec, tasks=range(2, 4))
+    assert [second.operator_of(task) for task in range(5)] == [0, 0, 1, 1, 2]
+    answers = run(second, plan_of(1, first), [(2, "c", 10)])
+    assert answers.keys() == {2}
+    third = run(spec, plan_of(1, first), [(0, "a", 1), (4, "e", 1)])
+    assert (third[0][1], third[4][1]) == ([("a 1", 2)], [("e 1", 2)])
+
+
+def test_an_operator_without_a_task_in_the_slot_answers_nothing(spec: JobSpec, run: Any) -> None:
+    assert run(replace(spec, tasks=range(1, 2)), plan_of(0, {}), []) == {}
+
+
 @pytest.mark.parametrize(
     ("batch", "is_idle", "is_swept"),
     [(64, True, True), (63, True, False), (64, False, False)],
@@ -201,7 +218,7 @@ def test_what_a_task_left_here_that_runs_elsewhere_by_now_is_removed(
         if is_idle:
             os.utime(spec.directory(task).root, (0, 0))
     keep = dict.fromkeys(range(5), (f"{batch - 1}_0c0c0c0c0c",)) | {3: (here[3],)}
-    run(spec, plan_of(batch, {}, keep=keep, settled_batch=batch - 1), [])
+    run(spec, plan_of(batch, {}, keep=keep, resolved_batch=batch - 1), [])
     assert spec.directory(1).change_sets() == ([] if is_swept else [VersionId.parse(here[1])])
     assert spec.directory(3).change_sets() == [VersionId.parse(here[3])]
 
@@ -210,10 +227,10 @@ def test_what_a_task_left_here_that_runs_elsewhere_by_now_is_removed(
 def test_what_is_here_may_go_after_a_session_that_has_committed_all(
     spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch, *, is_committed: bool
 ) -> None:
-    monkeypatch.setattr(errands, "_container", lambda _: (None, None))
-    monkeypatch.setattr(errands, "tell_to_stop", lambda *_: None)
+    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     run(spec, plan_of(0, {}), [(0, "a", 1)])
-    list(errands.end_session(spec, 5, epoch=1, is_committed=is_committed))
+    list(task_functions.end_session(spec, 5, epoch=1, is_committed=is_committed))
     in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
     assert sweep_unused(spec.config.job.local_dir, in_a_month) == is_committed
     assert bool(spec.directory(0).change_sets()) != is_committed
@@ -222,10 +239,10 @@ def test_what_is_here_may_go_after_a_session_that_has_committed_all(
 def test_the_end_of_an_older_session_marks_nothing_of_a_newer_one(
     spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errands, "_container", lambda _: (None, None))
-    monkeypatch.setattr(errands, "tell_to_stop", lambda *_: None)
+    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     run(spec, plan_of(0, {}, epoch=2), [(0, "a", 1)])
-    list(errands.end_session(spec, 5, epoch=1, is_committed=True))
+    list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))
     open_tasks.close_job(spec, 2)  # as the newer one is killed
     in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
     assert sweep_unused(spec.config.job.local_dir, in_a_month) == 0
@@ -241,10 +258,10 @@ def test_output_beyond_the_bound_lies_in_the_change_set(spec: JobSpec, run: Any)
     answers = run(spec, plan_of(0, {}, inline_bytes=20), [(0, "a", 1), (2, "c", 1)])
     assert (answers[0][0].is_output_in_file, answers[2][0].is_output_in_file) == (False, True)
     versions = {2: answers[2][0].version}
-    (part,) = errands.read_output((0, 2), spec, versions)
+    (part,) = task_functions.read_output((0, 2), spec, versions)
     assert part.to_pylist() == [{"key": "c 1", "n": 1}]
-    with pytest.raises(errands.MissingOutputError):
-        list(errands.read_output((0,), spec, {0: answers[0][0].version}))
+    with pytest.raises(task_functions.MissingOutputError):
+        list(task_functions.read_output((0,), spec, {0: answers[0][0].version}))
 
 
 def test_rows_beyond_the_bound_are_to_be_sorted_first(tmp_path: Path, run: Any) -> None:
@@ -320,7 +337,7 @@ def test_any_batches_add_up(
         in_files = {t: r.version for t, (r, _) in answers.items() if r.is_output_in_file}
         got = {(task, key.split()[0]): n for task, (_, out) in answers.items() for key, n in out}
         for task in in_files:
-            for part in errands.read_output((task,), spec, in_files):
+            for part in task_functions.read_output((task,), spec, in_files):
                 got |= {(task, row["key"].split()[0]): row["n"] for row in part.to_pylist()}
         assert got == {(t, k): expected[t, k] for t, k, _ in rows}
     open_tasks.close_job(spec, 1)
@@ -410,8 +427,30 @@ def test_the_end_of_a_session_closes_stores_while_they_have_their_files(
         for task in range(5):
             spec.directory(task).remove_work("1-")
 
-    monkeypatch.setattr(errands, "_container", lambda _: (None, None))
-    monkeypatch.setattr(errands, "tell_to_stop", other_slot_is_done)
-    assert len(list(errands.end_session(spec, 5, epoch=1, is_committed=True))) == 1
+    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "ask_to_stop", other_slot_is_done)
+    assert len(list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))) == 1
     assert "did not close" not in caplog.text
     assert not list(spec.directory(0).root.glob("work-*"))
+
+
+def test_a_receipt_carries_the_text_of_an_error_that_is_no_utf_8(spec: JobSpec) -> None:
+    slot = process._SlotRun(spec, plan_of(0, {}), [0])
+    slot.receipts = {0: Receipt(0, "", submit_error="no such directory: \udcff")}
+    (answer,) = slot.answers().column(0).to_pylist()
+    assert Receipt.parse(json.loads(answer)).submit_error == "no such directory: \udcff"
+
+
+def test_the_end_of_a_value_in_a_cache_calls_no_task(timed: JobSpec, run: Any) -> None:
+    """A replay finds the cache empty: its task would not run again, and that is no difference."""
+    cache = StoreName("cache")
+    places = VariableStores({"last": cache}, frozenset({cache}))
+    spec = replace(
+        timed,
+        operator=replace(timed.operator, variable_stores=places),
+        stores=(STATE_STORE, cache),
+    )
+    first = run(spec, plan_of(0, {}, clock=BatchClock(19, -1)), [(0, "a", 90)])
+    assert first[0][0].next_times == {"timer_ms": 90, "expiry_ms": None}
+    second = run(spec, plan_of(1, versions_of(first), clock=BatchClock(50, -1)), [])
+    assert versions_of(second) == versions_of(first)

@@ -11,10 +11,10 @@ import pytest
 from committer_kit import V0, V1, Rig, new_rig
 from pyspark.errors import PySparkException
 
-from statekeep.config.model import TaskSettings
+from statekeep.config.job_settings import TaskSettings
 from statekeep.errors import StateBackupError
-from statekeep.spark.driver.query_watch import QueryWatch, StopPatience
-from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, HandOverPlan
+from statekeep.spark.driver.query_watch import QueryWatch, StopDeadline
+from statekeep.spark.worker.job_spec import VERSION_NOT_HERE, SubmitPlan
 from statekeep.testing.clock import FakeClock
 
 
@@ -40,14 +40,14 @@ class LoopThread:
 
 
 class Jobs:
-    """Lets the tasks hand over, or says why not."""
+    """Lets the tasks submit, or says why not."""
 
     def __init__(self) -> None:
-        self.plans: list[HandOverPlan] = []
+        self.plans: list[SubmitPlan] = []
         self.errors: Mapping[int, str] = {}
         self.failure: Exception | None = None
 
-    def hand_over(self, plan: HandOverPlan) -> Mapping[int, str]:
+    def submit_versions(self, plan: SubmitPlan) -> Mapping[int, str]:
         self.plans.append(plan)
         if self.failure is not None:
             raise self.failure
@@ -70,8 +70,8 @@ class Watched:
         self.newest = 0
         self.healed: list[tuple[frozenset[int], int]] = []
         self.on_heal: Callable[[], None] = lambda: None
-        self.patience = StopPatience(
-            self.rig.committer, never_stopping, lambda: None, self.clock, patience_ms=1_000
+        self.deadline = StopDeadline(
+            self.rig.committer, never_stopping, lambda: None, self.clock, timeout_ms=1_000
         )
         location: Any = SimpleNamespace(newest=lambda _: self.newest)
         batches: Any = SimpleNamespace(head=0, versions=lambda _: {0: V0, 1: V1}, heal=self.heal)
@@ -90,9 +90,9 @@ class Watched:
         )
         assert not self.rig.committer.is_due()  # its period begins
 
-    def look(self, *, after_s: float = 0.0) -> None:
+    def poll(self, *, after_s: float = 0.0) -> None:
         self.clock.advance(after_s)
-        self.watch.look(self.patience)
+        self.watch.poll(self.deadline)
 
     def heal(self, lost: frozenset[int], batch: int) -> None:
         self.healed.append((lost, batch))
@@ -120,12 +120,12 @@ async def _cancel_all() -> None:
 
 
 def test_a_commit_that_is_due_waits_a_second_for_a_batch_to_ride_on(watched: Watched) -> None:
-    watched.look(after_s=5)
+    watched.poll(after_s=5)
     assert watched.jobs.plans == []
     watched.become_due()
-    watched.look(after_s=0.9)
+    watched.poll(after_s=0.9)
     assert watched.jobs.plans == []
-    watched.look(after_s=0.2)
+    watched.poll(after_s=0.2)
     assert [plan.batch for plan in watched.jobs.plans] == [0]
     assert watched.rig.committer.open_plan is not None
 
@@ -135,42 +135,42 @@ def test_nothing_is_submitted_while_a_batch_runs_or_before_spark_has_ended_it(
 ) -> None:
     watched.become_due()
     with watched.turn:
-        watched.look(after_s=2)
+        watched.poll(after_s=2)
     watched.newest = -1
-    watched.look()
+    watched.poll()
     assert watched.jobs.plans == []
     watched.newest = 0
-    watched.look()
+    watched.poll()
     assert len(watched.jobs.plans) == 1
 
 
 def test_a_job_that_fails_aborts_the_attempt_and_ends_no_query(watched: Watched) -> None:
     watched.become_due()
     watched.jobs.failure = PySparkException("no executor")
-    watched.look(after_s=2)
+    watched.poll(after_s=2)
     assert watched.rig.committer.open_batch is None
     assert "no executor" in watched.rig.notes[-1][1]["reason"]
     assert watched.rig.gate.failures == 1
 
 
-def test_an_attempt_that_takes_long_is_submitted_again_and_again(watched: Watched) -> None:
+def test_an_attempt_that_takes_long_is_submitted_repeatedly(watched: Watched) -> None:
     watched.become_due()
-    watched.look(after_s=2)
-    watched.look(after_s=4.9)
+    watched.poll(after_s=2)
+    watched.poll(after_s=4.9)
     assert len(watched.jobs.plans) == 1
-    watched.look(after_s=0.2)
+    watched.poll(after_s=0.2)
     assert len(watched.jobs.plans) == 2
-    watched.look(after_s=4.9)
+    watched.poll(after_s=4.9)
     assert len(watched.jobs.plans) == 2
-    watched.look(after_s=0.2)
+    watched.poll(after_s=0.2)
     assert watched.jobs.plans[0] is watched.jobs.plans[2]
 
 
 def test_a_version_that_is_found_lost_then_aborts_the_attempt_uncounted(watched: Watched) -> None:
     watched.become_due()
-    watched.look(after_s=2)
+    watched.poll(after_s=2)
     watched.jobs.errors = {1: f"{VERSION_NOT_HERE}: version={V1}"}
-    watched.look(after_s=5.1)
+    watched.poll(after_s=5.1)
     assert watched.rig.committer.open_batch is None
     assert watched.rig.gate.failures == 0
     assert "a version was lost" in watched.rig.notes[-1][1]["reason"]
@@ -181,10 +181,10 @@ def test_a_version_that_is_lost_while_the_query_is_idle_is_healed_and_submitted_
 ) -> None:
     watched.become_due()
     watched.jobs.errors = {1: f"{VERSION_NOT_HERE}: version={V1}"}
-    watched.look(after_s=2)
+    watched.poll(after_s=2)
     assert watched.healed == [(frozenset({1}), 0)]
     assert watched.rig.committer.open_plan is None
-    watched.look()
+    watched.poll()
     assert len(watched.healed) == 1
     assert watched.rig.committer.open_batch == 0
     assert watched.rig.gate.failures == 0
@@ -193,7 +193,7 @@ def test_a_version_that_is_lost_while_the_query_is_idle_is_healed_and_submitted_
 def test_a_version_that_is_lost_before_the_last_commit_is_healed_first(watched: Watched) -> None:
     watched.jobs.errors = {0: f"{VERSION_NOT_HERE}: version={V0}"}
     with pytest.raises(StateBackupError, match="did not become durable"):
-        watched.watch.commit_last(watched.patience)  # nobody uploads
+        watched.watch.commit_last(watched.deadline)  # without an upload
     assert watched.healed == [(frozenset({0}), 0)]
     assert len(watched.jobs.plans) == 2
 
@@ -204,13 +204,13 @@ def test_a_recovery_that_hangs_holds_up_no_stop(watched: Watched) -> None:
     goes_on = threading.Event()
 
     def hang() -> None:
-        watched.patience.begin()
+        watched.deadline.begin()
         watched.clock.advance(2)
         goes_on.wait()
 
     watched.on_heal = hang
     try:
-        watched.look(after_s=2)
+        watched.poll(after_s=2)
     finally:
         goes_on.set()
     assert watched.rig.committer.open_batch is None

@@ -11,14 +11,14 @@ from driver_kit import Driver
 from log_kit import batch_record, commit_record
 from outage_kit import cut_off
 
-from statekeep.backends.blob.admin import BlobAdmin
+from statekeep.backends.storage.admin import StorageAdmin
 from statekeep.checkpoint.records import JobIdentity
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError, RetriableError, TaskFencedError
 
 
 class FakeLocation:
-    """The checkpoint location of query ``q``, which somebody may write to before each look."""
+    """The checkpoint location of query ``q``, which another driver may write to before each look."""
 
     uri = "file:///checkpoint"
 
@@ -36,6 +36,10 @@ class FakeLocation:
 
     def check_newest(self) -> None:
         pass
+
+    def names(self, directory: str) -> list[str]:
+        assert directory == "state"  # of no operator of Spark's own
+        return []
 
     def require(self, name: str) -> str:
         assert name == "metadata"
@@ -85,7 +89,7 @@ def drivers(tmp_path: Path) -> Iterator[Drivers]:
         driver.close()
 
 
-def test_an_older_driver_that_goes_on_meanwhile_keeps_nobody_from_a_start(
+def test_an_older_driver_that_goes_on_meanwhile_prevents_no_start(
     drivers: Drivers,
 ) -> None:
     living = drivers.begin(batches=1)
@@ -115,7 +119,7 @@ def test_a_driver_that_its_backend_refuses_leaves_no_thread(
     assert set(threading.enumerate()) <= before
 
 
-def test_a_first_driver_that_begins_meanwhile_keeps_nobody_from_a_start(drivers: Drivers) -> None:
+def test_a_first_driver_that_begins_meanwhile_prevents_no_start(drivers: Drivers) -> None:
     starting = drivers.open()
     drivers.begin(batches=1)
     starting.check_location()
@@ -199,15 +203,15 @@ def test_each_backend_is_checked_once_and_all_at_once(
         }
     checked: list[str] = []
     met = asyncio.Barrier(2)
-    validate = BlobAdmin.validate_resources
+    validate = StorageAdmin.validate_resources
 
-    async def noted(admin: BlobAdmin) -> None:
+    async def noted(admin: StorageAdmin) -> None:
         checked.append(admin._backend)
         if admin._backend != "blob":
-            await met.wait()  # would wait for ever if the others came one after the other
+            await met.wait()  # would never return if the others came one after the other
         await validate(admin)
 
-    monkeypatch.setattr(BlobAdmin, "validate_resources", noted)
+    monkeypatch.setattr(StorageAdmin, "validate_resources", noted)
     drivers.open(tasks)
     assert sorted(checked) == names
 
@@ -235,7 +239,7 @@ def test_a_driver_does_not_start_while_a_backend_that_it_needs_is_away(
         drivers.open()
 
 
-def test_a_run_that_was_followed_by_another_driver_is_told_so_before_it_fences(
+def test_a_run_that_was_followed_by_another_driver_learns_it_before_it_fences(
     drivers: Drivers,
 ) -> None:
     own_epoch = drivers.begin(batches=1).epoch

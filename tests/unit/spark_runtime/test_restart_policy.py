@@ -27,7 +27,22 @@ from statekeep.testing.clock import FakeClock
 PASSING = RetriableError("no answer")
 DOUBLE_WRITE = StreamingQueryException(
     "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:"
-    " [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
+    " [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 3."
+)
+SOURCE_DOUBLE_WRITE = StreamingQueryException(
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:"
+    " Concurrent update to the log. Multiple streaming jobs detected for 3 SQLSTATE: XXKST"
+)
+
+
+LOCATION_DOUBLE_WRITE = StreamingQueryException(
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:"
+    " Multiple streaming queries are concurrently using file:/checkpoint/offsets."
+)
+FIRST_DOUBLE_WRITE = StreamingQueryException(
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:"
+    " [STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY] The checkpoint location file:/checkpoint/offsets should"
+    " be empty on batch 0"
 )
 
 
@@ -54,17 +69,20 @@ def test_a_query_is_not_started_again_unless_asked_for() -> None:
 def test_a_query_goes_on_after_the_last_writes_of_an_older_driver(strategy: str) -> None:
     clock = FakeClock()
     policy = policy_of(clock, strategy=strategy, attempts="1", reset__after__ms="60s")
-    for _ in range(3):
+    for _ in range(10):
         assert policy.next_delay_ms(DOUBLE_WRITE) == 0
     if strategy == "none":
         assert policy.next_delay_ms(DOUBLE_WRITE) is None
     clock.advance(60)
     assert policy.next_delay_ms(DOUBLE_WRITE) == 0
-    assert policy.restarts == 4
+    assert policy.restarts == 11
 
 
 def test_what_only_quotes_a_double_write_is_none() -> None:
     assert is_double_write(DOUBLE_WRITE)
+    assert is_double_write(SOURCE_DOUBLE_WRITE)
+    assert is_double_write(LOCATION_DOUBLE_WRITE)
+    assert is_double_write(FIRST_DOUBLE_WRITE)
     assert not is_double_write(RuntimeError(str(DOUBLE_WRITE)))
     assert not is_double_write(StreamingQueryException("[STREAM_FAILED] no such file"))
 

@@ -3,9 +3,9 @@
 import pytest
 from pyspark.sql.types import LongType, StructType
 
-from statekeep.spark.anchor import bucket_values, spread
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
+from statekeep.spark.placement import bucket_values, spread
 
 
 @pytest.mark.parametrize(

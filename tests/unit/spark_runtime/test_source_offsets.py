@@ -11,7 +11,7 @@ from log_kit import commit_record
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.spark.driver.source_offsets import (
+from statekeep.spark.driver.commit_records import (
     by_task,
     commit_offsets,
     stands_apart,

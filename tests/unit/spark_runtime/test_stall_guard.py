@@ -5,17 +5,21 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeep.spark.driver.stall_guard import StallGuard
+from statekeep.spark.driver.rebalancer import StallGuard
 from statekeep.testing.clock import FakeClock
 
 POLLS = 10
 
 
 class FakeCluster:
-    """The few look-ups of a SparkContext that the guard makes, on one job that never runs."""
+    """The few look-ups of a SparkContext that the guard makes, on two jobs that never run.
+
+    One is of a batch, the other starts workers on executors that have joined.
+    """
 
     def __init__(self) -> None:
         self.alive = ["driver", "one", "two"]
+        self.active = [7, 8]
         self.cancelled: list[str] = []
         self.sparkContext = self
         self._jsc = self
@@ -42,7 +46,10 @@ class FakeCluster:
         return self
 
     def getActiveJobsIds(self) -> list[int]:  # noqa: N802 - Spark's name
-        return [7]
+        return self.active
+
+    def getJobIdsForTag(self, tag: str) -> list[int]:  # noqa: N802 - Spark's name
+        return {"tag": [6, 7], "other": [8]}[tag]
 
     def getJobInfo(self, _job: int) -> Any:  # noqa: N802 - Spark's name
         return None
@@ -85,3 +92,31 @@ def test_with_no_executor_left_jobs_wait_for_new_ones(cluster: FakeCluster) -> N
     for _ in range(3):
         guard.poll()
     assert cluster.cancelled == ["tag"]
+
+
+def test_jobs_beside_the_batches_may_wait(cluster: FakeCluster) -> None:
+    guard = guard_of(cluster)
+    cluster.alive, cluster.active = ["driver", "two"], [8]
+    for _ in range(POLLS):
+        guard.poll()
+    assert cluster.cancelled == []
+
+
+def test_executors_that_come_or_go_are_reported(cluster: FakeCluster) -> None:
+    changes: list[bool] = []
+    guard = StallGuard(cast("SparkSession", cluster), "tag", FakeClock(), changes.append)
+
+    def told(*alive: str) -> list[bool]:
+        cluster.alive = ["driver", *alive]
+        guard.poll()
+        guard.poll()
+        found = list(changes)
+        changes.clear()
+        return found
+
+    assert told("one", "two") == []
+    assert told("one", "two", "three") == [True]
+    assert told("two", "three") == [False]  # a job of a batch may wait for the one that is gone
+    assert told("two", "three", "four") == [False]
+    cluster.active = [8]
+    assert told("two", "three", "four") == [True]

@@ -1,6 +1,6 @@
 """Where the time of a start goes, as the log tells it."""
 
-from statekeep.spark.driver.stopwatch import Stopwatch
+from statekeep.spark.driver.progress import Stopwatch
 from statekeep.testing.clock import FakeClock
 
 

@@ -9,14 +9,17 @@ from pyspark.errors import StreamingQueryException
 
 from statekeep.config.load import load_dict
 from statekeep.errors import ConfigError, RetriableError, TaskFencedError
+from statekeep.reporter import Reporter
 from statekeep.spark import supervisor as supervisor_module
-from statekeep.spark.driver.events import EventList
+from statekeep.spark.driver.progress import EventList
 from statekeep.spark.query_run import QueryRun
 from statekeep.spark.restart_policy import RestartPolicy
 from statekeep.spark.supervisor import Supervisor
 from statekeep.testing.clock import FakeClock
 
-DOUBLE_WRITE = StreamingQueryException("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update")
+DOUBLE_WRITE = StreamingQueryException(
+    "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 3."
+)
 FENCED = TaskFencedError("replaced", own_epoch=1, newer_epoch=2)
 
 
@@ -49,7 +52,8 @@ class Rig:
 
     def __init__(self, *runs: "FakeRun | Exception", attempts: int = 3) -> None:
         self.clock = FakeClock()
-        self.events = EventList(self.clock)
+        self.events = EventList()
+        self.ends = 0
         self.is_alive = True
         self.own_epochs: list[int | None] = []
         self._runs: Iterator[FakeRun | Exception] = iter(runs)
@@ -63,7 +67,7 @@ class Rig:
         self,
         before_next: Callable[[], None] = lambda: None,
         *,
-        patience_s: float = 10,
+        timeout_s: float = 10,
         is_checked: bool = True,
     ) -> Supervisor:
         def start(check_wanted: Callable[[], None], own_epoch: int | None) -> QueryRun:
@@ -77,11 +81,15 @@ class Rig:
             self._next(),
             start,
             self.policy,
-            events=self.events,
+            report=Reporter(self.clock, "job", parts=[self.events]).report,
+            on_end=self._count_end,
             clock=self.clock,
             is_session_alive=lambda: self.is_alive,
-            patience_s=patience_s,
+            timeout_s=timeout_s,
         )
+
+    def _count_end(self) -> None:
+        self.ends += 1
 
     def restarts(self) -> list[dict[str, Any]]:
         return [event.details for event in self.events.snapshot() if event.kind == "restart"]
@@ -233,7 +241,7 @@ def test_a_run_that_starts_while_the_query_is_stopped_is_stopped_too() -> None:
     assert supervisor.has_ended
 
 
-def test_a_stop_does_not_wait_for_ever_for_a_restart_that_hangs(
+def test_a_stop_does_not_wait_without_a_limit_for_a_restart_that_hangs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     second = FakeRun(is_endless=True)
@@ -244,7 +252,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_restart_that_hangs(
         starting.set()
         store_answers.wait(30)
 
-    supervisor = rig.supervise(hang, patience_s=0)
+    supervisor = rig.supervise(hang, timeout_s=0)
     assert starting.wait(10)
     stopper = threading.Thread(target=supervisor.stop, daemon=True)
     stopper.start()
@@ -254,14 +262,14 @@ def test_a_stop_does_not_wait_for_ever_for_a_restart_that_hangs(
     assert supervisor.error is None
     (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "waited for no longer" in error.getMessage()
-    store_answers.set()  # so late that somebody may have started the job again
+    store_answers.set()  # so late that another driver may have started the job again
     supervisor._thread.join(10)
     assert not supervisor._thread.is_alive()
     assert next(rig._runs) is second, "it took over all the same"
     assert supervisor.failed_start is None
 
 
-def test_whoever_waits_for_the_next_run_gets_it_or_learns_that_there_is_none() -> None:
+def test_a_caller_that_waits_for_the_next_run_gets_it_or_learns_that_there_is_none() -> None:
     first, second = FakeRun(RetriableError("gone")), FakeRun()
     supervisor = Rig(first, second).supervise()
     assert supervisor.wait_for_next(cast("QueryRun", first))

@@ -1,11 +1,12 @@
 """What a new driver makes of the checkpoint location and of the attempt left open by the old one."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import cast
 
 import msgspec
 import pytest
 from log_kit import (
+    attempt_record,
     base_record,
     batch_record,
     commit_record,
@@ -15,8 +16,8 @@ from log_kit import (
 )
 from newer_frames import of_next_format
 
-from statekeep.backends.blob.checkpoint_store import BlobCheckpointStore
-from statekeep.backends.blob.managers.memory_manager import MemoryBlobStoreManager
+from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.memory import MemoryBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
 from statekeep.checkpoint.log_session import LogSession
@@ -24,15 +25,15 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord, JobIdentity, QueryState, Record
 from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, encode_attempt_entry
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.commit.committer import CommitSummary
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError
+from statekeep.events import CommitSummary
 from statekeep.spark.driver.job_commits import JobCommits
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.takeover import Resumption, find_resumption, roll_forward
+from statekeep.spark.driver.takeover import Resumption, check_stores, find_resumption, roll_forward
 from statekeep.spark.tasks import STATE_STORE, task_name
-from statekeep.spark.worker.job_spec import HandOverPlan
+from statekeep.spark.worker.job_spec import SubmitPlan
 from statekeep.testing.clock import FakeClock
 
 VERSION = "2_0123456789abcdef"
@@ -57,6 +58,10 @@ class FakeLocation:
 
     def check_newest(self) -> None:
         pass
+
+    def names(self, directory: str) -> list[str]:
+        assert directory == "state"  # of no operator of Spark's own
+        return []
 
     def read(self, name: str) -> str | None:
         return self.files.get(name, f"offsets of {name.removeprefix('offsets/')}")
@@ -183,7 +188,7 @@ async def test_a_job_that_a_tool_has_made_half_is_refused() -> None:
         resumption_of(driver.view, -1, None)
 
 
-class Reigns:
+class Sessions:
     """A log whose first driver died with an attempt for batch 2 open, and its successor."""
 
     def __init__(self, blobs: MemoryBlobStoreManager, successor: LogSession) -> None:
@@ -192,7 +197,8 @@ class Reigns:
         self.clock = FakeClock()
         self.abandoned: set[int] = set()
         self.on_asked: Callable[[], Awaitable[None]] | None = None
-        self.asked: list[HandOverPlan] = []
+        self.asked: list[SubmitPlan] = []
+        self.identity = JobIdentity(job_uid="u", job_name="job", partitions=2)
 
     async def enter(self, partition: int, entry: AttemptEntry | bytes) -> None:
         data = entry if isinstance(entry, bytes) else encode_attempt_entry(entry)
@@ -204,7 +210,7 @@ class Reigns:
             checkpoints=self.checkpoints,
             gate=CommitGate(load_dict({"job.name": "job"}).task),
             clock=self.clock,
-            identity=JobIdentity(job_uid="u", job_name="job", partitions=2),
+            identity=self.identity,
             query_state=query_state,
             on_commit=lambda summary: None,
         )
@@ -214,11 +220,12 @@ class Reigns:
             self._successor.view,
             self.checkpoints,
             committer,
+            identity=self.identity,
             clock=self.clock,
             find_abandoned=self._find_abandoned,
         )
 
-    async def _find_abandoned(self, plan: HandOverPlan) -> set[int]:
+    async def _find_abandoned(self, plan: SubmitPlan) -> set[int]:
         self.asked.append(plan)
         if self.on_asked is not None:
             await self.on_asked()
@@ -229,7 +236,7 @@ async def query_state(batch: int) -> QueryState:
     return QueryState(query_id="q", metadata="{}", offsets=f"offsets of {batch}")
 
 
-async def new_reigns(*, partitions: int = 2) -> Reigns:
+async def new_sessions(*, partitions: int = 2) -> Sessions:
     blobs = new_blobs()
     first = await driver_on(blobs)
     identity = JobIdentity(job_uid="u", job_name="job", partitions=partitions)
@@ -245,7 +252,7 @@ async def new_reigns(*, partitions: int = 2) -> Reigns:
         uploads=[task_name(0), task_name(1)],
     )
     await first.append(attempt)
-    return Reigns(blobs, await driver_on(blobs))
+    return Sessions(blobs, await driver_on(blobs))
 
 
 def finished() -> FinishedTask:
@@ -255,68 +262,125 @@ def finished() -> FinishedTask:
 
 @pytest.mark.asyncio
 async def test_an_attempt_whose_uploads_are_all_there_is_committed() -> None:
-    reigns = await new_reigns()
-    await reigns.enter(0, finished())
-    await reigns.enter(1, finished())
-    summary = await reigns.roll_forward()
+    sessions = await new_sessions()
+    await sessions.enter(0, finished())
+    await sessions.enter(1, finished())
+    summary = await sessions.roll_forward()
     assert summary is not None
     assert (summary.batch, summary.was_rolled_forward) == (2, True)
-    assert (reigns.clock.slept, reigns.asked) == ([], [])
+    assert (sessions.clock.slept, sessions.asked) == ([], [])
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_from_before_the_job_got_a_store_is_not_completed() -> None:
+    """Its record would list the store, of which no task has uploaded anything."""
+    sessions = await new_sessions()
+    await sessions.enter(0, finished())
+    await sessions.enter(1, finished())
+    stores = {"main": ["state", "large"]}
+    sessions.identity = msgspec.structs.replace(sessions.identity, stores=stores)
+    assert await sessions.roll_forward() is None
+
+
+UNSAID: Mapping[str, list[str]] = {}
+ONE: Mapping[str, list[str]] = {"main": ["state"]}
+TWO: Mapping[str, list[str]] = {"main": ["state", "large"]}
+
+
+async def sessions_with(*sessions: Mapping[str, list[str]], head: int = -1) -> LogView:
+    """Return a log whose commit is of the first stores; each session since has those that follow."""
+    driver = await driver_on(new_blobs())
+    commit = commit_record(1, -1)
+    identity = msgspec.structs.replace(commit.identity, stores=sessions[0])
+    await driver.append(msgspec.structs.replace(commit, identity=identity))
+    for stores in sessions[1:]:
+        await driver.go_on_from("q", head, stores)
+    return driver.view
+
+
+def check(view: LogView, stores: Mapping[str, list[str]], head: int) -> None:
+    identity = JobIdentity(job_uid="u", job_name="job", partitions=1, stores=stores)
+    check_stores(identity, view, Resumption("q", committed=-1, head=head))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("sessions", "now"),
+    [((ONE,), TWO), ((ONE, TWO), ONE), ((TWO, ONE), TWO), ((ONE, TWO, UNSAID), ONE)],
+    ids=["another store", "taken back", "given up and back", "by an older release"],
+)
+async def test_stores_change_only_where_all_state_is_committed(
+    sessions: Sequence[Mapping[str, list[str]]], now: Mapping[str, list[str]]
+) -> None:
+    view = await sessions_with(*sessions)
+    check(view, now, head=-1)
+    with pytest.raises(ConfigError, match=r"cannot change now, .*before=.* now=.* head=0") as error:
+        check(view, now, head=0)
+    assert any("start once with the settings of before" in hint for hint in error.value.hints)
+    view.open_attempts[1, 2] = attempt_record(2)
+    with pytest.raises(ConfigError, match="cannot change now"):
+        check(view, now, head=-1)
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_crashed_before_its_first_commit_goes_on_with_its_stores() -> None:
+    view = await sessions_with(ONE, TWO)
+    check(view, TWO, head=3)
 
 
 @pytest.mark.asyncio
 async def test_an_attempt_of_some_tasks_alone_is_not_completed() -> None:
-    reigns = await new_reigns(partitions=3)
-    await reigns.enter(0, finished())
-    await reigns.enter(1, finished())
-    assert await reigns.roll_forward() is None
+    sessions = await new_sessions(partitions=3)
+    await sessions.enter(0, finished())
+    await sessions.enter(1, finished())
+    assert await sessions.roll_forward() is None
 
 
 @pytest.mark.asyncio
 async def test_an_attempt_is_waited_for_until_a_deadline() -> None:
-    reigns = await new_reigns()
-    await reigns.enter(0, finished())
-    reigns.abandoned = {0}  # done, and forgotten by its container
-    assert await reigns.roll_forward() is None
-    assert 10 <= sum(reigns.clock.slept) <= 11
-    assert [(plan.epoch, plan.attempt) for plan in reigns.asked] == [(1, 1)]
+    sessions = await new_sessions()
+    await sessions.enter(0, finished())
+    sessions.abandoned = {0}  # done, and forgotten by its container
+    assert await sessions.roll_forward() is None
+    assert 10 <= sum(sessions.clock.slept) <= 11
+    assert [(plan.epoch, plan.attempt) for plan in sessions.asked] == [(1, 1)]
 
 
 @pytest.mark.asyncio
 async def test_where_no_host_can_be_asked_the_uploads_are_waited_for() -> None:
-    reigns = await new_reigns()
-    await reigns.enter(0, finished())
+    sessions = await new_sessions()
+    await sessions.enter(0, finished())
 
     async def lost_executor() -> None:
-        await reigns.enter(1, finished())
+        await sessions.enter(1, finished())
         raise StateBackupError("tasks did not answer")
 
-    reigns.on_asked = lost_executor
-    summary = await reigns.roll_forward()
+    sessions.on_asked = lost_executor
+    summary = await sessions.roll_forward()
     assert summary is not None
     assert summary.was_rolled_forward
 
 
 @pytest.mark.asyncio
-async def test_an_attempt_that_nobody_can_finish_is_given_up_at_once_and_loudly(
+async def test_an_attempt_that_no_process_can_finish_is_given_up_at_once_with_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    reigns = await new_reigns()
-    await reigns.enter(0, finished())
-    reigns.abandoned = {1}
-    assert await reigns.roll_forward() is None
-    assert reigns.clock.slept == []
-    assert "nobody is left to finish a task's backup: task=Partition 1" in caplog.text
+    sessions = await new_sessions()
+    await sessions.enter(0, finished())
+    sessions.abandoned = {1}
+    assert await sessions.roll_forward() is None
+    assert sessions.clock.slept == []
+    assert "no container is left to finish a task's backup: task=Partition 1" in caplog.text
 
 
 @pytest.mark.asyncio
 async def test_an_entry_that_was_written_while_the_hosts_were_asked_counts() -> None:
-    reigns = await new_reigns()
-    await reigns.enter(0, finished())
-    reigns.abandoned = {1}
-    reigns.on_asked = lambda: reigns.enter(1, finished())
-    assert await reigns.roll_forward() is not None
-    assert reigns.clock.slept == []
+    sessions = await new_sessions()
+    await sessions.enter(0, finished())
+    sessions.abandoned = {1}
+    sessions.on_asked = lambda: sessions.enter(1, finished())
+    assert await sessions.roll_forward() is not None
+    assert sessions.clock.slept == []
 
 
 @pytest.mark.asyncio
@@ -332,16 +396,16 @@ async def test_an_entry_that_was_written_while_the_hosts_were_asked_counts() -> 
 async def test_an_attempt_that_cannot_be_completed_is_given_up_at_once_and_loudly(
     entry: AttemptEntry | bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reigns = await new_reigns()
-    await reigns.enter(0, entry)
-    assert await reigns.roll_forward() is None
-    assert reigns.clock.slept == []
+    sessions = await new_sessions()
+    await sessions.enter(0, entry)
+    assert await sessions.roll_forward() is None
+    assert sessions.clock.slept == []
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 @pytest.mark.asyncio
 async def test_an_attempt_for_a_batch_that_was_not_delivered_is_given_up() -> None:
-    reigns = await new_reigns()
-    await reigns.enter(0, finished())
-    await reigns.enter(1, finished())
-    assert await reigns.roll_forward(head=1) is None
+    sessions = await new_sessions()
+    await sessions.enter(0, finished())
+    await sessions.enter(1, finished())
+    assert await sessions.roll_forward(head=1) is None

@@ -1,6 +1,6 @@
 """When a query needs a batch although its input has nothing new."""
 
-from statekeep.spark.driver.tick_rule import TickRule
+from statekeep.spark.driver.ticks import TickRule
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.due import NextTimes
 from statekeep.testing.clock import FakeClock
@@ -20,7 +20,7 @@ class Watermark:
 
 def rule_of(mode: TimeMode, now_ms: int = 0) -> tuple[TickRule, FakeClock, Watermark]:
     clock, watermark = FakeClock(now_ms * 1_000_000), Watermark()
-    return TickRule(mode, 2, clock, watermark), clock, watermark
+    return TickRule(mode, range(2), clock, watermark), clock, watermark
 
 
 def at(ms: int) -> BatchClock:
@@ -43,7 +43,7 @@ def test_event_time_needs_a_batch_once_the_newest_one_has_moved_the_watermark() 
 
 def test_processing_time_needs_a_batch_when_the_first_timer_is_due() -> None:
     rule, clock, _ = rule_of(TimeMode.PROCESSING, 1_000)
-    assert rule.wants_batch(is_available_now=False)  # nobody knows yet what is due
+    assert rule.wants_batch(is_available_now=False)  # it is not known yet what is due
     rule.note_batch(at(1_000), {0: NextTimes(3_000), 1: NextTimes()})
     assert not rule.wants_batch(is_available_now=False)
     clock.advance(1.9)
@@ -56,7 +56,7 @@ def test_processing_time_needs_a_batch_when_the_first_timer_is_due() -> None:
     assert rule.waiting(at(9_000)) == frozenset()
 
 
-def test_a_task_that_has_not_told_is_asked() -> None:
+def test_a_task_that_has_not_reported_is_asked() -> None:
     rule, _, _ = rule_of(TimeMode.PROCESSING)
     rule.note_batch(at(0), {0: NextTimes()})
     assert rule.wants_batch(is_available_now=False)

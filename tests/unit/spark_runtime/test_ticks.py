@@ -13,6 +13,10 @@ class Offset:
 
     text: str
 
+    @classmethod
+    def apply(cls, text: str) -> "Offset":
+        return cls(text)
+
     def json(self) -> str:
         return self.text
 
@@ -64,7 +68,7 @@ def test_the_late_end_of_a_run_does_not_silence_the_next_one() -> None:
     assert latest(source, start) == start
 
 
-def test_offsets_of_a_query_tell_whether_it_has_ticks() -> None:
+def test_offsets_of_a_query_say_whether_it_has_ticks() -> None:
     metadata = '{"batchWatermarkMs":0,"batchTimestampMs":1}'
     assert has_ticks(f'v1\n{metadata}\n{{"logOffset":3}}\n{{"statekeepTick":7}}')
     assert not has_ticks(f'v1\n{metadata}\n{{"logOffset":3}}\n7')

@@ -1,4 +1,4 @@
-"""Grouping keys that somebody has typed."""
+"""Grouping keys that a user has typed."""
 
 import datetime as dt
 from decimal import Decimal
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from statekeep.errors import ConfigError
-from statekeep.spark.anchor import ROUTER
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.key_codec import KeyCodec
-from statekeep.spark.state.key_text import parse_key
+from statekeep.spark.placement import ROUTER
+from statekeep.spark.state.key_text import parse_fields
 from statekeep.spark.state.keys import KeyRouter
 
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
@@ -41,8 +41,8 @@ NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 def test_a_key_is_read_by_the_types_of_its_fields(schema: str, text: str, key: Any) -> None:
     found = parse_schema(schema)
     expected = ([NOON.date()], (1, "x")) if key is None else key
-    router = KeyRouter(found, ROUTER, 4)
-    assert router.encode(parse_key(text, found)) == KeyCodec(found).encode(expected)
+    router = KeyRouter(found, ROUTER, range(4))
+    assert router.encode(parse_fields(text, found)) == KeyCodec(found).encode(expected)
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,5 @@ def test_a_key_is_read_by_the_types_of_its_fields(schema: str, text: str, key: A
 def test_what_is_no_key_is_an_error_with_a_hint(schema: str, text: str, told: str) -> None:
     found = parse_schema(schema)
     with pytest.raises(ConfigError, match=told) as caught:
-        KeyRouter(found, ROUTER, 4).encode(parse_key(text, found))
+        KeyRouter(found, ROUTER, range(4)).encode(parse_fields(text, found))
     assert caught.value.hints

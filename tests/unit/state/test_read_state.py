@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from golden_kit import unpack
-from spark_job_kit import CONTENT, TASKS, make_job, settings, task_of
+from spark_job_kit import CONTENT, IN_STORES, TASKS, make_job, settings, task_of
 from typing_extensions import override
 
-import statekeep.spark as sk
+import statekeep as sk
 from statekeep.checkpoint.log_view import LogView
 from statekeep.errors import ConfigError, RestoreFailedError
 from statekeep.restore.manager import TaskRestorer
@@ -58,6 +58,15 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return seen
 
 
+def test_state_is_read_inside_a_running_event_loop_too(job: dict[str, str]) -> None:
+    """As in a notebook."""
+
+    async def cell() -> Any:
+        return sk.read_state(job, "count")
+
+    assert counts(asyncio.run(cell())) == CONTENT
+
+
 def counts(rows: Any) -> dict[str, int]:
     return {row["key"]["user"]: row["value"]["n"] for row in rows.to_pylist()}
 
@@ -73,7 +82,29 @@ def test_each_task_is_restored_once(job: dict[str, str], restored: list[tuple[st
     assert sorted(task for task, _ in restored) == [f"Partition {n}" for n in range(TASKS)]
 
 
-def test_one_key_takes_its_own_task_and_that_which_tells_the_schema(
+def test_only_the_store_of_the_variable_is_restored(
+    tmp_path: Path, restored: list[tuple[str, str]]
+) -> None:
+    """Where settings do not say which one has it, one task tells."""
+    asyncio.run(make_job(tmp_path, IN_STORES))
+    job = settings(tmp_path)
+    placed = {"state.variables.seen.store": "large"}
+    for given, variable, restores in [
+        (job, "count", TASKS),
+        (job | placed, "seen", TASKS),
+        (job, "seen", TASKS + 1),
+    ]:
+        restored.clear()
+        assert counts(sk.read_state(given, variable)) == CONTENT
+        assert len(restored) == restores
+    with pytest.raises(ConfigError, match=r"no such state variable: .* variables=count,seen"):
+        sk.read_state(job, "sene")
+    placed = {"state.variables.sene.store": "cache", "stores.cache.backup.factories": ""}
+    with pytest.raises(ConfigError, match="in a cache, which no commit holds: variable=sene"):
+        sk.read_state(job | placed, "sene")
+
+
+def test_one_key_takes_its_own_task_and_the_one_with_the_schema(
     job: dict[str, str], restored: list[tuple[str, str]]
 ) -> None:
     for user in ("user-7", "user-123"):
@@ -90,7 +121,7 @@ def test_a_key_may_be_given_in_any_form(job: dict[str, str], key: Any) -> None:
 
 
 def test_a_key_without_state_has_no_rows(job: dict[str, str]) -> None:
-    assert sk.read_state(job, "count", key="nobody").num_rows == 0
+    assert sk.read_state(job, "count", key="absent").num_rows == 0
     assert sk.read_state(job, "count", key=[None]).num_rows == 0
 
 

@@ -16,9 +16,9 @@ from typing_extensions import override
 from statekeep.errors import CheckpointCorruptError, StateSchemaError
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.codec import ValueCodec
+from statekeep.spark.operator.columns import arrow_schema, record_batch
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.state.changes import changed_rows
-from statekeep.spark.state.columns import arrow_schema, record_batch
 from statekeep.spark.state.variable import StoredRows, VariableTable
 from statekeep.stores.base import KeyValueStore
 
@@ -285,7 +285,7 @@ def changes(old: KeyValueStore, new: KeyValueStore, variable: str | None = "v") 
     ]
 
 
-def test_a_change_feed_tells_what_is_new_changed_and_gone() -> None:
+def test_a_change_feed_reports_what_is_new_changed_and_gone() -> None:
     def declare(handle: Any) -> Any:
         return handle.getValueState("v", "n long")
 

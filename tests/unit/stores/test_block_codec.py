@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statekeep.errors import CheckpointCorruptError
-from statekeep.stores.block_codec import NAMES, codec_named, codec_numbered
+from statekeep.stores.block_codec import codec_named, codec_numbered
 from statekeep.stores.delta import DeltaHeader, DeltaReader, DeltaWriter
 
 ENTRIES = st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=400)))
@@ -21,7 +21,7 @@ def written(entries: list[tuple[bytes, bytes | None]], name: str) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["none", "lz4", "zstd"])
 @given(entries=ENTRIES)
 def test_records_survive_every_codec(name: str, entries: list[tuple[bytes, bytes | None]]) -> None:
     assert list(DeltaReader(io.BytesIO(written(entries, name)), where="w")) == entries
@@ -33,7 +33,7 @@ def test_a_codec_makes_what_repeats_itself_smaller(name: str) -> None:
     assert len(written(entries, name)) < len(written(entries, "none")) / 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["none", "lz4", "zstd"])
 def test_a_block_of_another_size_than_it_says_is_refused(name: str) -> None:
     codec = codec_named(name)
     stored = codec.compress(b"content" * 10)

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import StateBackupError
-from statekeep.stores.changes import CapturingStore
+from statekeep.stores.change_set import CapturingStore
 from statekeep.stores.delta import Change, DeltaCounts, DeltaHeader, DeltaReader
 from statekeep.stores.memory import MemoryStore
 

@@ -1,4 +1,4 @@
-"""A worker that is killed while it opens, catches up, publishes or writes an image harms nobody.
+"""A worker that is killed while it opens, catches up, publishes or writes an image harms no other.
 
 Run as a program, this file is the worker: ``test_killed_workers.py TASK_DIRECTORY POINT HIT``.
 """

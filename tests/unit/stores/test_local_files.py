@@ -50,7 +50,7 @@ def test_a_clone_leaves_out_lock_and_logs(tmp_path: Path) -> None:
     ],
     ids=errno.errorcode.get,
 )
-def test_a_disk_that_takes_nothing_is_told_with_directory_setting_and_hint(
+def test_a_disk_that_takes_nothing_is_reported_with_directory_setting_and_hint(
     tmp_path: Path, number: int, reason: str
 ) -> None:
     with pytest.raises(ConfigError) as caught, explained_errors(tmp_path):
@@ -83,7 +83,7 @@ def test_a_replacement_that_fails_leaves_what_was_there(
     assert path.read_bytes() == b"old"
 
 
-def test_a_tree_that_somebody_else_removes_meanwhile_is_no_error(tmp_path: Path) -> None:
+def test_a_tree_that_another_process_removes_meanwhile_is_no_error(tmp_path: Path) -> None:
     remove_tree(tmp_path / "absent")
 
 

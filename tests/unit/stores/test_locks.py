@@ -1,4 +1,4 @@
-"""Locks between processes: they end with their holder, and nobody waits for ever."""
+"""Locks between processes: they end with their holder, and each wait has an end."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ with locked(Path(sys.argv[1]), shared=False):
 
 def test_shared_holders_do_not_wait_for_each_other(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with locked(path, shared=True), locked(path, shared=True, patience_s=0):
+    with locked(path, shared=True), locked(path, shared=True, timeout_s=0):
         pass
 
 
@@ -41,11 +41,11 @@ def test_a_process_that_is_stopped_with_the_lock_is_named_instead_of_awaited(
         try:
             with (
                 pytest.raises(RetriableError, match=rf"path={path} pids={holder.pid}\b") as caught,
-                locked(path, shared=True, patience_s=0.05),
+                locked(path, shared=True, timeout_s=0.05),
             ):
                 pytest.fail("the lock was given twice")
             assert "kill -CONT" in caught.value.hints[0]
         finally:
             holder.kill()
-    with locked(path, shared=False, patience_s=0):
+    with locked(path, shared=False, timeout_s=0):
         pass

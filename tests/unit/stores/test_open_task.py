@@ -134,7 +134,7 @@ def test_stores_whose_disk_was_lost_are_missing_though_they_are_open(
     assert not worker.go_to(first)
 
 
-def test_nobody_waits_for_the_end_of_stores_whose_disk_was_lost(
+def test_no_caller_waits_for_the_end_of_stores_whose_disk_was_lost(
     worker: OpenTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run_batch(worker, 0, {b"a": b"1"})
@@ -309,7 +309,9 @@ def test_a_version_of_that_name_is_never_overwritten(worker: OpenTask) -> None:
         worker.work.publish_changes(0, first.uid)
 
 
-def test_a_damaged_image_is_in_nobody_s_way(tmp_path: Path, root: Path, worker: OpenTask) -> None:
+def test_a_damaged_image_does_not_stop_a_restore(
+    tmp_path: Path, root: Path, worker: OpenTask
+) -> None:
     first = run_batch(worker, 0, {b"a": b"1"})
     image = worker.seal(None)
     next(image.directory.rglob("*.sst")).unlink()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from statekeep.stores import checksums
-from statekeep.stores.checksums import KnownChecksums
+from statekeep.stores import version
 from statekeep.stores.local_files import crc32_of
 from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import KnownChecksums
 from statekeep.stores.work_directory import WorkDirectory
 from statekeep.testing.versions import STORE, FakeTask, content_of
 
@@ -31,7 +31,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return crc32_of(path)
 
-    monkeypatch.setattr(checksums, "crc32_of", counting)
+    monkeypatch.setattr(version, "crc32_of", counting)
     return names
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_changes_while_it_is_read_ahead_is_read_again(
 
     known = KnownChecksums()
     with monkeypatch.context() as patch:
-        patch.setattr(checksums, "crc32_of", growing)
+        patch.setattr(version, "crc32_of", growing)
         known.read_ahead(tmp_path)
     (entry,) = known.entries(tmp_path)
     assert entry.crc32 == crc32_of(table)
@@ -89,6 +89,6 @@ def test_a_file_that_is_gone_before_it_is_read_is_left_out(
 
     known = KnownChecksums()
     with monkeypatch.context() as patch:
-        patch.setattr(checksums, "crc32_of", vanishing)
+        patch.setattr(version, "crc32_of", vanishing)
         known.read_ahead(tmp_path)
     assert known.entries(tmp_path) == ()

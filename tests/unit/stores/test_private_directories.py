@@ -1,4 +1,4 @@
-"""Local state is this user's alone: nobody plants it, nobody reads it, nobody swaps it."""
+"""Local state is this user's alone: no other user can plant, read or swap it."""
 
 import logging
 import os
@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from second_user import NOBODY, give_to_nobody, needs_root, run_as_nobody, shared_directory
+from second_user import (
+    OTHER_USER,
+    give_to_other_user,
+    needs_root,
+    run_as_other_user,
+    shared_directory,
+)
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import TaskName
@@ -86,8 +92,8 @@ def test_a_version_that_another_user_has_planted_is_not_read(level: str) -> None
     with shared_directory() as base:
         sealed = seal_version(TaskDirectory.of(base, TASK), VERSION, None, {b"k": b"planted"})
         planted = sealed.directory if level == "version" else base / level
-        give_to_nobody(planted)
-        with pytest.raises(ConfigError, match=f"directory={planted} owner={NOBODY} mode=d"):
+        give_to_other_user(planted)
+        with pytest.raises(ConfigError, match=f"directory={planted} owner={OTHER_USER} mode=d"):
             TaskDirectory.of(base, TASK).find(sealed.id)
 
 
@@ -95,7 +101,7 @@ def test_a_version_that_another_user_has_planted_is_not_read(level: str) -> None
 def test_a_job_that_another_user_starts_again_gets_a_clear_error() -> None:
     with shared_directory() as base:
         seal_version(TaskDirectory.of(base, TASK), VERSION, None, {b"k": b"v"})
-        told = run_as_nobody(
+        told = run_as_other_user(
             "from pathlib import Path\n"
             "from statekeep.backends.base import TaskIdentity\n"
             "from statekeep.checkpoint.checkpoints import TaskName\n"
@@ -106,7 +112,7 @@ def test_a_job_that_another_user_starts_again_gets_a_clear_error() -> None:
             "except ConfigError as exc:\n    print(exc)\n",
             base,
         )
-        assert f"directory={base / 'job'} owner=0 mode=drwx------ user={NOBODY}" in told
+        assert f"directory={base / 'job'} owner=0 mode=drwx------ user={OTHER_USER}" in told
         assert "run the job as the user that has its local state" in told
 
 
@@ -117,8 +123,8 @@ def test_a_job_that_another_user_starts_again_gets_a_clear_error() -> None:
 def test_a_base_in_which_others_can_rename_is_refused(owner: int, mode: int) -> None:
     with shared_directory() as base:
         base.chmod(mode)
-        os.chown(base, owner, NOBODY)
-        told = run_as_nobody(
+        os.chown(base, owner, OTHER_USER)
+        told = run_as_other_user(
             "from pathlib import Path\n"
             "from statekeep.errors import ConfigError\n"
             "from statekeep.stores.private_directories import make_private\n",
@@ -131,7 +137,7 @@ def test_a_base_in_which_others_can_rename_is_refused(owner: int, mode: int) -> 
         assert f"directory={base} owner={owner}" in told
         assert "such as one below it" in told
         own = Path(told.splitlines()[-1])
-        assert (own.stat().st_uid, mode_of(own), mode_of(own.parent)) == (NOBODY, 0o700, 0o700)
+        assert (own.stat().st_uid, mode_of(own), mode_of(own.parent)) == (OTHER_USER, 0o700, 0o700)
         own.rmdir()
         own.parent.rmdir()
 
@@ -142,8 +148,8 @@ def test_another_users_link_on_the_way_to_the_base_is_refused() -> None:
         (shared / "real").mkdir()
         (shared / "link").symlink_to(shared / "real")
         make_private(shared / "link" / "base", "job")  # a link of ours
-        give_to_nobody(shared / "link")
-        with pytest.raises(ConfigError, match=f"directory={shared / 'link'} owner={NOBODY}"):
+        give_to_other_user(shared / "link")
+        with pytest.raises(ConfigError, match=f"directory={shared / 'link'} owner={OTHER_USER}"):
             make_private(shared / "link" / "base", "job")
 
 

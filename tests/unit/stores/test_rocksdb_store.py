@@ -8,8 +8,9 @@ from hypothesis import settings
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.config.model import StoreSettings
+from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import BackendClosedError, ConfigError, StateBackupError, VersionDamagedError
+from statekeep.stores import rocksdb
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions, RocksDbStore
 from statekeep.testing.store_tests import KeyValueStoreMachine, KeyValueStoreTests
@@ -39,6 +40,15 @@ def engine_options(directory: Path) -> dict[str, str]:
     """What the engine itself says it runs with: its newest OPTIONS file."""
     newest = max(directory.glob("OPTIONS-*"), key=lambda path: path.name)
     return dict(re.findall(r"^\s*(\w+)=(.*)$", newest.read_text(), re.MULTILINE))
+
+
+def test_many_keys_are_read_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocksdb, "_READ_CHUNK", 2)
+    store = RocksDbStore(NAME, tmp_path, is_new=True)
+    store.write({b"%d" % number: b"v%d" % number for number in range(5)})
+    keys = [b"4", b"x", b"0", b"0", b"3"]
+    assert store.get_many(keys) == [b"v4", None, b"v0", b"v0", b"v3"]
+    store.close()
 
 
 def test_options_are_applied_anew_when_a_store_is_reopened(tmp_path: Path) -> None:
@@ -136,7 +146,7 @@ def test_a_scan_says_so_when_its_store_is_closed_meanwhile(tmp_path: Path) -> No
         next(scan)
 
 
-def test_a_full_disk_is_told_with_directory_and_setting(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_directory_and_setting(tmp_path: Path) -> None:
     store = RocksDbStore(NAME, tmp_path, is_new=True)
     error = store._explain(Exception("IO error: No space left on device: x.sst"), "cannot write")
     assert isinstance(error, ConfigError)

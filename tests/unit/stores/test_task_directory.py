@@ -3,6 +3,7 @@
 import errno
 import shutil
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -116,7 +117,7 @@ def test_shared_files_are_not_read_again(
         read.append(path.name)
         return local_files.crc32_of(path)
 
-    monkeypatch.setattr("statekeep.stores.checksums.crc32_of", crc32_of)
+    monkeypatch.setattr("statekeep.stores.version.crc32_of", crc32_of)
     child = seal_version(task, V1, base, {b"new": b"1"})
     shared = {entry.path for entry in base.store_files(STORE) if entry.path.endswith(".sst")}
     assert shared
@@ -151,7 +152,7 @@ def test_only_a_child_of_what_the_stores_are_is_sealed(task: TaskDirectory) -> N
             work.seal(0, "000000000a", base)
 
 
-def test_a_live_store_is_sealed_again_and_again(task: TaskDirectory, tmp_path: Path) -> None:
+def test_a_live_store_is_sealed_many_times(task: TaskDirectory, tmp_path: Path) -> None:
     with task.begin("ab", None, [STORE], captured=[STORE]) as work:
         store = work.open_store(STORE, "rocksdb")
         parent: SealedVersion | None = None
@@ -237,6 +238,25 @@ class TestChanges:
         paths = chain[3].changes_since(STORE, chain[1].id)
         assert paths is not None
         assert [changes_in(path) for path in paths] == [[(b"k2", b"v")], [(b"k3", b"v")]]
+
+    def test_their_size_shows_how_much_has_changed(self, chain: list[SealedVersion]) -> None:
+        paths = chain[3].changes_since(STORE, chain[1].id) or []
+        assert chain[3].changed_bytes([STORE], chain[1].id) == sum(p.stat().st_size for p in paths)
+        assert chain[3].changed_bytes([STORE], chain[3].id) == 0
+        assert chain[3].changed_bytes([STORE], None) is None
+        assert chain[3].changed_bytes([STORE, StoreName("other")], chain[1].id) is None
+        image = chain[3].store_directory(STORE)
+        assert chain[3].image_bytes == sum(path.stat().st_size for path in image.iterdir())
+
+    def test_their_size_is_summed_up_without_a_path_for_each_file(
+        self, chain: list[SealedVersion]
+    ) -> None:
+        """Commits ask for it on their event loop: paths of 2,000 files took 20 ms."""
+        nowhere = SealedVersion(cast("Path", None), chain[3].manifest)
+        expected = chain[3].changed_bytes([STORE], chain[1].id)
+        assert nowhere.changed_bytes([STORE], chain[1].id) == expected
+        sizes = [entry.size for entry in chain[3].store_files(STORE)]
+        assert nowhere.store_sizes(STORE) == sizes
 
     def test_none_are_needed_from_the_version_itself(self, chain: list[SealedVersion]) -> None:
         assert chain[3].changes_since(STORE, chain[3].id) == []
@@ -330,7 +350,7 @@ class TestRetention:
         assert task.find(sealed.id) is None
 
 
-def test_a_directory_that_cannot_be_written_is_told_with_its_setting(
+def test_a_directory_that_cannot_be_written_is_reported_with_its_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -343,7 +363,7 @@ def test_a_directory_that_cannot_be_written_is_told_with_its_setting(
     assert f"directory={tmp_path / 'task'}" in str(caught.value)
 
 
-def test_a_local_directory_that_is_a_file_is_told_with_its_setting(tmp_path: Path) -> None:
+def test_a_local_directory_that_is_a_file_is_reported_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"job\.logged\.store\.base\.dir"):
         TaskDirectory(tmp_path / "file" / "task", FakeTask()).begin("ab", None, [STORE])

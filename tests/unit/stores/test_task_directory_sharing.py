@@ -11,7 +11,7 @@ import pytest
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
-from statekeep.config.store_keys import StoreFactoryName
+from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import VersionDamagedError
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.work_directory import WorkDirectory

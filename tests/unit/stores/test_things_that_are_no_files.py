@@ -8,7 +8,7 @@ import pytest
 
 from statekeep.backends.blob.diff import LocalFile
 from statekeep.backends.blob.image import digest_sealed_file, read_sealed_file
-from statekeep.backends.blob.managers.local_place import LocalPlace
+from statekeep.backends.storage.local import LocalClient
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.change_set import ChangeSet, delta_name
@@ -43,7 +43,7 @@ def test_what_is_no_file_is_not_there(put: Callable[[Path], None], tmp_path: Pat
         with pytest.raises(FileNotFoundError):
             read(path)
     with pytest.raises(FileNotFoundError):
-        LocalPlace(tmp_path).read("thing", 0, None)
+        LocalClient(tmp_path).read("thing", 0, 1)
     for read_sealed in (digest_sealed_file, read_sealed_file):
         with pytest.raises(VersionDamagedError):
             read_sealed(path, sealed)

@@ -1,4 +1,4 @@
-"""Local versions that nobody comes back for: swept after a while, never what somebody may need."""
+"""Local versions of tasks that do not come back: swept after a while, never what may be needed."""
 
 import os
 import time
@@ -43,7 +43,7 @@ def test_what_a_job_can_do_without_goes_after_a_month(task: TaskDirectory, tmp_p
     assert task.find(V0) is not None
 
 
-def test_what_nobody_has_marked_stays(task: TaskDirectory, tmp_path: Path) -> None:
+def test_what_is_not_marked_stays(task: TaskDirectory, tmp_path: Path) -> None:
     """A job that was killed may need what it had not yet committed."""
     assert sweep_after(400, tmp_path) == 0
     assert task.versions() == [V0]
@@ -65,7 +65,7 @@ def test_a_task_that_is_open_stays(task: TaskDirectory, tmp_path: Path) -> None:
     assert sweep_after(400, tmp_path) == 1
 
 
-def test_an_hour_is_told_from_use(task: TaskDirectory) -> None:
+def test_an_hour_of_disuse_is_recognised(task: TaskDirectory) -> None:
     assert not task.is_unused_since(time.time_ns() - DAY_NS)
     os.utime(task.root, (0, 0))
     assert task.is_unused_since(time.time_ns() - DAY_NS)

@@ -1,1 +1,0 @@
-"""Clients of object stores and filesystems: one `BlobStoreManager` each."""

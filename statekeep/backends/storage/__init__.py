@@ -1,0 +1,1 @@
+"""Stores of objects and files, and how requests of them are made."""

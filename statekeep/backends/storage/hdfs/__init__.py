@@ -1,0 +1,1 @@
+"""HDFS as a store of files."""

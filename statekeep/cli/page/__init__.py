@@ -1,0 +1,1 @@
+"""A job's history as one HTML page that needs nothing else."""

@@ -1,0 +1,628 @@
+"""A copy of a location at one batch, made while the query runs, as a commit in a job log."""
+
+import logging
+import zlib
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from statekeep.backends.base import TaskIdentity
+from statekeep.backends.blob.index import MAX_IMAGE_FILES
+from statekeep.backends.fan_out import run_all
+from statekeep.backends.optional_powers import FindsLosses
+from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.log_reset import read_remains
+from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.log_session import LogSession, random_nonce
+from statekeep.checkpoint.log_view import version_of
+from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
+from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.checkpoint.version_id import VersionId
+from statekeep.clock import Clock
+from statekeep.commit.clean_up import CleanUp, TaskSweep
+from statekeep.config.model import Config
+from statekeep.config.redact import redact
+from statekeep.errors import (
+    BlobNotFoundError,
+    CheckpointCorruptError,
+    CheckpointLocationError,
+    CommitFailedError,
+    ConfigError,
+    RetriableError,
+    StateBackupError,
+    VersionDamagedError,
+)
+from statekeep.guarding.batch_files import BatchFiles, content_damage, files_of_batch
+from statekeep.guarding.catalog import (
+    CATALOG_FILE,
+    CATALOG_STORE,
+    FILES_STORE,
+    TASK,
+    Catalog,
+    CopiedFile,
+)
+from statekeep.guarding.fetching import fetch_stores
+from statekeep.guarding.listing import FoundFile
+from statekeep.guarding.spark_location import (
+    Damage,
+    DamageError,
+    SparkLocation,
+    newest_commit,
+)
+from statekeep.guarding.store_files import codec_of, rocksdb_files, stores_of
+from statekeep.inspection.clean_up import Sweep, delete_leftovers
+from statekeep.inspection.job import LogStorage, open_log_storage
+from statekeep.inspection.state_copy import UNSEEN, CommitBackups, Uploads, prepare_backends
+from statekeep.inspection.task_restore import COPIES_OF_A_LOCATION
+from statekeep.stores.local_files import crc32_of, explained_errors
+from statekeep.stores.version import FileEntry, SealedVersion, SealManifest, image_path
+
+logger = logging.getLogger(__name__)
+
+_LOST: Final = "missing, and the newest copy has it"
+_LISTINGS: Final = 10
+"""Spark deletes files meanwhile: so often is the location listed anew before that is an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was copied."""
+
+    position: int
+    """Of the commit; that of the newest copy where there was nothing new."""
+    batch: int
+    new_files: int
+    """Those that the copy before did not have."""
+    new_bytes: int
+    is_new: bool
+    """False: the newest copy has this batch already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The newest copy."""
+
+    position: int
+    commit: CommitRecord
+    catalog: Catalog | None
+    """None: it cannot be read."""
+    is_usable: bool
+    """False: something of it is lost, so that the next copy is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """A batch of the location, as far as it was fetched."""
+
+    catalog: Catalog
+    query: QueryState
+    new_files: int
+    new_bytes: int
+
+
+class OtherQueryError(CheckpointLocationError):
+    """Raised when a location is of another query than the copies that were made of it."""
+
+
+class _ChangedError(Exception):
+    """Raised when Spark has deleted or replaced a file since the location was listed."""
+
+
+@asynccontextmanager
+async def open_copies(
+    config: Config,
+    uri: str,
+    clock: Clock,
+    *,
+    owner: str,
+    uploads: Uploads = UNSEEN,
+    may_wait: bool = False,
+) -> "AsyncGenerator[Copies]":
+    """Take over the log of a location's copies. A process that makes copies of it meanwhile is fenced.
+
+    Args:
+        config: Names the job that holds the copies, and its backends.
+        uri: Of the location, whose query may run.
+        clock: For ids and durations.
+        owner: Host and process, for people.
+        uploads: Follows what is uploaded.
+        may_wait: Whether the query may have committed nothing yet.
+
+    Raises:
+        CheckpointLocationError: It has not.
+        ConfigError: A place cannot be reached, or the job is no job of copies.
+        TaskFencedError: Another one took the log over meanwhile.
+        RetriableError: A service may answer later.
+    """
+    async with open_log_storage(config, clock) as storage:
+        commit = await storage.executor.run(newest_commit, uri)
+        if commit is None and not may_wait:
+            raise no_batch(uri)
+        await prepare_backends(storage.factories, storage.executor, clock)
+        await _require_no_other_job(storage.log)
+        log = await LogSession.of_tool(storage.log, owner)
+        if log.view.last_commit is not None:
+            require_copies(log.view.last_commit.identity)
+        yield Copies(config, uri, storage, log, uploads)
+
+
+class Copies:
+    """Makes the copies of one location, one after the other; made by `open_copies`."""
+
+    def __init__(
+        self, config: Config, uri: str, storage: LogStorage, log: LogSession, uploads: Uploads
+    ) -> None:
+        self.config = config
+        self.uri = uri
+        self.storage = storage
+        self.log = log
+        self.uploads = uploads
+        self.new_job_uid = random_nonce()
+        """Of the job, if none of its copies was completed yet."""
+        self._shown: set[tuple[int, Damage]] = set()
+        self._clean_up = CleanUp(
+            log,
+            [TASK],
+            self._delete,
+            config.checkpoint,
+            storage.clock,
+            subject=f"job={config.job.name}",
+        )
+
+    async def copy(self, directory: Path) -> Copied:
+        """Copy the location at its newest sound batch, and release copies that are too old.
+
+        Only files that the newest copy does not have are fetched and uploaded. Each is read once more
+        from the local disk and compared with its checksums. Nothing counts before the commit record; a
+        copy that fails leaves nothing that a later one does not clean up.
+
+        Args:
+            directory: An empty one, for the new files.
+
+        Raises:
+            CheckpointCorruptError: No batch after the newest copy is sound.
+            OtherQueryError: The location is of another query than the copies.
+            CheckpointLocationError: It is no location, or its query has committed nothing yet.
+            ConfigError: The location cannot be reached.
+            CommitFailedError: A backend did not take it.
+            TaskFencedError: Another one makes copies now.
+            RetriableError: A service may answer later, or the location changes too fast.
+        """
+        await self.log.check_fence()
+        copied = await _Copying(self, directory).run()
+        await self._clean_up.run()
+        return copied
+
+    async def newest_commit(self) -> tuple[str, FoundFile] | None:
+        """Return the commit file of the location's newest batch; None: there is none.
+
+        Raises:
+            ConfigError: The location cannot be reached.
+        """
+        return await self.storage.executor.run(newest_commit, self.uri)
+
+    def is_first_sight(self, number: int, damage: Damage) -> bool:
+        """Return whether this damage of a batch has not been asked about before."""
+        if (number, damage) in self._shown:
+            return False
+        self._shown.add((number, damage))
+        return True
+
+    async def _delete(self, sweep: TaskSweep) -> bool:
+        commit = self.log.view.last_commit
+        assert commit is not None  # noqa: S101 - clean-up follows a copy
+        retained = {TASK: sweep.retained}
+        own = Sweep(commit.identity, retained, sweep.closed)
+        await delete_leftovers(self.storage, self.config, own)
+        return True
+
+
+class _Copying:
+    """One copy."""
+
+    def __init__(self, copies: Copies, directory: Path) -> None:
+        self._copies = copies
+        self._config = copies.config
+        self._uri = copies.uri
+        self._storage = copies.storage
+        self._log = copies.log
+        self._directory = directory
+        self._image = directory / image_path(FILES_STORE)
+        self._local: dict[str, CopiedFile] = {}
+        """What lies in the image."""
+        self._seen: set[Damage] = set()
+        """By a listing before."""
+
+    async def run(self) -> Copied:
+        base = await self._find_base()
+        fetched = await self._fetch(base)
+        if fetched is None:
+            assert base is not None  # noqa: S101 - else all is new
+            return Copied(base.position, base.commit.batch, 0, 0, is_new=False)
+        try:
+            position = await self._commit(fetched, base)
+        except CommitFailedError as exc:
+            if base is None or not isinstance(exc.__cause__, VersionDamagedError):
+                raise
+            # The backend cannot build on the newest copy, such as after a change of the key.
+            logger.warning("the newest copy is of no use, all files are copied: error=%s", exc)
+            base = replace(base, is_usable=False)
+            fetched = await self._fetch(base)
+            assert fetched is not None  # noqa: S101 - without a catalog all is new
+            position = await self._commit(fetched, base)
+        return Copied(
+            position,
+            fetched.catalog.batch,
+            fetched.new_files,
+            fetched.new_bytes,
+            is_new=True,
+        )
+
+    async def _find_base(self) -> _Base | None:
+        """Return the newest copy; delete what a first one left that was never completed."""
+        commit = self._log.view.last_commit
+        if commit is None:
+            for sweep in Sweep.of_remains(await read_remains(self._storage.log), self._log.epoch):
+                await delete_leftovers(self._storage, self._config, sweep)
+            return None
+        position, catalog, is_usable = self._log.view.last_commit_position, None, False
+        target = self._directory / "base"
+        try:
+            stores = {CATALOG_STORE: target}
+            await fetch_stores(self._config, self._storage, self._log.view, commit, stores)
+            data = await self._storage.executor.run((target / CATALOG_FILE).read_bytes)
+            catalog = Catalog.decode(data)
+            await self._require_whole(commit)
+            is_usable = True
+        except (BlobNotFoundError, CheckpointCorruptError) as exc:
+            logger.warning("the newest copy is damaged, all files are copied: error=%s", exc)
+        return _Base(position, commit, catalog, is_usable)
+
+    async def _require_whole(self, commit: CommitRecord) -> None:
+        """Make sure that all of a copy is there still: the next one refers to it.
+
+        Raises:
+            BlobNotFoundError: Something is gone.
+            CheckpointCorruptError: What describes the copy is damaged.
+            RetriableError: A service may answer later.
+        """
+        storage = self._storage
+        checkpoint = self._log.view.usable_checkpoint(commit, TASK)
+        task = TaskIdentity(
+            commit.identity.job_name, MAIN_OPERATOR, TASK, job_uid=commit.identity.job_uid
+        )
+        if checkpoint is None:
+            return
+        for backend, of_stores in checkpoint.state_markers.items():
+            factory: object = storage.factories.get(backend)
+            if not isinstance(factory, FindsLosses):
+                continue
+            for marker in of_stores.values():
+                lost = await factory.lost(task, marker, storage.executor, storage.clock)
+                if lost:
+                    raise BlobNotFoundError(min(lost))
+
+    async def _fetch(self, base: _Base | None) -> _Fetched | None:
+        """Fetch what the newest sound batch needs; None where the newest copy has it all."""
+        known: Mapping[str, CopiedFile] = {}
+        if base is not None and base.catalog is not None and base.is_usable:
+            known = base.catalog.files
+        run = self._storage.executor.run
+        for _ in range(_LISTINGS):
+            with suppress(_ChangedError):
+                location = await run(SparkLocation.open, self._uri)
+                return await self._fetch_listed(location, base, known)
+        raise RetriableError(
+            "files of the location went each time before they were copied: "
+            f"location={redact(self._uri, is_secret=False)} listings={_LISTINGS}"
+        )
+
+    async def _fetch_listed(
+        self, location: SparkLocation, base: _Base | None, known: Mapping[str, CopiedFile]
+    ) -> _Fetched | None:
+        """Fetch from one listing; what turns out to be damaged is done without, if that can be."""
+        query_id = await self._query_id(location)
+        while True:
+            look = await self._newest_sound(location, base)
+            commit = await self._text(location, f"commits/{look.number}")
+            # By the files, as a location that was rewound has other ones under the same numbers.
+            is_known = all(_is_same(known.get(f), location.found[f]) for f in look.files)
+            if is_known and base is not None and base.commit.batch == look.number:
+                return None
+            _require_few(look)
+            held = {**known, **self._local}
+            wanted = [f for f in look.files if not _is_same(held.get(f), location.found[f])]
+            run = self._storage.executor.run
+            fetches = (run(self._fetch_file, location, look, file) for file in wanted)
+            found = dict(zip(wanted, await run_all(fetches), strict=True))
+            damage = [one for one in found.values() if isinstance(one, Damage)]
+            self._local |= {f: one for f, one in found.items() if isinstance(one, CopiedFile)}
+            if not damage:
+                break
+            location.damaged.update({one.file: one.what for one in damage})
+        number, previous = look.number, location.batch_before(look.number)
+        query = QueryState(
+            query_id=query_id,
+            metadata=await self._text(location, "metadata"),
+            previous_offsets=None
+            if previous is None
+            else await self._text(location, f"offsets/{previous}"),
+            offsets=await self._text(location, f"offsets/{number}"),
+            commit=await self._text(location, f"commits/{number}"),
+        )
+        if query.commit != commit:
+            raise _ChangedError
+        after = (await self._storage.executor.run(SparkLocation.open, self._uri)).found
+        if any(
+            after.get(file, location.found[file]) != location.found[file] for file in look.files
+        ):
+            raise _ChangedError  # a file that only went was whole when it was fetched
+        files = {file: self._local.get(file) or known[file] for file in look.files}
+        new = [found.size for file, found in files.items() if file in self._local]
+        if base is None and not stores_of(files):
+            logger.warning(
+                "no state is copied: location=%s: if the query has state, its directory is gone",
+                location.location.shown,
+            )
+        catalog = Catalog(batch=number, query_id=query_id, files=files)
+        return _Fetched(catalog, query, len(new), sum(new))
+
+    async def _newest_sound(self, location: SparkLocation, base: _Base | None) -> BatchFiles:
+        """Return the newest batch that is sound, with a warning for each newer one.
+
+        Raises:
+            CheckpointCorruptError: Batches are damaged, and none is sound that is newer than the
+                newest copy.
+            CheckpointLocationError: The query has committed none.
+        """
+        shown = location.location.shown
+        damaged: list[tuple[int, Damage]] = []
+        committed = location.numbers("commits")
+        for number in reversed(committed):
+            # In a location that was rewound below the newest copy, other batches have its numbers.
+            if damaged and base is not None and number <= base.commit.batch <= committed[-1]:
+                break
+            look = await files_of_batch(location, number, self._storage.executor)
+            lost = [] if look.damage else self._lost(look, base)
+            if not look.damage and not lost:
+                return look
+            first = (look.damage or lost)[0]
+            is_read = first.file in location.damaged
+            if not damaged and not is_read and first not in self._seen:
+                self._seen.add(first)  # files may have gone because the query went on
+                raise _ChangedError
+            damaged.append((number, first))
+            if self._copies.is_first_sight(number, first):
+                logger.warning(
+                    "batch is damaged and is not copied: location=%s batch=%d file=%s damage=%s",
+                    shown,
+                    number,
+                    first.file,
+                    first.what,
+                )
+        if not damaged:
+            raise no_batch(self._uri)
+        number, first = damaged[0]
+        exc = CheckpointCorruptError(
+            f"no batch is sound that has not been copied: location={shown} batch={number} "
+            f"file={first.file} damage={first.what}"
+        )
+        exc.add_note("hint: `statekeep guard inspect` shows all damage; the copies are untouched")
+        if first.what == _LOST:
+            exc.add_note("hint: if the query has fewer partitions now, name new copies with --as")
+        raise exc
+
+    @staticmethod
+    def _lost(look: BatchFiles, base: _Base | None) -> list[Damage]:
+        """Return the state stores that the newest copy has and a batch has not; a query loses none."""
+        if base is None or base.catalog is None:
+            return []
+        stores = stores_of(base.catalog.files) - stores_of(look.files)
+        return [Damage(store, _LOST) for store in sorted(stores)]
+
+    async def _query_id(self, location: SparkLocation) -> str:
+        """Return the id of the query.
+
+        Raises:
+            OtherQueryError: The copies are of another one.
+            CheckpointCorruptError: It is missing or damaged.
+        """
+        try:
+            query_id = await self._storage.executor.run(location.query_id)
+        except DamageError as exc:
+            shown = location.location.shown
+            raise CheckpointCorruptError(
+                f"the location cannot be copied: location={shown} file={exc.damage.file} "
+                f"damage={exc.damage.what}"
+            ) from exc
+        commit = self._log.view.last_commit
+        before = None if commit is None or commit.query is None else commit.query.query_id
+        if before not in {None, query_id}:
+            error = OtherQueryError(
+                f"the copies are of another query: location={location.location.shown} "
+                f"query_id={query_id} copied={before}"
+            )
+            error.add_note("hint: the location was begun anew; name other copies with --as")
+            raise error
+        return query_id
+
+    async def _text(self, location: SparkLocation, file: str) -> str:
+        try:
+            return (await self._storage.executor.run(location.read, file)).decode()
+        except DamageError as exc:  # it was sound when the batch was looked at
+            raise _ChangedError from exc
+
+    def _fetch_file(
+        self, location: SparkLocation, look: BatchFiles, file: str
+    ) -> CopiedFile | Damage:
+        """Fetch a file and compare it with its checksums; blocks.
+
+        Raises:
+            _ChangedError: It went, or was replaced, since the location was listed.
+        """
+        assert look.batch is not None  # noqa: S101 - it is sound
+        target, listed = self._image / file, location.found[file]
+        try:
+            location.fetch(file, target)
+        except DamageError as exc:
+            raise _ChangedError from exc
+        if target.stat().st_size != listed.size:
+            raise _ChangedError
+        damage = content_damage(location, file, codec_of(look.batch), target)
+        if damage is not None:
+            return damage
+        if file.startswith("state/") and file.endswith(
+            ".zip"
+        ):  # one that was replaced would name other files than were chosen
+            directory = file.rpartition("/")[0]
+            named = rocksdb_files(target.read_bytes(), file)
+            if not {f"{directory}/{kind}/{name}" for kind, name, _ in named} <= set(look.files):
+                raise _ChangedError
+        return CopiedFile(listed.size, listed.stamp, crc32_of(target))
+
+    async def _commit(self, fetched: _Fetched, base: _Base | None) -> int:
+        """Upload what was fetched and append the commit record; return its position."""
+        log, storage = self._log, self._storage
+        identity = JobIdentity(
+            job_uid=self._copies.new_job_uid if base is None else base.commit.identity.job_uid,
+            job_name=self._config.job.name,
+            partitions=1,
+            stores={MAIN_OPERATOR: [FILES_STORE, CATALOG_STORE]},
+            settings=dict(COPIES_OF_A_LOCATION),
+        )
+        on = _base_of(log, base)
+        version = await storage.executor.run(self._seal, fetched.catalog, identity, on)
+        checkpoint_id = CheckpointId.at(storage.clock.time_ns())
+        versions = {str(TASK): str(version.id)}
+        attempt = await log.begin_attempt(
+            version.id.batch, checkpoint_id, versions, [TASK], None if base else identity
+        )
+        backups = CommitBackups(
+            factories=storage.factories,
+            stores={store: self._config.store(store) for store in (FILES_STORE, CATALOG_STORE)},
+            epoch=log.epoch,
+            attempt=attempt,
+            checkpoint_id=checkpoint_id,
+            executor=storage.executor,
+            clock=storage.clock,
+            uploads=self._copies.uploads,
+        )
+        task = TaskIdentity(identity.job_name, MAIN_OPERATOR, TASK, job_uid=identity.job_uid)
+        try:
+            checkpoint = await backups.back_up(task, version, {}, on)
+            return await log.append(
+                CommitRecord(
+                    attempt_epoch=log.epoch,
+                    attempt=attempt,
+                    batch=version.id.batch,
+                    checkpoint_id=checkpoint_id.serialize(),
+                    identity=identity,
+                    checkpoints={TASK: msgspec.Raw(encode_checkpoint_v2(checkpoint))},
+                    versions=versions,
+                    query=fetched.query,
+                )
+            )
+        except BaseException:
+            with suppress(StateBackupError):  # then the next copy aborts it
+                await log.close_attempt("the copy failed")
+            raise
+
+    def _seal(
+        self, catalog: Catalog, identity: JobIdentity, base: tuple[CheckpointV2, VersionId] | None
+    ) -> SealedVersion:
+        """Make a version that names all files of the copy; only the new ones are in its image.
+
+        An upload reads no file that its base has in the same size and with the same CRC32.
+        """
+        path, data = f"{image_path(CATALOG_STORE)}/{CATALOG_FILE}", catalog.encode()
+        with explained_errors(self._directory):
+            target = self._directory / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        files = image_path(FILES_STORE)
+        entries = [FileEntry(path, len(data), zlib.crc32(data))] + [
+            FileEntry(f"{files}/{name}", found.size, found.crc32)
+            for name, found in catalog.files.items()
+        ]
+        parent = None if base is None else base[1]
+        manifest = SealManifest(
+            version=VersionId(catalog.batch, random_nonce()),
+            parent=parent,
+            lineage=() if parent is None else (parent,),
+            job_name=identity.job_name,
+            operator=MAIN_OPERATOR,
+            task_name=TASK,
+            files=tuple(sorted(entries, key=lambda entry: entry.path)),
+        )
+        return SealedVersion(self._directory, manifest)
+
+
+def no_batch(uri: str) -> CheckpointLocationError:
+    """Return the error of a location in which no batch is committed, or which is none."""
+    exc = CheckpointLocationError(
+        f"the query has committed no batch: location={redact(uri, is_secret=False)}"
+    )
+    exc.add_note("hint: name the directory that the query was started with, as Spark does")
+    return exc
+
+
+async def _require_no_other_job(log: JobLog) -> None:
+    """Make sure that a log is that of copies, or is not there, before it is taken over.
+
+    Raises:
+        ConfigError: It is of another job, whose driver would be fenced.
+    """
+    if await log.is_there():
+        for identity in (await read_remains(log)).identities.values():
+            require_copies(identity)
+
+
+def require_copies(identity: JobIdentity) -> None:
+    """Make sure that a job is one of copies.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if identity.settings != COPIES_OF_A_LOCATION:
+        raise ConfigError(
+            f"the job is no job of copies: job={identity.job_name}",
+            key="job.name",
+            hint="name another one with --as",
+        )
+
+
+def _require_few(look: BatchFiles) -> None:
+    """Make sure that a copy can hold the files of a batch, before they are fetched.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if len(look.files) >= MAX_IMAGE_FILES:
+        raise ConfigError(
+            f"the location has more files than a copy can hold: batch={look.number} "
+            f"files={len(look.files)} limit={MAX_IMAGE_FILES}",
+            hint="fewer partitions, or larger files of RocksDB, make fewer of them",
+        )
+
+
+def _is_same(held: CopiedFile | None, listed: FoundFile) -> bool:
+    if held is None or not held.stamp:
+        return False
+    return (held.size, held.stamp) == (listed.size, listed.stamp)
+
+
+def _base_of(log: LogSession, base: _Base | None) -> tuple[CheckpointV2, VersionId] | None:
+    """Return what an upload builds on; None where all files are at hand."""
+    if base is None or not base.is_usable:
+        return None
+    checkpoint, version = (
+        log.view.usable_checkpoint(base.commit, TASK),
+        version_of(base.commit, TASK),
+    )
+    return None if checkpoint is None or version is None else (checkpoint, version)

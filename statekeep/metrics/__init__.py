@@ -1,0 +1,1 @@
+"""Metrics: figures that are made of events, and what exports them."""

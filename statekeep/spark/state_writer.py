@@ -1,0 +1,78 @@
+"""Writes the state of a stopped job: an Arrow table or a Spark DataFrame becomes a new commit."""
+
+import os
+from socket import gethostname
+from typing import Any
+
+import pyarrow as pa
+
+from statekeep.errors import ConfigError
+from statekeep.inspection.state_change import Changing
+from statekeep.spark.given_settings import Settings, read_settings
+from statekeep.spark.own_loop import run_apart
+from statekeep.spark.state.given_rows import rows_of_table
+from statekeep.spark.state.writing import DELETE, PUT, WriteRequest, write_rows
+from statekeep.stores.temporary_directory import temporary_directory
+
+
+def write_state(
+    settings: Settings,
+    variable: str,
+    rows: Any,  # noqa: ANN401 - a DataFrame may be of Spark Connect too
+    *,
+    reason: str,
+    delete: bool = False,
+    ttl_ms: int | None = None,
+    operator: str | None = None,
+    take_over: bool = False,
+) -> int:
+    """Put rows into a state variable of a stopped job, or delete its keys, as a new commit.
+
+    All rows count or none. The next start of the job goes on with them; ``statekeep state undo`` takes the
+    change back before that. Needs local disk for the tasks that change, and memory for the rows.
+
+    The columns are those of `read_state`: ``key`` and ``value``; ``key``, ``list_position`` and ``list_element``,
+    all elements of a list; or ``key``, ``user_map_key`` and ``user_map_value``, entries to be put into a map.
+    Where a key or a value has one field, its column may hold the field itself.
+
+    Args:
+        settings: Names the job and its backends, as the query has them.
+        variable: The state variable's name. Timers cannot be written.
+        rows: An Arrow table, or a DataFrame of Spark, which is collected.
+        reason: Why; stands in the job log with user and host.
+        delete: Delete the keys: of a map the entries of ``user_map_key`` if that column is there.
+        ttl_ms: Of a variable with ``ttlDurationMs``, the same number: values live so long from the time of
+            the job's newest batch. A column ``expiration_timestamp_ms`` says it for each row.
+        operator: The stateful operator; None: the job's only one.
+        take_over: Also if no event of the job says that its driver has stopped. It is fenced.
+
+    Returns:
+        The position of the job's newest commit: the new one, or that of before where nothing differs.
+
+    Raises:
+        ConfigError: There is no such job, variable or column; a key does not fit or is given twice; the
+            reason or the time to live is missing; or the job may be running.
+        StateSchemaError: A value does not fit.
+        RestoreFailedError: No backend can give the state of a task.
+        CommitFailedError: A backend did not take it.
+        TaskFencedError: The job was started meanwhile.
+    """
+    table = rows.toArrow() if hasattr(rows, "toArrow") else rows
+    if not isinstance(table, pa.Table):
+        raise ConfigError(
+            f"rows are an Arrow table or a Spark DataFrame: found={type(rows).__name__}",
+            hint="pa.table, pa.Table.from_pandas or pa.Table.from_pylist makes a table",
+        )
+    request = WriteRequest(
+        read_settings(settings),
+        variable,
+        reason,
+        rows_of_table(table, is_deletion=delete),
+        DELETE if delete else PUT,
+        operator,
+        ttl_ms,
+    )
+    with temporary_directory("statekeep-write-") as directory:
+        changing = Changing(directory, f"{gethostname()}:{os.getpid()}", is_taking_over=take_over)
+        changed, _ = run_apart(write_rows(request, changing))
+    return changed.position

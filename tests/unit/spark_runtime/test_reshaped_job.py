@@ -1,0 +1,173 @@
+"""A job whose driver is started with another number of tasks."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from driver_kit import Driver
+from reshaping_kit import FakeLocation, content, pin_of, reshape, reshaper
+from spark_job_kit import BATCH, CONTENT, IN_STORES, ONE_STORE, make_job, settings
+
+from statekeep.backends.base import BackendProperties
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.records import RESHAPE, JobIdentity
+from statekeep.clock import SystemClock
+from statekeep.config.load import load_dict
+from statekeep.errors import CommitFailedError, ConfigError
+from statekeep.fault_points import fault_handler
+from statekeep.inspection.job import open_job
+from statekeep.inspection.state_change import Changing, undo_change
+from statekeep.spark.driver.first_start import first_commit
+from statekeep.spark.driver.reshaping import check_reshape
+from statekeep.spark.state.erasing import EraseRequest, erase_keys
+from statekeep.spark.state_reader import read_state
+
+BEFORE = 4
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    asyncio.run(make_job(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_every_key_is_in_the_task_to_which_spark_routes_it(job: Path, count: int) -> None:
+    view = reshape(job, count)
+    assert content(job, count) == CONTENT
+    pin = pin_of(view)
+    assert content(job, BEFORE, pin) == CONTENT
+    commit = view.last_commit
+    assert commit is not None
+    assert (commit.batch, commit.identity.partitions) == (BATCH, count)
+    assert commit.change is not None
+    assert commit.change.kind == RESHAPE
+    assert len(commit.checkpoints) == len(commit.versions) == count
+    # A task goes back to none of the commits before.
+    assert view.comparable_commits == [commit]
+    assert not view.open_attempts
+
+
+def test_it_can_be_changed_again_and_back(job: Path) -> None:
+    for count in (9, 2, BEFORE):
+        reshape(job, count)
+        assert content(job, count) == CONTENT
+    view = reshape(job, BEFORE)
+    assert len(view.pins) == 3  # the number was the same the last time
+
+
+def test_every_store_is_split(tmp_path: Path) -> None:
+    asyncio.run(make_job(tmp_path, IN_STORES))
+    reshape(tmp_path, 3)
+    for variable in IN_STORES.values():
+        assert content(tmp_path, 3, variable=variable) == CONTENT
+
+
+def test_every_backend_has_the_new_tasks(tmp_path: Path) -> None:
+    others = {
+        "stores.backup.factories": "near,far",
+        "backends.near.factory": "blob",
+        "backends.near.uri": (tmp_path / "near").as_uri(),
+        "backends.far.factory": "hdfs",
+        "backends.far.uri": (tmp_path / "far").as_uri(),
+    }
+    asyncio.run(make_job(tmp_path, ONE_STORE, **others))
+    pin = pin_of(reshape(tmp_path, 7, **others))
+    for backend in ("near", "far"):
+        only = others | {"stores.restore.factories": backend}
+        assert content(tmp_path, 7, **only) == CONTENT
+        assert content(tmp_path, BEFORE, pin, **only) == CONTENT
+
+
+def test_a_new_query_finds_the_commit_that_it_is_to_go_on_from(job: Path) -> None:
+    config = load_dict(settings(job))
+    driver = Driver(config, FakeLocation())
+    try:
+        before = driver.open(7)
+        assert before is not None
+        driver.fence(before.identity)
+        driver.append(first_commit(before, before.identity, "", driver.epoch))
+        reshaper(driver).run(7)
+        commit = driver.view.last_commit
+        assert commit is not None
+        assert (commit.checkpoint_id, commit.batch) == (before.checkpoint_id, -1)
+        assert commit.query is None
+    finally:
+        driver.close()
+    assert content(job, 7) == CONTENT
+
+
+def test_after_an_error_the_job_is_as_it_was(job: Path) -> None:
+    def fail(point: str) -> None:
+        if point == "commit_record.before":
+            raise CommitFailedError("the test says so", checkpoint_id="c", step="record")
+
+    with fault_handler(fail), pytest.raises(CommitFailedError, match="the test says so") as caught:
+        reshape(job, 7)
+    assert any("the state is in 4 tasks as before" in hint for hint in caught.value.hints)
+    view = reshape(job, BEFORE)
+    assert not view.pins
+    assert len(view.aborted_attempts) == 1
+    assert content(job, BEFORE) == CONTENT
+    # What the attempt has left of tasks that the job never got is found.
+    assert {f"Partition {number}" for number in range(7)} <= view.tasks
+
+
+def test_commits_of_different_numbers_of_tasks_have_no_change_feed(job: Path) -> None:
+    pin = pin_of(reshape(job, 3))
+    with pytest.raises(ConfigError, match="number of tasks changed between the two commits"):
+        read_state(settings(job), "count", changes_since=pin)
+
+
+def changing(directory: Path) -> Changing:
+    return Changing(directory / "change", "test", is_taking_over=True)
+
+
+def test_the_number_of_tasks_is_not_undone_as_a_change_of_state(job: Path) -> None:
+    reshape(job, 3)
+
+    async def undo() -> None:
+        async with open_job(load_dict(settings(job)), SystemClock()) as opened:
+            await undo_change(opened, "a mistake", changing(job))
+
+    with pytest.raises(ConfigError, match="changed the number of tasks, not the state"):
+        asyncio.run(undo())
+
+
+def test_a_key_is_not_erased_past_a_savepoint_in_other_tasks(job: Path) -> None:
+    """The key's task here may be empty there, and another task there has the key."""
+    pin = pin_of(reshape(job, 9))
+    user = next(
+        row["key"]["user"]
+        for row in read_state(settings(job), "count").to_pylist()
+        if row["partition_id"] >= BEFORE
+    )
+    request = EraseRequest(load_dict(settings(job)), [user], "a request")
+    with pytest.raises(ConfigError, match=f"kept under names: names={pin}"):
+        asyncio.run(erase_keys(request, changing(job)))
+
+
+class FakeFactory:
+    """A backend as far as its facts go."""
+
+    def __init__(self, *, keeps_every_commit: bool) -> None:
+        self.properties = BackendProperties(keeps_every_commit=keeps_every_commit)
+
+
+def identity(partitions: int, store: str = "state") -> JobIdentity:
+    return JobIdentity(job_uid="u", job_name="j", partitions=partitions, stores={"main": [store]})
+
+
+def test_a_backend_that_overwrites_its_commits_keeps_the_number_of_tasks() -> None:
+    name = BackendName("log")
+    backends = {name: FakeFactory(keeps_every_commit=False)}
+    check_reshape(identity(4), identity(4), backends, [name])  # type: ignore[arg-type]
+    check_reshape(identity(4), identity(7), backends, [])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="backend=log before=4 now=7") as caught:
+        check_reshape(identity(4), identity(7), backends, [name])  # type: ignore[arg-type]
+    assert any("statekeep rescale" in hint for hint in caught.value.hints)
+
+
+def test_stores_and_the_number_of_tasks_change_one_after_the_other() -> None:
+    with pytest.raises(ConfigError, match="cannot change in one start"):
+        check_reshape(identity(4), identity(7, "other"), {}, [])
