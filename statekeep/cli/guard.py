@@ -127,7 +127,7 @@ def run(
     options: SettingOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a location whenever its query has committed a batch, until Ctrl-C or SIGTERM.
+    """Copy a location after each batch of its query, until Ctrl-C.
 
     Each copy is the newest sound batch. Only files that the copy before does not have are copied. Needs local disk for these.
     What can be mended, such as an outage, is tried again.

@@ -57,7 +57,6 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "job.container.thread.pool.size": "Spark decides how many tasks run at once",
         "job.host-affinity.enabled": "tasks stay on the executor that has their state",
         "job.non-logged.store.base.dir": "all stores live in job.logged.store.base.dir",
-        "job.standbytasks.replication.factor": "there are no standby tasks",
         "stores.<store>.changelog.partitions": "a changelog has one partition per task",
         "stores.<store>.changelog.kafka.min.compaction.lag.ms": "it has a key of its own: "
         "stores.<store>.changelog.min.compaction.lag.ms",

@@ -13,12 +13,14 @@ from statekeep.errors import ConfigError
 
 PYSPARK = [
     "ArrowValueState",
+    "Diagnosis",
     "ImportedState",
     "StartingPoint",
     "StatefulGroupedData",
     "StatefulStreamingQuery",
     "batch_directory_sink",
     "check_session",
+    "doctor",
     "fence_transaction",
     "find_starting_point",
     "grouped",
@@ -26,6 +28,7 @@ PYSPARK = [
     "read_state",
     "register",
     "session_builder",
+    "state_listener",
     "upsert_sink",
     "write_state",
 ]

@@ -84,6 +84,7 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
         "guard restore {job}/hdfs --from file://{job}/copies --to {job}/new",
         [LOG_IS_READ, "restoring the checkpoint location", "restored"],
     ),
+    "guard.repair": ("guard repair {job}/hdfs --yes", ["reading the checkpoint location"]),
     "verify.verify": ("verify", [LOG_IS_READ, STATE_COMES]),
     "restore.restore": ("restore {job}/mine", [LOG_IS_READ, STATE_COMES]),
     "migrate.migrate": (
@@ -115,14 +116,15 @@ SHOWS_NOTHING: Final[Mapping[str, str]] = {
 }
 """By command: why it cannot last long."""
 
+GUARD = {"guard.inspect", "guard.repair", "guard.restore", "guard.run"}
+"""Those that take a checkpoint location, and no settings."""
+
 WITHOUT_LOG = {
     *("backends.check", "checkpoints.overwrite_offsets", "spark_state.import_state"),
-    *("guard.inspect", "guard.restore", "guard.run"),
+    *GUARD,
     *(name for name in SHOWS if name.startswith("state")),
 }
 """Those that have no --task of their own."""
-
-WITHOUT_SETTINGS = {"guard.inspect", "guard.restore", "guard.run"}
 
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
@@ -183,7 +185,7 @@ def test_a_command_that_lasts_long_says_what_it_does_and_its_tables_fit_100_colu
     if command == "state_changes.undo":  # there is something to undo
         assert statekeep(f"state put count user-7 0 --reason test --yes {log}").status == 0
     line = f"{line.format(old=old, job=statekeep.config.parent)} {log}"
-    result = statekeep(line, has_config=command not in WITHOUT_SETTINGS)
+    result = statekeep(line, has_config=command not in GUARD)
     assert result.status == 0
     assert [sign for sign in signs if sign not in result.err] == []
     check_width(statekeep, result)
