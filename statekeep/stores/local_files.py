@@ -36,7 +36,7 @@ _REASONS: Final = {
     errno.ENOTDIR: "a part of the local directory's path is not a directory",
 }
 _CHUNK_BYTES: Final = 1 << 20
-_MAX_DOCUMENT_BYTES: Final = 256 << 20
+_MAX_DOCUMENT_BYTES: Final = 64 << 20
 """As of what backends keep: a seal manifest has a line for each file."""
 
 

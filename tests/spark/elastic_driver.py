@@ -43,6 +43,7 @@ def session() -> SparkSession:
         # Unset, an executor that caches a part of the placement table is never released.
         "spark.dynamicAllocation.cachedExecutorIdleTimeout": IDLE,
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
     }.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

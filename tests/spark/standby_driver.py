@@ -43,6 +43,7 @@ def session(disks: Path, executors: int) -> SparkSession:
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": str(TASKS),
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "spark.executorEnv.DISKS": str(disks),
     }.items():
         builder = builder.config(key, value)

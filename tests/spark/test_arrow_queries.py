@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import Stream, events_of, state_of
+from conftest import Stream, events_of, lose_directory, state_of
 from processors import OUTPUT, Count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
@@ -81,7 +81,7 @@ def test_what_one_mode_has_recorded_another_one_replays_and_goes_on_with(
     stream.on_batch = break_off
     with pytest.raises(StreamingQueryException):
         finish(stream, first, **{"task.commit.ms": 3_600_000})
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     stream.on_batch = lambda batch: None
     query = finish(stream, then)
     (recovery,) = events_of(query, "recovery")

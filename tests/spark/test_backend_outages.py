@@ -1,9 +1,7 @@
 """A backend that answers nothing for longer than a query waits: optional, and required."""
 
-import shutil
-
 import pytest
-from conftest import Stream, events_of
+from conftest import Stream, events_of, lose_directory
 from outage_manager import away
 from pyspark.errors import StreamingQueryException
 from spark_processes import wait_until
@@ -63,7 +61,7 @@ def test_an_optional_backend_that_is_away_is_left_out_and_comes_back_whole(job: 
     assert (last.batch, list(last.left_out)) == (6, [])
     assert verify(job, "far") == 0
 
-    shutil.rmtree(job.local_dir)
+    lose_directory(job.local_dir)
     job.add_batches(1)
     job.run(stores__restore__factories="far,near")
     check(job, 8)

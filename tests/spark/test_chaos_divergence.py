@@ -1,11 +1,10 @@
 """A processor that is not deterministic is caught in the replay, by task, batch and keys."""
 
 import logging
-import shutil
 from typing import Any
 
 import pytest
-from conftest import Stream
+from conftest import Stream, lose_directory
 from processors import Unsteady
 from pyspark.errors import StreamingQueryException
 
@@ -29,7 +28,7 @@ def test_the_error_names_task_batch_and_keys(stream: Stream) -> None:
     stream.add_batches(2, rows=40, keys=7)
     settings = {"task.commit.ms": 0}
     run_until_batch(stream, 1, settings)
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     with pytest.raises(ReplayDivergedError) as caught:
         stream.start(Unsteady(), settings)
     assert caught.value.batch == 0
@@ -46,7 +45,7 @@ def test_where_that_does_no_harm_the_query_goes_on_and_says_so_once(
     stream.add_batches(3, rows=40, keys=7)
     settings = {"task.commit.ms": 3_600_000, "task.replay.on.divergence": "warn"}
     run_until_batch(stream, 2, settings)
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     with caplog.at_level(logging.INFO, logger="statekeep"):
         stream.start(Unsteady(), settings).awaitTermination()
     told = [record.getMessage() for record in caplog.records]
@@ -63,7 +62,7 @@ def test_with_a_commit_in_every_batch_such_a_processor_has_nothing_to_replay(
     stream.add_batches(2, rows=40, keys=7)
     settings = {"task.commit.every.batch": True}
     run_until_batch(stream, 1, settings)
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     query = stream.start(Unsteady(), settings)
     query.awaitTermination()
     assert [batch for batch, _ in stream.delivered] == [0, 1]

@@ -226,7 +226,7 @@ def test_a_damaged_record_in_the_middle_costs_only_tasks_that_must_replay_it(
     assert 0 < recovery["rows_replayed"] < 400
     assert stream.received() == stream.expected(4)
 
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     stream.add_batches(1)
     stream.run()
     assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3, 4]
@@ -332,7 +332,7 @@ def test_a_replay_whose_boundaries_were_purged_names_the_setting(stream: Stream)
     run_until_broken_off(stream, 3, task__commit__ms=0)
     damage_record_of(stream, 1)
     (stream.location / "offsets" / "1").unlink()
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     with pytest.raises(CheckpointLocationError, match="boundaries of a batch") as caught:
         stream.run()
     assert "spark.sql.streaming.minBatchesToRetain" in "".join(caught.value.hints)
@@ -341,7 +341,7 @@ def test_a_replay_whose_boundaries_were_purged_names_the_setting(stream: Stream)
 def test_a_replay_whose_input_is_gone_says_what_to_keep(stream: Stream) -> None:
     stream.add_batches(3)
     run_until_broken_off(stream, 2, task__commit__ms=0)
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     (stream.root / "in" / "000.parquet").unlink()
     with pytest.raises(ReplayDivergedError, match=r"replayed_rows=0.* batch=0") as caught:
         stream.run()

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Stream, events_of
+from conftest import Stream, events_of, lose_directory
 from pyspark.errors import StreamingQueryException
 
 from statekeep.errors import CheckpointLocationError, StateBackupError
@@ -36,7 +36,7 @@ def test_it_goes_on_after_lost_disks_and_needs_the_new_key_alone_after_a_rotatio
 ) -> None:
     stream.add_batches(2)
     stream.run()
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     (stream.root / "keys").write_text(f"{NEW}\n{OLD}")
     stream.add_batches(3)
     query = stream.run(task__commit__ms=0)
@@ -46,7 +46,7 @@ def test_it_goes_on_after_lost_disks_and_needs_the_new_key_alone_after_a_rotatio
     )
     stream.add_batches(3)
     stream.run(task__commit__every__batch=True)
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     (stream.root / "keys").write_text(NEW)
     stream.add_batches(1)
     stream.run()
@@ -63,7 +63,7 @@ def test_a_log_that_is_set_back_does_not_fit_the_checkpoint_location(
     stream.run()
     shutil.rmtree(place)
     (stream.root / "before").rename(place)
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     stream.add_batches(1)
     with pytest.raises((CheckpointLocationError, StreamingQueryException), match="not of one time"):
         stream.run()

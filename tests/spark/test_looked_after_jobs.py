@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from conftest import Stream, state_of
+from conftest import Stream, lose_directory, state_of
 from typer.testing import CliRunner
 
 from statekeep.cli.app import app
@@ -46,7 +46,7 @@ def test_a_migrated_job_goes_on_from_the_new_backend_alone(job: Stream) -> None:
         **{key.replace(".", "__"): value for key, value in third.items()},
     )
     job.settings |= third | {"stores.backup.factories": "third", "job.log.backend": "blob"}
-    shutil.rmtree(job.local_dir)
+    lose_directory(job.local_dir)
     shutil.rmtree(next((job.root / "backups").rglob("state-*")))
     job.add_batches(3)
     job.run()

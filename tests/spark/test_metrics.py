@@ -1,6 +1,5 @@
 """What listeners learn of a query: of its driver, and of the containers beside its executors."""
 
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PARTITIONS, Stream, events_of
+from conftest import PARTITIONS, Stream, events_of, lose_directory
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -238,7 +237,7 @@ def test_listeners_learn_of_a_recovery_with_its_fetches_and_replays(stream: Stre
     listener, exporter = Hearing(), InMemorySpanExporter()
     tracers = TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     run(stream, listener, OpenTelemetryListener(tracer_provider=tracers))
     (recovered,) = listener.of(Recovered)
     fetches = listener.of(StoreFetched)

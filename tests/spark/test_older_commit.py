@@ -1,12 +1,11 @@
 """A task whose newest backup is damaged everywhere starts from an older commit, alone (R11)."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PARTITIONS, Stream, events_of, state_of
+from conftest import PARTITIONS, Stream, events_of, lose_directory, state_of
 from typer.testing import CliRunner
 
 from statekeep.cli.app import app
@@ -45,7 +44,7 @@ def test_only_the_task_without_a_good_backup_goes_back_and_catches_up(stream: St
     markers = newest_markers(stream)
     for backend in ("near", "far"):
         damage(stream.root / backend, markers[backend]["state"])
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
 
     stream.add_batches(2)
     query = stream.run()

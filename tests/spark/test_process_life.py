@@ -14,7 +14,7 @@ from typing import Any
 
 import pyspark
 import pytest
-from conftest import PARTITIONS, Stream, events_of
+from conftest import PARTITIONS, Stream, events_of, lose_directory
 from container_process_kit import VERSION, submit_versions
 from newcomer_kit import without_daemon
 from pyspark import SparkContext
@@ -284,7 +284,7 @@ def test_the_job_log_may_be_in_a_backend_that_no_store_lists(stream: Stream) -> 
     }
     stream.add_batches(2)
     stream.run()
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     stream.add_batches(1)
     stream.run()
     assert stream.received() == stream.expected(3)
@@ -474,7 +474,7 @@ def test_a_driver_that_is_told_to_end_commits_first(
     assert "Traceback" not in said
     assert wait_until(lambda: container_processes(stream.local_dir) == {})
     stream.settings = {"blob.store.uri": str(stream.root / "backup"), "task.count": 2}
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     stream.add_batches(1)
     query = stream.run()
     (recovery,) = events_of(query, "recovery")

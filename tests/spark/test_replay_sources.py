@@ -1,13 +1,12 @@
 """Recorded batches run again with their own boundaries, whatever kind of source they came from."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import partitioned_log
 import pytest
-from conftest import Rows, Stream, events_of
+from conftest import Rows, Stream, events_of, lose_directory
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
@@ -40,7 +39,7 @@ def break_off_at(stream: Stream, batch: int, settings: Mapping[str, Any] | None 
     with pytest.raises(StreamingQueryException):
         start(stream, {"task.commit.ms": 0} | dict(settings or {})).awaitTermination()
     stream.on_batch = lambda number: None
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
 
 
 def go_on_until(stream: Stream, batch: int) -> sk.StatefulStreamingQuery:

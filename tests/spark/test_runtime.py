@@ -33,7 +33,7 @@ from statekeep.errors import (
     ReplayDivergedError,
     TaskFencedError,
 )
-from statekeep.spark.driver import job, opening, task_jobs
+from statekeep.spark.driver import opening, task_jobs
 from statekeep.spark.driver.job import StatefulJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -105,7 +105,7 @@ def test_a_restart_on_kept_disks_fetches_nothing(stream: Stream) -> None:
 def test_a_query_without_commits_replays_what_was_delivered(stream: Stream) -> None:
     stream.add_batches(4)
     run_until_broken_off(stream, 3, task__commit__ms=0)
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     query = stream.run()
     (recovery,) = events_of(query, "recovery")
     assert recovery["replayed"] == [0, 1, 2]
@@ -117,7 +117,7 @@ def test_a_query_without_commits_replays_what_was_delivered(stream: Stream) -> N
 def test_a_job_without_a_number_of_tasks_has_32_and_keeps_them(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "wanted_tasks", lambda *_: None)
+    monkeypatch.setattr(opening, "_SHUFFLE_PARTITIONS", "not.set.by.the.user")
     stream.add_batches(2)
     first = stream.run(task__commit__ms=1)
     assert events_of(first, "job-initialised")[0]["partitions"] == 32
@@ -131,7 +131,7 @@ def test_a_job_without_a_number_of_tasks_has_32_and_keeps_them(
 def test_lost_disks_are_restored_from_the_backup(stream: Stream) -> None:
     stream.add_batches(3)
     stream.run()
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     stream.add_batches(1)
     query = stream.run()
     (recovery,) = events_of(query, "recovery")
@@ -308,7 +308,7 @@ def test_two_backends_and_the_second_restores_when_the_first_is_damaged(stream: 
     }
     stream.add_batches(2)
     stream.run()
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     packs = list((stream.root / "first").rglob("*.pack"))
     assert packs
     for path in packs:
@@ -360,7 +360,7 @@ def test_a_processor_that_is_not_deterministic_is_caught_in_the_replay(stream: S
     settings = {"task.commit.ms": 0, "task.replay.on.divergence": "error"}
     with pytest.raises(StreamingQueryException):
         stream.start(Unsteady(), settings).awaitTermination()
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     with pytest.raises(ReplayDivergedError, match="batch=0"):
         stream.start(Unsteady(), settings)
 
@@ -444,7 +444,7 @@ def test_a_bar_counts_the_tasks_of_a_long_restore(
     monkeypatch.setattr(task_jobs, "_SHOWN_AFTER_S", 0.0)
     stream.add_batches(2)
     stream.run()
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     stream.add_batches(1)
     stream.run()
     assert f"restoring {PARTITIONS} tasks" in drawn.getvalue()

@@ -1,13 +1,12 @@
 """State variables in stores of their own: one in two places, a large one in one, a cache in none."""
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from conftest import Stream, events_of, state_of
+from conftest import Stream, events_of, lose_directory, state_of
 from processors import OUTPUT_OF_STORES, InStores, InStoresOfExecutors, WithoutStores
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -92,7 +91,7 @@ class Job(Stream):
         def crash(batch: int) -> None:
             if batch == number:
                 for path in lost:
-                    shutil.rmtree(path)
+                    lose_directory(path)
                 raise RuntimeError("crashed as planned")
 
         self.on_batch = crash
@@ -158,7 +157,7 @@ def test_one_store_moves_to_another_backend_and_back(job: Job) -> None:
     job.go_on(2)
     for steps, (source, target) in enumerate([("first", "second"), ("second", "first")], 1):
         for places in (f"{source},{target}", target):
-            shutil.rmtree(job.local_dir)
+            lose_directory(job.local_dir)
             # Most tasks have not changed, and must be in the new backend nevertheless.
             job.go_on(1, keys=1, settings={"stores.large.backup.factories": places})
         job.check(2 + 2 * steps)
@@ -171,7 +170,7 @@ def test_a_job_gets_another_store(job: Job) -> None:
     job.go_on(2, processor=WithoutStores())
     job.settings |= own
     job.go_on(1, keys=1)
-    shutil.rmtree(job.local_dir)
+    lose_directory(job.local_dir)
     job.go_on(1)
     assert job.received() == state_of(job.settings) == job.expected(4)
     assert sum(n for n, _ in job.seen().values()) == 2 * 200

@@ -1,9 +1,7 @@
 """A query whose processor declares its state anew."""
 
-import shutil
-
 import pytest
-from conftest import Stream, events_of
+from conftest import Stream, events_of, lose_directory
 from processors import Narrow, Wider
 
 from statekeep.errors import StateSchemaError
@@ -18,7 +16,7 @@ def test_a_query_goes_on_with_a_wider_state_and_not_with_the_narrow_one_again(
     stream.start(Narrow()).awaitTermination()
     stream.add_batches(1, rows=20)
     # What the old code has committed is restored and read by the new one.
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     query = stream.start(Wider())
     query.awaitTermination()
     assert stream.received() == _expected(stream)
@@ -28,7 +26,7 @@ def test_a_query_goes_on_with_a_wider_state_and_not_with_the_narrow_one_again(
     words = r"operator=main variable=count field=n stored=decimal\(20,0\) declared=int"
     with pytest.raises(StateSchemaError, match=words):
         stream.start(Narrow())
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     with pytest.raises(StateSchemaError, match=words):
         stream.start(Narrow())
     stream.add_batches(1, rows=20)

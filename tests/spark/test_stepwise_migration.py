@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from conftest import Stream, state_of
+from conftest import Stream, lose_directory, state_of
 from typer.testing import CliRunner
 
 from statekeep.cli.app import app
@@ -81,7 +81,7 @@ def test_a_query_moves_step_by_step_and_delivers_each_batch_once(stream: Stream)
     stream.settings = now
 
     shutil.rmtree(stream.root / "old")
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     job.run(backup="new", log="new")
 
 
@@ -96,5 +96,5 @@ def test_there_is_a_way_back_for_a_query(stream: Stream, step: str) -> None:
         job.run(backup="new", log="old")
         job.run(backup="old,new", restore="new,old", log="old")
     shutil.rmtree(stream.root / "new")
-    shutil.rmtree(stream.local_dir)
+    lose_directory(stream.local_dir)
     job.run(backup="old", log="old")

@@ -132,7 +132,7 @@ def large_blob(job: IncrementJob, index: dict[str, Any]) -> None:
 
 
 def large_index(job: IncrementJob, index: dict[str, Any]) -> bytes:
-    return json.dumps(index).encode() + b" " * (257 * MIB)
+    return json.dumps(index).encode() + b" " * (65 * MIB)
 
 
 def delta_with(codec: int, stored: bytes, raw_bytes: int) -> Spoil:
@@ -184,7 +184,7 @@ SPOILED: Final[dict[str, Spoil]] = {
     "distant ranges": distant_ranges,
     "overlapping blobs": overlapping,
     "blob of 4 GiB": large_blob,
-    "index of 257 MiB": large_index,
+    "index of 65 MiB": large_index,
     "lz4 block of 2^31 bytes": delta_with(1, PACKED, 2**31),
     "lz4 block of 2^31 - 1 bytes": delta_with(1, PACKED, 2**31 - 1),
     "zstd block of another size": delta_with(2, BOMB, 10),
@@ -241,11 +241,11 @@ SPOILED_ADDITIONS: Final[dict[str, Spoil]] = {
     "delta of another content": other_content,
     "addition of nothing": adds_nothing,
     "nested addition": deep,
-    "addition of 257 MiB": large_index,
+    "addition of 65 MiB": large_index,
 }
 
 
-LARGE: Final = {"index of 257 MiB", "addition of 257 MiB", "index of 33,000 files"}
+LARGE: Final = {"index of 65 MiB", "addition of 65 MiB", "index of 33,000 files"}
 
 
 async def spoiled(job: IncrementJob, made: Made, spoil: Spoil) -> CheckpointV2:
