@@ -1,5 +1,6 @@
 """The store on disk: RocksDB by way of rocksdict, in raw mode (keys and values as they are)."""
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -224,6 +225,7 @@ class RocksDbStore(KeyValueStore):
             # Where files of level 0 pile up, a checkpoint waits for their compaction and holds the
             # interpreter lock meanwhile; a second flush, of nothing, waits without it.
             db.flush()
+            self._check_files()
             Checkpoint(db).create_checkpoint(str(directory))
         except Exception as exc:
             raise self._explain(exc, "cannot write an image of the store") from exc
@@ -247,6 +249,18 @@ class RocksDbStore(KeyValueStore):
             msg = f"store is closed: store={self.name} directory={self._directory}"
             raise BackendClosedError(msg)
         return self._open_db
+
+    def _check_files(self) -> None:
+        """Raise VersionDamagedError where anything but a file has the name of one.
+
+        RocksDB would open a pipe and wait without end, with the interpreter lock held.
+        """
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False):
+                    raise VersionDamagedError(
+                        f"store has something that is no file: store={self.name} path={entry.path}"
+                    )
 
     def _explain(self, exc: Exception, what: str) -> StateBackupError:
         explained = _explained(exc, self.name, self._directory, what)

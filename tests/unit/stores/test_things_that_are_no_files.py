@@ -14,6 +14,7 @@ from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.change_set import ChangeSet, delta_name
 from statekeep.stores.local_files import clone_image, crc32_of, read_document
 from statekeep.stores.memory import IMAGE_FILE, check_memory_image
+from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import CHECKPOINT_FILE, MANIFEST_FILE, SealedVersion
 from statekeep.testing.versions import STORE, FakeTask, seal_version
@@ -47,6 +48,26 @@ def test_what_is_no_file_is_not_there(put: Callable[[Path], None], tmp_path: Pat
     for read_sealed in (digest_sealed_file, read_sealed_file):
         with pytest.raises(VersionDamagedError):
             read_sealed(path, sealed)
+
+
+@pytest.mark.timeout(5)
+@no_files
+def test_no_image_is_made_of_a_store_a_file_of_which_was_replaced(
+    put: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """RocksDB would wait for a pipe without end, and keep all threads of Python waiting."""
+    damaged: list[str] = []
+    store = RocksDbStore(
+        STORE, tmp_path / "db", is_new=True, on_damage=lambda: damaged.append("damaged")
+    )
+    store.put(b"k", b"1")
+    (manifest,) = (tmp_path / "db").glob("MANIFEST-*")
+    manifest.unlink()
+    put(manifest)
+    with pytest.raises(VersionDamagedError, match=manifest.name):
+        store.checkpoint(tmp_path / "image")
+    assert damaged
+    store.close()
 
 
 def test_document_that_is_huge_is_not_read(tmp_path: Path) -> None:
