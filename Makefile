@@ -33,7 +33,8 @@ types: setup  ## mypy and pyright, both strict
 	$(VENV)/pyright --pythonpath $(VENV)/python
 
 test: setup  ## All tests but the long ones and those that need a server
-	$(VENV)/python -m pytest -m "not integration and not long"
+	$(VENV)/python -m pytest -n auto --dist loadfile -m "not integration and not long and not spark"
+	$(VENV)/python -m pytest -m "spark and not long" tests/spark
 
 test-long: setup  ## The long tests on Spark: restarts, executors that come and go, a crash schedule
 	$(VENV)/python -m pytest -m "long and not integration"
