@@ -132,12 +132,12 @@ class LogSession:
 
     @property
     def view(self) -> LogView:
-        """What the log amounts to, as far as this session has read it."""
+        """What the log amounts to, as far as the session has read it."""
         return self._reader.view
 
     @property
     def epoch(self) -> int:
-        """The epoch that this session writes under; 0 for a pin writer, and before `take_over`."""
+        """The epoch that the session writes under; 0 for a pin writer, and before `take_over`."""
         return self._own_epoch
 
     async def open(self) -> LogView:

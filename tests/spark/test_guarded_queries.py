@@ -200,7 +200,7 @@ def test_spark_cannot_go_on_where_damage_is_found_and_can_after_the_copy(guarded
         (location / "state/0/1" / lost).unlink(missing_ok=True)
     assert guarded.command(f"inspect {location}")["newest-sound"] == 1
     guarded.add(1)
-    # In this session the stores are still in memory: another location has nothing to hide behind.
+    # In the session of these tests the stores are still in memory: another location has nothing to hide behind.
     moved = location.rename(guarded.root / "moved")
     with pytest.raises(StreamingQueryException):
         guarded.start(moved)
