@@ -138,7 +138,9 @@ class Reshaper:
         except BaseException as exc:
             with suppress(StateBackupError):  # then the next owner aborts it; the pin does no harm
                 reason = "the number of tasks was not changed"
-                if not self.thread.run(self.log.close_attempt(reason)):
+                self.thread.run(self.log.close_attempt(reason))
+                # An interrupt may come when the commit is there.
+                if self.log.view.last_commit_position == position:
                     exc.add_note(f"hint: {reason}, the state is in {before} tasks as before")
                     self.thread.run(self.log.unpin(pin))
             raise

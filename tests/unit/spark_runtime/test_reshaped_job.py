@@ -113,6 +113,21 @@ def test_after_an_error_the_job_is_as_it_was(job: Path) -> None:
     assert {f"Partition {number}" for number in range(7)} <= view.tasks
 
 
+def test_an_error_behind_the_commit_leaves_the_savepoint(job: Path) -> None:
+    """Ctrl-C, say, between the commit record and what comes after it."""
+
+    def interrupt(point: str) -> None:
+        if point == "commit_record.after":
+            raise KeyboardInterrupt
+
+    with fault_handler(interrupt), pytest.raises(KeyboardInterrupt) as caught:
+        reshape(job, 7)
+    assert not getattr(caught.value, "__notes__", [])  # the state is not in the tasks of before
+    view = reshape(job, 7)
+    assert content(job, 7) == CONTENT
+    assert content(job, BEFORE, pin_of(view)) == CONTENT
+
+
 def test_commits_of_different_numbers_of_tasks_have_no_change_feed(job: Path) -> None:
     pin = pin_of(reshape(job, 3))
     with pytest.raises(ConfigError, match="number of tasks changed between the two commits"):
