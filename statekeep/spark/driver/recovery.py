@@ -228,7 +228,9 @@ class Recovery:
         for _ in range(MAX_ROUNDS):
             fault_point("recovery.before")
             starts = self._obtain(lost, head, summary, is_thorough=is_thorough, fetched=fetched)
-            starts |= self._rewind(starts, head, summary, is_thorough=is_thorough)
+            starts |= self._rewind(
+                starts, head, summary, is_thorough=is_thorough, fetched=fetched
+            )
             on_phase("restore")
             behind = {partition: start for partition, start in starts.items() if start < head}
             if not behind:
@@ -291,7 +293,13 @@ class Recovery:
         return commit is not None and commit.identity.stores != self._identity.stores
 
     def _rewind(
-        self, starts: Mapping[int, int], head: int, summary: RecoverySummary, *, is_thorough: bool
+        self,
+        starts: Mapping[int, int],
+        head: int,
+        summary: RecoverySummary,
+        *,
+        is_thorough: bool,
+        fetched: int | None,
     ) -> dict[int, int]:
         """Return where the tasks begin whose output of old batches a task of ``starts`` reads again.
 
@@ -304,7 +312,9 @@ class Recovery:
             first = min((reached[p] for p in own if p in reached), default=head)
             ahead = [p for p in before if reached.get(p, head) > first]
             if ahead:
-                found |= self._obtain(ahead, first, summary, is_thorough=is_thorough)
+                found |= self._obtain(
+                    ahead, first, summary, is_thorough=is_thorough, fetched=fetched
+                )
         return found
 
     def _restore(

@@ -13,7 +13,12 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import BatchRecord, TaskBatch
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
-from statekeep.errors import ConfigError, ReplayDivergedError, StateBackupError
+from statekeep.errors import (
+    ConfigError,
+    ReplayDivergedError,
+    RestoreFailedError,
+    StateBackupError,
+)
 from statekeep.events import report_nothing
 from statekeep.spark.driver import recovery as recovery_module
 from statekeep.spark.driver.batch_loop import BatchLoop
@@ -270,6 +275,13 @@ def test_a_task_that_goes_further_back_takes_those_before_it_along() -> None:
 
 def test_nothing_goes_back_where_nothing_is_replayed() -> None:
     assert starts_of([4, 5], {4: [5], 5: [5]}) == {}
+
+
+def test_a_move_restores_no_task_of_the_operators_before() -> None:
+    """Batches wait for a move: what the hosts lack would be downloaded meanwhile."""
+    here = {0: [0, 5], 1: EVERYTHING, 2: EVERYTHING, 3: EVERYTHING, 4: [3]}
+    with pytest.raises(RestoreFailedError, match="not there any more: tasks=1"):
+        recovery_of(here).recover([4], 5, is_thorough=False, is_optional=True, fetched=3)
 
 
 @pytest.mark.parametrize("task", [0, 2])
