@@ -212,7 +212,7 @@ class Rebalancer:
 
         Yields:
             The tasks that are on another executor now. If they cannot go on there, an error raised
-            inside puts the table back that there was before.
+            inside puts the table back that there was before, until the next try.
         """
         move, before = self.move, self.placement
         assert move is not None  # noqa: S101 - see `prepare`
@@ -223,6 +223,9 @@ class Rebalancer:
             fault_point("move.after_table")
             yield move.tasks
             kept = move.table
+        except BaseException:
+            self.give_up_move(is_again=True)
+            raise
         finally:
             self.placement = kept
             (move.table if kept is before else before).close()

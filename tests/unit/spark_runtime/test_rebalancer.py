@@ -465,6 +465,22 @@ def test_tasks_that_cannot_be_moved_stay_where_they_are(
     assert events == []
 
 
+def test_tasks_that_could_not_be_moved_are_tried_again_after_a_commit(
+    rebalancer: Rebalancer,
+) -> None:
+    recovery, commits = Recoveries(RetriableError("no answer")), Commits()
+    loop = loop_of(rebalancer, recovery, commits, [])
+    for _ in range(4):
+        loop._move_tasks()
+    assert len(recovery.tasks) == 1
+    recovery.error = None
+    commits.committed_batch = 5
+    for _ in range(3):
+        loop._move_tasks()
+    assert recovery.fetched == [4, 5]
+    assert rebalancer.placement.slots == ((0, 1), (2, 3))
+
+
 def test_tasks_stay_where_nothing_can_be_run_beside_the_batches(rebalancer: Rebalancer) -> None:
     loop = loop_of(rebalancer, Recoveries(), Commits(), [])
 
