@@ -27,7 +27,9 @@ def temporary_directory(prefix: str, root: Path | None = None) -> Generator[Path
     parent = Path(tempfile.gettempdir()) if root is None else root
     _sweep(parent, prefix)
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = OwnerLock(directory / _LOCK_FILE)
+    # Locked before it has its name: a sweep in between would find no owner.
+    lock = OwnerLock(directory / f"{_LOCK_FILE}.new")
+    (directory / f"{_LOCK_FILE}.new").rename(directory / _LOCK_FILE)
     content = directory / "content"
     content.mkdir()
     try:
