@@ -64,6 +64,9 @@ class CommitBackups:
     executor: BlockingExecutor
     clock: Clock
     uploads: Uploads
+    optional_timeout_s: float | None = None
+    """How long an upload to an optional backend may take, which is asked first whether it answers; None: as
+    long as it wants."""
 
     async def back_up(
         self,
@@ -92,7 +95,10 @@ class CommitBackups:
             executor=self.executor,
             clock=self.clock,
             report=self._report,
+            optional_timeout_s=self.optional_timeout_s,
         )
+        if self.optional_timeout_s is not None:
+            pipeline.ask_optional_first()
         try:
             await pipeline.init()
             backed_up = await pipeline.commit(

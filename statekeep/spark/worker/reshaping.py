@@ -393,6 +393,7 @@ class _Making:
                 executor=storage.executor,
                 clock=clock,
                 uploads=uploads,
+                optional_timeout_s=reshape.config.task.commit_optional_timeout_ms / 1000,
             )
             return await backups.back_up(self._identity, version, reshape.inputs[self._task])
 

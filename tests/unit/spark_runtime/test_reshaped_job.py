@@ -9,7 +9,9 @@ from reshaping_kit import FakeLocation, content, pin_of, reshape, reshaper
 from spark_job_kit import BATCH, CONTENT, IN_STORES, ONE_STORE, make_job, settings
 
 from statekeep.backends.base import BackendProperties
+from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.checkpoint.log_view import checkpoint_of
 from statekeep.checkpoint.records import RESHAPE, JobIdentity
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
@@ -77,6 +79,34 @@ def test_every_backend_has_the_new_tasks(tmp_path: Path) -> None:
         only = others | {"stores.restore.factories": backend}
         assert content(tmp_path, 7, **only) == CONTENT
         assert content(tmp_path, BEFORE, pin, **only) == CONTENT
+
+
+def test_an_optional_backend_that_hangs_does_not_hold_up_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {
+        "stores.backup.factories": "near,far",
+        "stores.backup.optional": "far",
+        "task.commit.optional.timeout.ms": "100",
+        "backends.near.factory": "blob",
+        "backends.near.uri": (tmp_path / "near").as_uri(),
+        "backends.far.factory": "hdfs",
+        "backends.far.uri": (tmp_path / "far").as_uri(),
+    }
+    asyncio.run(make_job(tmp_path, ONE_STORE, **others))
+
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HdfsBackupManager, "upload", hang)
+        commit = reshape(tmp_path, 3, **others).last_commit
+    assert commit is not None
+    for task in commit.checkpoints:
+        checkpoint = checkpoint_of(commit, task)
+        assert checkpoint is not None
+        assert list(checkpoint.state_markers) == ["near"]
+    assert content(tmp_path, 3, **others) == CONTENT
 
 
 def test_a_new_query_finds_the_commit_that_it_is_to_go_on_from(job: Path) -> None:
