@@ -225,8 +225,10 @@ class StatefulJob:
             takeover.check_followed(own_epoch)
         takeover.fence()
         self._thread.run(self._record_events(storage))
-        self._check_reshape(storage, expected)
         self._identity = resolve(storage.log.view.last_commit)
+        if self._config.task.count is None:  # as many as the job has by now
+            expected = msgspec.structs.replace(expected, partitions=self._identity.partitions)
+        self._check_reshape(storage, expected)
         if self._identity.partitions != identity.partitions:  # the driver before has changed them
             self._spread_tasks(self._identity)
         self._wire_tasks(storage)

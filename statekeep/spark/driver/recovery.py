@@ -228,9 +228,7 @@ class Recovery:
         for _ in range(MAX_ROUNDS):
             fault_point("recovery.before")
             starts = self._obtain(lost, head, summary, is_thorough=is_thorough, fetched=fetched)
-            starts |= self._rewind(
-                starts, head, summary, is_thorough=is_thorough, fetched=fetched
-            )
+            starts |= self._rewind(starts, head, summary, is_thorough=is_thorough, fetched=fetched)
             on_phase("restore")
             behind = {partition: start for partition, start in starts.items() if start < head}
             if not behind:

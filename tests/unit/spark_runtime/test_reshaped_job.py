@@ -2,25 +2,35 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from driver_kit import Driver
+from driver_kit import Driver, no_uploads
 from reshaping_kit import FakeLocation, content, pin_of, reshape, reshaper
-from spark_job_kit import BATCH, CONTENT, IN_STORES, ONE_STORE, make_job, settings
+from spark_job_kit import BATCH, CONTENT, IN_STORES, KEY, ONE_STORE, make_job, settings
+from typing_extensions import override
 
 from statekeep.backends.base import BackendProperties
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.checkpoint.log_view import checkpoint_of
+from statekeep.checkpoint.log_view import LogView, checkpoint_of
 from statekeep.checkpoint.records import RESHAPE, JobIdentity
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
+from statekeep.config.model import Config
 from statekeep.errors import CommitFailedError, ConfigError
 from statekeep.fault_points import fault_handler
 from statekeep.inspection.job import open_job
 from statekeep.inspection.state_change import Changing, undo_change
+from statekeep.spark.driver import job as job_module
 from statekeep.spark.driver.first_start import first_commit
+from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.opening import JobStorage
 from statekeep.spark.driver.reshaping import check_reshape
+from statekeep.spark.driver.takeover import Resumption, new_identity
+from statekeep.spark.placement import ROUTER
 from statekeep.spark.state.erasing import EraseRequest, erase_keys
 from statekeep.spark.state_reader import read_state
 
@@ -216,3 +226,74 @@ def test_a_backend_that_overwrites_its_commits_keeps_the_number_of_tasks() -> No
 def test_stores_and_the_number_of_tasks_change_one_after_the_other() -> None:
     with pytest.raises(ConfigError, match="cannot change in one start"):
         check_reshape(identity(4), identity(7, "other"), {}, [])
+
+
+class Started(StatefulJob):
+    """A start up to the first batch, without Spark, of a query whose settings have no ``task.count``."""
+
+    def __init__(self, config: Config) -> None:
+        unused: Any = None
+        location = cast("CheckpointLocation", FakeLocation())
+        super().__init__(
+            spark=unused,
+            frame=unused,
+            stages=[],
+            config=config,
+            location=location,
+            sink=unused,
+            clock=SystemClock(),
+        )
+        self.driver = Driver(config, location)
+        self.driver.thread.close()
+        self.driver.thread = self._thread
+        self.asked: list[int] = []
+        """The numbers of tasks that the state was to be given to."""
+
+    @override
+    def _open_storage(self) -> tuple[JobStorage, JobIdentity]:
+        self.driver.open(None)
+        storage = self._storage = self.driver.storage
+        assert storage is not None
+        expected = new_identity(self._config, storage.partitions, ROUTER, KEY.simpleString())
+        return storage, expected
+
+    @override
+    def _reshape(self, storage: JobStorage, resumption: Resumption, partitions: int) -> Resumption:
+        self.asked.append(partitions)
+        return resumption
+
+    @override
+    def _wire_tasks(self, storage: JobStorage) -> None:
+        self._commits = self.driver._commits(storage, self._identity)
+        unused: Any = SimpleNamespace(
+            abandoned=no_uploads, check_variables=lambda: None, resume=lambda *_: None
+        )
+        self._jobs = self._batches = unused
+
+    @override
+    def _check_time_mode(self, view: LogView) -> None: ...
+
+    @override
+    def _spread_tasks(self, identity: JobIdentity) -> None: ...
+
+    @override
+    def _wire_batches(self, storage: JobStorage) -> None: ...
+
+
+def test_without_a_setting_a_job_keeps_the_number_that_another_driver_has_just_given_it(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("check_retention", "check_sources", "sweep_shadows", "source_limits"):
+        monkeypatch.setattr(job_module, name, lambda *_, **__: ())
+    started = Started(load_dict(settings(job)))
+
+    def reshape_meanwhile() -> None:
+        """Between the look at the log and the fence: starting Spark's executors takes a while."""
+        reshape(job, 7)
+
+    try:
+        started.open(check_wanted=reshape_meanwhile)
+    finally:
+        started.close()
+    assert started._identity.partitions == 7
+    assert started.asked == []
