@@ -11,6 +11,11 @@ from statekeep.stores.task_directory import TaskDirectory
 STATE_STORE: Final = StoreName(MAIN_STORE)
 """The store of a task that holds each state variable that no setting puts into another one."""
 
+SCRATCH: Final = "reshape"
+"""Beside the operators of a job on a host: what another number of tasks needs while it is made."""
+SCRATCH_PREFIX: Final = f"{SCRATCH}-"
+"""Begins the names of the temporary directories there."""
+
 
 def operator_name(number: int) -> str:
     """Return the name of an operator by its position in the query, from 0."""

@@ -25,7 +25,7 @@ def temporary_directory(prefix: str, root: Path | None = None) -> Generator[Path
         root: Where to make it; None: where temporary files go.
     """
     parent = Path(tempfile.gettempdir()) if root is None else root
-    _sweep(parent, prefix)
+    sweep_temporary(prefix, parent)
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     # Locked before it has its name: a sweep in between would find no owner.
     lock = OwnerLock(directory / f"{_LOCK_FILE}.new")
@@ -39,7 +39,8 @@ def temporary_directory(prefix: str, root: Path | None = None) -> Generator[Path
         lock.release()
 
 
-def _sweep(parent: Path, prefix: str) -> None:
+def sweep_temporary(prefix: str, parent: Path) -> None:
+    """Remove what dead owners of this user have left below ``parent``, which need not be there. Blocks."""
     # Without a lock file: another program's, or one that is just being made.
     for lock in parent.glob(f"{prefix}*/{_LOCK_FILE}"):
         try:

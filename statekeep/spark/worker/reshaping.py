@@ -40,7 +40,7 @@ from statekeep.spark.operator.registry import REGISTRY_KEY
 from statekeep.spark.own_loop import run_apart
 from statekeep.spark.rescaling import MergedRegistry, RoutedEntries
 from statekeep.spark.state.writing import open_in
-from statekeep.spark.tasks import operator_tasks, task_name
+from statekeep.spark.tasks import SCRATCH, SCRATCH_PREFIX, operator_tasks, task_name
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.private_directories import make_private
 from statekeep.stores.task_directory import TaskDirectory
@@ -63,7 +63,6 @@ _CHUNK_BYTES: Final = 256 << 10
 """Of the entries in one row of the shuffle."""
 _HEADER: Final = 0
 """Number of the row that says what the others of its task, store and source are; they begin with 1."""
-_SCRATCH: Final = "reshape-"
 
 _Entries = list[tuple[bytes, bytes]]
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -127,7 +126,7 @@ class Reshape:
 
     def scratch(self) -> Path:
         """Return a directory for temporary ones, on the disk of the job's local state."""
-        return make_private(self.config.job.local_dir, escape_name(self.local_name), "reshape")
+        return make_private(self.config.job.local_dir, escape_name(self.local_name), SCRATCH)
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -171,7 +170,7 @@ def split_tasks(batches: Iterator[pa.RecordBatch], reshape: Reshape) -> Iterator
     for index in indexes:
         fault_point("reshape.before_split")
         source = reshape.sources[index]
-        with temporary_directory(_SCRATCH, reshape.scratch()) as directory:
+        with temporary_directory(SCRATCH_PREFIX, reshape.scratch()) as directory:
             version = run_apart(_restore(reshape, source, directory))
             restored = TaskDirectory.of(directory, task_identity(reshape.commit, task_name(source)))
             present = [store for store in reshape.stores if version.store_files(store)]
@@ -270,7 +269,7 @@ def make_tasks(batches: Iterator[pa.RecordBatch], reshape: Reshape) -> Iterator[
     """
     for task, rows in groupby(split_rows(batches), key=lambda row: row[0]):
         fault_point("reshape.before_make")
-        with temporary_directory(_SCRATCH, reshape.scratch()) as directory:
+        with temporary_directory(SCRATCH_PREFIX, reshape.scratch()) as directory:
             made = _Making(reshape, task, directory).make(rows)
         answer = msgspec.json.encode(made).decode()
         yield pa.RecordBatch.from_arrays([pa.array([answer], pa.string())], schema=_MADE)

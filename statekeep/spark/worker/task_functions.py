@@ -16,6 +16,7 @@ from pyspark import TaskContext
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.error_summary import text_of
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.executor import BoundedExecutor
@@ -42,6 +43,7 @@ from statekeep.spark.container.protocol import (
 )
 from statekeep.spark.operator.registry import REGISTRY_KEY
 from statekeep.spark.placement import ANSWER_COLUMN
+from statekeep.spark.tasks import SCRATCH, SCRATCH_PREFIX
 from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.spark.worker.job_spec import (
     VERSION_NOT_HERE,
@@ -52,6 +54,7 @@ from statekeep.spark.worker.job_spec import (
 )
 from statekeep.spark.worker.open_tasks import open_tasks, session_prefix
 from statekeep.stores.change_set import ChangeSet
+from statekeep.stores.temporary_directory import sweep_temporary
 
 logger = logging.getLogger(__name__)
 
@@ -453,6 +456,9 @@ def end_session(
         # A task that is open still belongs to a newer session, which this one has not heard of.
         if is_committed and directory.is_unused_since(time.time_ns()):
             directory.mark_dispensable()
+    # Of a start with another number of tasks that was killed.
+    job_directory = spec.config.job.local_dir / escape_name(spec.local_name)
+    sweep_temporary(SCRATCH_PREFIX, job_directory / SCRATCH)
     yield answer({})
 
 

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.load import load_dict
 from statekeep.spark.operator.clock import BatchClock, TimeMode
@@ -36,6 +37,7 @@ from statekeep.spark.worker import process, task_functions
 from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt
 from statekeep.spark.worker.open_tasks import open_tasks
 from statekeep.stores.task_directory import sweep_unused
+from statekeep.stores.temporary_directory import temporary_directory
 
 OUTPUT = parse_schema("key string, n long")
 SLOTS = ((0, 2, 4), (1, 3))
@@ -247,6 +249,20 @@ def test_the_end_of_an_older_session_marks_nothing_of_a_newer_one(
     in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
     assert sweep_unused(spec.config.job.local_dir, in_a_month) == 0
     assert spec.directory(0).change_sets()
+
+
+def test_the_end_of_a_session_removes_what_a_killed_change_of_the_number_of_tasks_left(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
+    scratch = spec.config.job.local_dir / escape_name(spec.local_name) / "reshape"
+    scratch.mkdir(parents=True)
+    with temporary_directory("reshape-", scratch) as living:
+        (scratch / "reshape-died" / "content").mkdir(parents=True)
+        (scratch / "reshape-died" / ".owner").touch()
+        list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))
+        assert list(scratch.iterdir()) == [living.parent]
 
 
 def test_only_the_tasks_that_are_asked_answer(spec: JobSpec, run: Any) -> None:
