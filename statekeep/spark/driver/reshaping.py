@@ -25,7 +25,7 @@ from statekeep.inspection.state_change import person
 from statekeep.spark.driver.commit_records import KAFKA, by_task
 from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.task_jobs import job_bar, progress_of_newest_job
-from statekeep.spark.placement import bucket_values
+from statekeep.spark.placement import bucket_values, operators_of
 from statekeep.spark.tasks import task_name
 from statekeep.spark.worker.reshaping import (
     MADE_SCHEMA,
@@ -65,7 +65,8 @@ def check_reshape(
     """
     if found.partitions == expected.partitions:
         return
-    numbers = f"before={found.partitions} now={expected.partitions}"
+    operators = operators_of(found.router) or 1
+    numbers = f"before={found.partitions // operators} now={expected.partitions // operators}"
     for name in listed:
         if not backends[BackendName(name)].properties.keeps_every_commit:
             raise ConfigError(
@@ -108,8 +109,8 @@ class Reshaper:
             partitions: Of all operators.
 
         Raises:
-            RestoreFailedError: The state of a task is out of reach.
-            CommitFailedError: A backend did not take a task.
+            PySparkException: The state of a task is out of reach, or a backend did not take one. Spark has
+                tried it several times, and its text has the error.
             TaskFencedError: Another driver has taken over.
         """
         view = self.log.view

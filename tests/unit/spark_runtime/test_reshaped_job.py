@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from driver_kit import Driver, no_uploads
 from reshaping_kit import FakeLocation, content, pin_of, reshape, reshaper
@@ -30,7 +31,7 @@ from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.opening import JobStorage
 from statekeep.spark.driver.reshaping import check_reshape
 from statekeep.spark.driver.takeover import Resumption, new_identity
-from statekeep.spark.placement import ROUTER
+from statekeep.spark.placement import ROUTER, router_of
 from statekeep.spark.state.erasing import EraseRequest, erase_keys
 from statekeep.spark.state_reader import read_state
 
@@ -221,6 +222,17 @@ def test_a_backend_that_overwrites_its_commits_keeps_the_number_of_tasks() -> No
     with pytest.raises(ConfigError, match="backend=log before=4 now=7") as caught:
         check_reshape(identity(4), identity(7), backends, [name])  # type: ignore[arg-type]
     assert any("statekeep rescale" in hint for hint in caught.value.hints)
+
+
+def test_the_numbers_that_are_refused_are_those_of_the_setting() -> None:
+    """It counts the tasks of an operator."""
+    before, now = (
+        msgspec.structs.replace(identity(count), router=router_of(2)) for count in (8, 14)
+    )
+    name = BackendName("log")
+    backends = {name: FakeFactory(keeps_every_commit=False)}
+    with pytest.raises(ConfigError, match="before=4 now=7"):
+        check_reshape(before, now, backends, [name])  # type: ignore[arg-type]
 
 
 def test_stores_and_the_number_of_tasks_change_one_after_the_other() -> None:
