@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
@@ -120,6 +120,8 @@ class Follower:
         """Of each task the newest that is wanted and not begun."""
         self._current: _Entry | None = None
         """What is being brought here."""
+        self._ended: dict[int, _Entry] = {}
+        """Of each task the newest that has ended, until the caller that waits for it was told."""
         self._worker: asyncio.Task[None] | None = None
         self._tasks = self._failures = self._bytes_fetched = 0
 
@@ -128,25 +130,37 @@ class Follower:
         """Whether anything is still to be brought here."""
         return self._worker is not None and not self._worker.done()
 
-    def follow(self, wanted: Wanted) -> asyncio.Future[str]:
+    def follow(self, wanted: Wanted, *, is_awaited: bool = False) -> asyncio.Future[str]:
         """Take a commit on the list, in place of an older one of the task that is not begun.
+
+        Args:
+            wanted: The commit.
+            is_awaited: The caller asks until it is there. What has ended since is not begun again before
+                `forget_ended`.
 
         Returns:
             What becomes "" once the copy is there, or why it is not.
         """
         version = wanted.candidate.version
         older = self._entries.get(wanted.partition)
-        for entry in (older, self._current):
+        ended = self._ended.get(wanted.partition) if is_awaited else None
+        for entry in (older, self._current, ended):
             if entry is not None and entry.is_of(wanted.partition, version):
                 return entry.error
         if older is not None:
             del self._entries[wanted.partition]
             older.error.set_result(_SUPERSEDED)
+        self._ended.pop(wanted.partition, None)
         entry = _Entry(wanted, asyncio.get_running_loop().create_future())
         self._entries[wanted.partition] = entry
         if not self.is_busy:
             self._worker = asyncio.create_task(self._work())
         return entry.error
+
+    def forget_ended(self, partitions: Iterable[int]) -> None:
+        """Begin anew what is asked for from now on: the caller that waited was told."""
+        for partition in partitions:
+            self._ended.pop(partition, None)
 
     def take_counts(self) -> Followed:
         """Return what was done since the last call."""
@@ -161,6 +175,7 @@ class Follower:
         for entry in self._entries.values():
             entry.error.set_result(_GIVEN_UP)
         self._entries.clear()
+        self._ended.clear()
 
     async def close(self) -> None:
         """Give everything up, and wait until it has ended. Idempotent."""
@@ -187,6 +202,7 @@ class Follower:
                 self._current = None
                 if not entry.error.done():
                     entry.error.set_result(_GIVEN_UP)
+                self._ended[entry.wanted.partition] = entry
 
     async def _bring(self, wanted: Wanted) -> None:
         version = wanted.candidate.version

@@ -419,6 +419,8 @@ class ContainerServer:
             return Done(followed=self._work.follower.take_counts())
         done, waiting = await asyncio.wait(errors, timeout=_FOLLOW_S)
         failed = [error for error in (end.result() for end in done) if error]
+        if failed or not waiting:
+            self._work.follower.forget_ended(task.partition for task in request.tasks)
         if failed:
             msg = f"copies could not be made: count={len(failed)} first: {failed[0]}"
             raise StateBackupError(msg)

@@ -261,7 +261,8 @@ class ContainerWork:
         """Begin to bring commits here in the background; see `Follower.follow`."""
         return [
             self.follower.follow(
-                Wanted(task.partition, _candidate(task.candidate), request.bad_markers)
+                Wanted(task.partition, _candidate(task.candidate), request.bad_markers),
+                is_awaited=request.is_awaited,
             )
             for task in request.tasks
         ]

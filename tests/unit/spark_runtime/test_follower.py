@@ -209,6 +209,31 @@ def test_a_task_that_waits_has_an_answer_soon_and_what_it_wants_comes_once(
     on_hosts(test)
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_task_that_asks_again_gets_what_has_ended_meanwhile(
+    on_hosts: OnHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    """A look at what is there, and all the more a fetch that fails, may take longer than an answer."""
+
+    async def test(hosts: Hosts) -> None:
+        monkeypatch.setattr(server_module, "_FOLLOW_S", 0)
+        commit = await hosts.commit(FIRST, {b"k": b"v"})
+        task = FollowedTask(partition=0, candidate=commit)
+        request = Follow(epoch=1, tasks=[task], is_awaited=True)
+        if is_lost:
+            (tmp_path / "blobs").rename(tmp_path / "away")
+        for _ in range(2):  # a caller that was told asks for something new
+            assert await hosts.ask(request) == Done(followed=Followed(waiting=1))
+            await until(lambda: not hosts.standby.follower.is_busy)
+            answer = await hosts.ask(request)
+            if is_lost:
+                assert isinstance(answer, Refused)
+            else:
+                assert answer == Done(followed=Followed())
+
+    on_hosts(test)
+
+
 def test_of_two_commits_that_wait_the_newer_one_is_brought(on_hosts: OnHosts) -> None:
     async def test(hosts: Hosts) -> None:
         first = await hosts.commit(FIRST, {b"k": b"v"})
