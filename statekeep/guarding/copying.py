@@ -2,10 +2,11 @@
 
 import logging
 import zlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.index import MAX_IMAGE_FILES
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.optional_powers import FindsLosses
+from statekeep.backends.run_to_end import run_to_early_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2
 from statekeep.checkpoint.job_log import JobLog
@@ -338,13 +340,12 @@ class _Copying:
             _require_few(look)
             held = {**known, **self._local}
             wanted = [f for f in look.files if not _is_same(held.get(f), location.found[f])]
-            run = self._storage.executor.run
-            fetches = (run(self._fetch_file, location, look, file) for file in wanted)
-            found = dict(zip(wanted, await run_all(fetches), strict=True))
+            found = await self._fetch_files(location, look, wanted)
             damage = [one for one in found.values() if isinstance(one, Damage)]
             self._local |= {f: one for f, one in found.items() if isinstance(one, CopiedFile)}
             if not damage:
                 break
+            await self._require_unchanged(location, damage)
             location.damaged.update({one.file: one.what for one in damage})
         number, previous = look.number, location.batch_before(look.number)
         query = QueryState(
@@ -372,6 +373,41 @@ class _Copying:
             )
         catalog = Catalog(batch=number, query_id=query_id, files=files)
         return _Fetched(catalog, query, len(new), sum(new))
+
+    async def _fetch_files(
+        self, location: SparkLocation, look: BatchFiles, files: Sequence[str]
+    ) -> Mapping[str, CopiedFile | Damage]:
+        """Fetch files side by side; none of these calls goes on after one of them has failed.
+
+        The next listing fetches the same files to the same places.
+        """
+        given_up = Event()
+        fetches = (
+            run_to_early_end(
+                self._storage.executor,
+                given_up.set,
+                self._fetch_file,
+                location,
+                look,
+                file,
+                given_up,
+            )
+            for file in files
+        )
+        return dict(zip(files, await run_all(fetches), strict=True))
+
+    async def _require_unchanged(self, location: SparkLocation, damage: Sequence[Damage]) -> None:
+        """Make sure that files are damaged, and were not deleted or written again since the listing.
+
+        Raises:
+            _ChangedError: One was, or what Hadoop keeps beside it.
+        """
+        found = (await self._storage.executor.run(SparkLocation.open, self._uri)).found
+        for one in damage:
+            directory, slash, name = one.file.rpartition("/")
+            for file in (one.file, f"{directory}{slash}.{name}.crc"):
+                if found.get(file) != location.found.get(file):
+                    raise _ChangedError
 
     async def _newest_sound(self, location: SparkLocation, base: _Base | None) -> BatchFiles:
         """Return the newest batch that is sound, with a warning for each newer one.
@@ -459,14 +495,17 @@ class _Copying:
             raise _ChangedError from exc
 
     def _fetch_file(
-        self, location: SparkLocation, look: BatchFiles, file: str
+        self, location: SparkLocation, look: BatchFiles, file: str, given_up: Event
     ) -> CopiedFile | Damage:
         """Fetch a file and compare it with its checksums; blocks.
 
         Raises:
-            _ChangedError: It went, or was replaced, since the location was listed.
+            _ChangedError: It went, or was replaced, since the location was listed; or another one did,
+                before this was begun.
         """
         assert look.batch is not None  # noqa: S101 - it is sound
+        if given_up.is_set():
+            raise _ChangedError
         target, listed = self._image / file, location.found[file]
         try:
             location.fetch(file, target)

@@ -1,12 +1,15 @@
 """What looks like a whole location and is none, or the other way round: nothing is copied amiss."""
 
 import asyncio
+import errno
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 from cli_kit import TASK
@@ -23,7 +26,9 @@ from statekeep.checkpoint.records import JobIdentity
 from statekeep.cli.exit_status import ExitStatus
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
+from statekeep.errors import ConfigError
 from statekeep.guarding import copying, listing
+from statekeep.guarding.batch_files import content_damage
 from statekeep.guarding.fetching import fetch_stores
 from statekeep.guarding.spark_location import DamageError, SparkLocation
 from statekeep.guarding.store_files import check_content, rocksdb_files
@@ -470,3 +475,77 @@ def test_a_block_that_spark_does_not_know_is_damage(guard: Guard) -> None:
     data[8] ^= 0x40  # how the block is compressed, behind the eight bytes that begin it
     path.write_bytes(data)
     assert guard.inspect(guard.location)["newest-sound"] == 3
+
+
+@pytest.mark.parametrize("guard", ["zip-format-2"], indirect=True)
+def test_a_file_that_goes_after_it_was_fetched_is_no_damage(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard.commit_until(2)
+    went: list[str] = []
+
+    def compare_late(location: SparkLocation, file: str, codec: str, local: Path) -> Any:
+        if f"{STORE}/3_" in file and file.endswith(".zip") and not went:
+            went.append(file)  # Spark deletes what is older than the batches that it retains
+            while not local.with_name(f"{local.name}.crc").exists():
+                time.sleep(0.01)
+            for path in (guard.location / STORE).glob("*3_*"):
+                path.unlink()
+            guard.commit_until(4)
+        return content_damage(location, file, codec, local)
+
+    monkeypatch.setattr(copying, "content_damage", compare_late)
+    made = guard.run()
+    assert went
+    assert (made.json["batch"], made.err) == (4, "")
+
+
+def test_a_file_that_is_written_again_while_it_is_compared_is_no_damage(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hadoop renames a file first and its checksums after it."""
+    name, fetch, written = f"{STORE}/5.delta", SparkLocation.fetch, list[str]()
+    other = guard.full / "state/0/0/5.delta"
+
+    def fetch_and_write(location: SparkLocation, file: str, target: Path) -> None:
+        fetch(location, file, target)
+        if file == name and not written:
+            written.append(file)
+            shutil.copy(other, guard.location / name)
+            shutil.copy(other.with_name(".5.delta.crc"), guard.location / STORE)
+
+    monkeypatch.setattr(SparkLocation, "fetch", fetch_and_write)
+    made = guard.run()
+    assert (made.json["batch"], made.err) == (4, "")
+    guard.restore(guard.root / "new")
+    assert (guard.root / "new" / name).read_bytes() == other.read_bytes()
+
+
+def test_no_fetch_of_a_listing_that_was_given_up_writes_beside_those_of_the_next(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, slow = SparkLocation.fetch, f"{STORE}/5.delta"
+    has_begun, has_ended = threading.Event(), threading.Event()
+    fetched: list[tuple[str, bool]] = []
+    listings: list[SparkLocation] = []
+
+    def fetch_slowly(location: SparkLocation, file: str, target: Path) -> None:
+        if location not in listings:
+            listings.append(location)
+        is_first = location is listings[0]
+        if is_first and file == slow:
+            has_begun.set()
+            time.sleep(0.3)
+        elif is_first and file == "commits/4":
+            assert has_begun.wait(10)
+            raise DamageError(file, "missing")
+        elif not is_first:
+            fetched.append((file, has_ended.is_set()))
+        fetch(location, file, target)
+        if is_first and file == slow:
+            has_ended.set()
+
+    monkeypatch.setattr(SparkLocation, "fetch", fetch_slowly)
+    assert guard.run().json["batch"] == 4
+    assert "commits/4" in {file for file, _ in fetched}
+    assert all(is_after for _, is_after in fetched)
