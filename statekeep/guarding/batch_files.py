@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,8 @@ _OF_ROCKSDB: Final = frozenset({"SSTs", "logs", "_metadata"})
 """Directories of a state store that are no stores."""
 _PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
 _SOURCE_LOG: Final = re.compile(r"([0-9]+)(\.compact)?")
+_NO_OFFSET: Final = "-"
+"""What Spark writes for a source of which no batch has read anything."""
 
 
 class _FileOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,26 +125,39 @@ async def files_of_batch(
 
 
 def damage_of_open_batch(location: SparkLocation) -> list[tuple[int, Damage]]:
-    """Return what keeps Spark from starting at all in what belongs to the batch that has begun.
+    """Return what keeps Spark from starting at all in what belongs to the batch that comes next.
 
-    Spark reads the newest offsets first, and of a file source the whole log. Blocks.
+    Spark reads the newest offsets first, and of a file source the whole log, which runs ahead of them.
+    Blocks.
     """
     number = location.open_batch()
-    if number is None:
-        return []
-    ahead = [
-        f"sources/{source}/{name}"
-        for source in {path.split("/")[1] for path in location.below("sources")}
-        for name in location.names(f"sources/{source}")
-        if (match := _SOURCE_LOG.fullmatch(name)) and int(match[1]) >= number
-    ]
     found: list[Damage] = []
-    try:
-        location.check_offsets(number)
-    except DamageError as exc:
-        found.append(exc.damage)
-    checked = [content_damage(location, file, "") for file in ahead]
-    return [(number, one) for one in sorted([*found, *filter(None, checked)])]
+    if number is not None:
+        try:
+            location.check_offsets(number)
+        except DamageError as exc:
+            found.append(exc.damage)
+    checked = [content_damage(location, file, "") for file in _ahead_in_sources(location)]
+    next_batch = max(location.numbers("commits"), default=-1) + 1 if number is None else number
+    return [(next_batch, one) for one in sorted([*found, *filter(None, checked)])]
+
+
+def _ahead_in_sources(location: SparkLocation) -> Iterator[str]:
+    """Yield what the logs of file sources have beyond the newest committed batch that can be read."""
+    offsets = {path.split("/")[1]: _NO_OFFSET for path in location.below("sources")}
+    for number in reversed(location.numbers("commits")):
+        with suppress(DamageError):
+            offsets |= location.batch(number).source_offsets
+            break
+    for source, offset in offsets.items():
+        try:
+            end = -1 if offset == _NO_OFFSET else _file_offset.decode(offset).log_offset
+        except msgspec.DecodeError:  # of another source
+            continue
+        for name in location.names(f"sources/{source}"):
+            match = _SOURCE_LOG.fullmatch(name)
+            if match is not None and int(match[1]) > end:
+                yield f"sources/{source}/{name}"
 
 
 async def sound_files_of_batch(
