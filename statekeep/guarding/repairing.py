@@ -73,7 +73,8 @@ async def repair_location(repair: Repair, kept_in: str, executor: BlockingExecut
     """Copy all that is removed to another place, then remove it.
 
     A repair that was cut off leaves a location that Spark refuses, or goes on in after some batch; another
-    repair completes it. The batches go last, the newest first.
+    repair completes it. Where only logs of sources are left to be removed, Spark goes on with all that
+    they have found as one batch.
 
     Args:
         repair: What to do.
@@ -102,28 +103,31 @@ async def repair_location(repair: Repair, kept_in: str, executor: BlockingExecut
 def _after(location: SparkLocation, batch: int, needed: Sequence[str]) -> Iterator[str]:
     """Yield the files that only batches after one have, with Hadoop's checksums of them.
 
-    First the state, without which Spark refuses to go on after these batches; last what says that
-    they were there. A state file that stayed would be taken for one of the new batches of its number.
+    First the state, without which Spark refuses to go on after these batches; then what says that they
+    were there; last what the sources had found for them, as offsets without it would have them read
+    other input. A state file that stayed would be taken for one of the new batches of its number.
     """
     ends = _ends_of_source_logs(needed)
-    logs: list[tuple[int, str]] = []
+    batches: list[tuple[int, str]] = []
+    of_sources: list[tuple[int, str]] = []
     for path in sorted(location.found.keys() - set(needed)):
         directory, _, name = path.rpartition("/")
         own = name[1:].removesuffix(".crc") if name.startswith(".") else name
         number = int(own) if own.isdecimal() else -1
         if directory in {"commits", "offsets"}:
             if number > batch:
-                logs.append((number, path))
+                batches.append((number, path))
         elif directory in ends:
             match = _SOURCE_LOG.fullmatch(own)
             if match is not None and int(match[1]) > ends[directory]:
-                yield path
+                of_sources.append((int(match[1]), path))
         elif directory.startswith("state/"):
             match = _STATE.fullmatch(own)
             is_later_start = directory.endswith("/_metadata/v2") and number > batch
             if is_later_start or (match is not None and int(match[1]) > batch + 1):
                 yield path
-    yield from (path for _, path in sorted(logs, key=lambda log: (-log[0], log[1])))
+    for logs in (batches, of_sources):  # the newest first, so that what is left has no gap
+        yield from (path for _, path in sorted(logs, key=lambda log: (-log[0], log[1])))
 
 
 def _ends_of_source_logs(needed: Sequence[str]) -> dict[str, int]:

@@ -72,16 +72,55 @@ def test_what_is_damaged_of_the_open_batch_is_removed(guard: Guard, file: str) -
     assert guard.inspect(guard.location)["damage"] == []
 
 
-def test_batches_go_last_and_the_newest_first(guard: Guard) -> None:
+def only_batch(location: Path, batch: int, entry: str) -> None:
+    """Leave the log of the source behind the batches: the last of them had no new input."""
+    for number in range(batch, 5):
+        path = location / f"offsets/{number}"
+        text = path.read_text().replace(f'"logOffset":{number}', f'"logOffset":{entry}')
+        path.write_text(text)
+        path.with_name(f".{number}.crc").unlink()
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open batch", "all committed"])
+def test_a_damaged_log_of_a_source_that_is_ahead_is_found_whatever_its_number(
+    guard: Guard, *, is_open: bool
+) -> None:
+    """Spark reads the whole log, and starts with none of it that is damaged."""
+    if is_open:
+        guard.commit_until(3)
+    only_batch(guard.location, 2, "1")  # entry 2 is of the batch after these
+    for name in ("3", ".3.crc", "4", ".4.crc"):
+        (guard.location / "sources/0" / name).unlink()
+    truncate(guard.location / "sources/0/2")
+    newest = 3 if is_open else 4
+    found = guard.inspect(guard.location)
+    assert [(d["batch"], d["file"]) for d in found["damage"]] == [(newest + 1, "sources/0/2")]
+    assert found["newest-sound"] == newest
+    done = repair(guard).json
+    assert done["batch"] == newest
+    assert {"sources/0/2", "sources/0/.2.crc"} <= set(done["removed"])
+    assert guard.inspect(guard.location)["damage"] == []
+
+
+def test_state_goes_first_then_batches_then_logs_of_sources_and_the_newest_first(
+    guard: Guard,
+) -> None:
+    """Whatever is left when a repair is cut off: Spark refuses it, or finds the log of its offsets whole."""
+    log = guard.location / "sources/0"
+    (log / "10").write_bytes((log / "4").read_bytes())
     (guard.location / STORE / "4.delta").unlink()
     removed = repair(guard, "--dry-run --json").json["removed"]
-    logs = [file for file in removed if file.startswith(("commits/", "offsets/"))]
-    assert removed[-len(logs) :] == logs
-    assert [file for file in logs if ".crc" not in file] == [
+    kinds = [file.split("/")[0] for file in removed]
+    count = kinds.count("state")
+    assert set(kinds[:count]) == {"state"}
+    assert [file for file in removed[count:] if ".crc" not in file] == [
         "commits/4",
         "offsets/4",
         "commits/3",
         "offsets/3",
+        "sources/0/10",
+        "sources/0/4",
+        "sources/0/3",
     ]
 
 
