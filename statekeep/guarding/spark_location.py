@@ -205,7 +205,8 @@ class SparkLocation:
             DamageError: It is missing.
             ConfigError: The location cannot be reached, or the local disk is full.
         """
-        target.parent.mkdir(parents=True, exist_ok=True)
+        with explained_full_disk(target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
         with (
             self._explained_missing(file),
             explained_location_errors(self.location),
@@ -312,7 +313,10 @@ class SparkLocation:
 
     def _log_file(self, file: str, newest: int) -> tuple[int, list[str]]:
         """Return the version of a file of ``offsets`` or ``commits``, and its other lines."""
-        head, *lines = self.read(file).decode(errors="replace").split("\n")
+        try:
+            head, *lines = self.read(file).decode().split("\n")
+        except UnicodeDecodeError as exc:
+            raise DamageError(file, "truncated or damaged") from exc
         version = re.fullmatch(r"v([0-9]{1,9})", head)
         if version is None:
             raise DamageError(file, "no version in the first line")

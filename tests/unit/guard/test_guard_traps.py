@@ -549,3 +549,13 @@ def test_no_fetch_of_a_listing_that_was_given_up_writes_beside_those_of_the_next
     assert guard.run().json["batch"] == 4
     assert "commits/4" in {file for file, _ in fetched}
     assert all(is_after for _, is_after in fetched)
+
+
+def test_bytes_that_are_no_text_are_damage(guard: Guard) -> None:
+    without_hadoop(guard.location)
+    path = guard.location / "offsets/4"
+    path.write_bytes(path.read_bytes().replace(b"streaming", b"str\xe5aming", 1))
+    assert guard.inspect(guard.location)["newest-sound"] == 3
+    made = guard.run()
+    assert (made.status, made.json["batch"]) == (ExitStatus.FINE, 3)
+    assert "offsets/4" in made.err
