@@ -1,6 +1,7 @@
 """A copy, put back as a checkpoint location that the query goes on from."""
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,11 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 
 from statekeep.backends.fan_out import run_all
 from statekeep.backends.run_to_end import run_to_early_end
+from statekeep.checkpoint.error_summary import message_of
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.errors import CheckpointCorruptError, CheckpointLocationError
+from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, ConfigError
 from statekeep.guarding.batch_files import schema_below
 from statekeep.guarding.catalog import CATALOG_FILE, CATALOG_STORE, FILES_STORE, Catalog
 from statekeep.guarding.copying import require_copies
@@ -25,6 +27,8 @@ from statekeep.inspection.location_files import (
     explained_location_errors,
     open_location,
 )
+
+logger = logging.getLogger(__name__)
 
 _METADATA: Final = "metadata"
 """Spark reads it before anything else, and fails if it is not what Spark writes."""
@@ -110,7 +114,8 @@ class _Place:
     def __init__(self, new: LocationFiles) -> None:
         self._new = new
         self._claim = f"statekeep writes this location: {random_nonce()}".encode()
-        self._written: list[str] = []
+        self._written: dict[str, int] = {}
+        """Files and their sizes."""
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -127,7 +132,7 @@ class _Place:
         with explained_location_errors(self._new):
             self._new.files.makedirs(self._new.root, exist_ok=True)
             self._new.files.pipe_file(self._path(_METADATA), self._claim)
-        self._written.append(_METADATA)
+        self._written[_METADATA] = len(self._claim)
         with explained_location_errors(self._new):
             found = set(list_files(self._new))
         if found != {_METADATA}:
@@ -139,7 +144,7 @@ class _Place:
         """Write a file, unless that was stopped."""
         if self._is_stopped:
             return
-        self._written.append(file)
+        self._written[file] = source.stat().st_size
         with explained_location_errors(self._new):
             path = self._path(file)
             self._new.files.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -149,20 +154,39 @@ class _Place:
         """Let queries begin in the location; all of it is on disk before.
 
         Raises:
-            CheckpointLocationError: Another one has written to it.
+            CheckpointLocationError: Another one has written to it, or not all of it was written.
         """
         self._require_own()
         self._sync()
+        with explained_location_errors(self._new):
+            found = {file: listed.size for file, listed in list_files(self._new).items()}
+        if found.keys() != self._written.keys():
+            raise _in_use(self._new)
+        if found != self._written:
+            raise CheckpointLocationError(
+                f"not all of it could be written: location={self._new.shown}"
+            )
         self.put(metadata, _METADATA)
         self._sync()
 
     def clear(self) -> None:
-        """Remove what was written, unless the location is another one's."""
-        if not self._is_own():
-            return
-        for file in reversed(self._written):
-            if self._new.files.exists(self._path(file)):
-                self._new.files.rm_file(self._path(file))
+        """Remove what was written, unless the location is another one's; what cannot be removed stays.
+
+        Its first file goes last, by which Spark refuses what is left.
+        """
+        try:
+            with explained_location_errors(self._new):
+                if not self._is_own():
+                    return
+                for file in reversed(self._written):
+                    if self._new.files.exists(self._path(file)):
+                        self._new.files.rm_file(self._path(file))
+        except ConfigError as exc:  # what went wrong before it is the error to be shown
+            logger.warning(
+                "what was restored is left there, delete it: location=%s error=%s",
+                self._new.shown,
+                message_of(exc),
+            )
 
     def _require_own(self) -> None:
         with explained_location_errors(self._new):

@@ -559,3 +559,46 @@ def test_bytes_that_are_no_text_are_damage(guard: Guard) -> None:
     made = guard.run()
     assert (made.status, made.json["batch"]) == (ExitStatus.FINE, 3)
     assert "offsets/4" in made.err
+
+
+@pytest.mark.parametrize("stranger", ["commits/9", "state/0/0/7.delta"])
+def test_a_restore_that_another_one_has_written_into_is_not_finished(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch, stranger: str
+) -> None:
+    guard.run()
+    new, put = guard.root / "new", LocalFileSystem.put_file
+
+    def put_beside(files: Any, local: str, target: str, **options: Any) -> None:
+        put(files, local, target, **options)
+        if target.endswith("offsets/4"):
+            (new / stranger).parent.mkdir(parents=True, exist_ok=True)
+            (new / stranger).write_bytes(b"of a restore of another copy, which began at once")
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", put_beside)
+    assert guard.restore(new).status == ExitStatus.REFUSED
+    assert content(new).keys() == {stranger}
+
+
+def test_a_restore_names_what_went_wrong_though_nothing_can_be_removed(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard.run()
+    new, put = guard.root / "new", LocalFileSystem.put_file
+
+    def put_some(files: Any, local: str, target: str, **options: Any) -> None:
+        if target.endswith("offsets/4"):
+            raise OSError("the network has gone")
+        put(files, local, target, **options)
+
+    def remove(_: Any, path: str) -> Never:
+        raise OSError(f"the network has gone for {path} too")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "put_file", put_some)
+        patch.setattr(LocalFileSystem, "rm_file", remove)
+        result = guard.restore(new)
+    assert result.status == ExitStatus.USAGE
+    assert "the network has gone" in result.err
+    assert guard.restore(new).status == ExitStatus.REFUSED
+    with pytest.raises(json.JSONDecodeError):
+        json.loads((new / "metadata").read_bytes())
