@@ -12,7 +12,15 @@ from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped] # as 
 
 from statekeep.inspection.location_files import LocationFiles
 
-_STAMPS: Final = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified")
+_STAMPS: Final = (
+    "ETag",
+    "etag",
+    "generation",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "modificationTime",
+)
 
 
 @dataclass(frozen=True, slots=True)

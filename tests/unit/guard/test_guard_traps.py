@@ -602,3 +602,17 @@ def test_a_restore_names_what_went_wrong_though_nothing_can_be_removed(
     assert guard.restore(new).status == ExitStatus.REFUSED
     with pytest.raises(json.JSONDecodeError):
         json.loads((new / "metadata").read_bytes())
+
+
+class NameNode(AbstractFileSystem):  # type: ignore[misc] # without types
+    """Lists files as ``webhdfs`` does."""
+
+    @override
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        times = {"accessTime": 2, "modificationTime": 1_700_000_000_123}
+        return [{"name": "/location/metadata", "type": "file", "size": 45, **times}]
+
+
+def test_a_file_has_a_stamp_in_each_filesystem_that_gives_a_time() -> None:
+    found = listing.list_files(LocationFiles(NameNode(), "/location", "remote"))
+    assert found == {"metadata": listing.FoundFile(45, "1700000000123")}
