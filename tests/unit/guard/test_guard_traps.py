@@ -616,3 +616,18 @@ class NameNode(AbstractFileSystem):  # type: ignore[misc] # without types
 def test_a_file_has_a_stamp_in_each_filesystem_that_gives_a_time() -> None:
     found = listing.list_files(LocationFiles(NameNode(), "/location", "remote"))
     assert found == {"metadata": listing.FoundFile(45, "1700000000123")}
+
+
+def test_a_disk_that_is_full_where_a_directory_is_made_is_named(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location, mkdir = SparkLocation.open(str(guard.location)), Path.mkdir
+
+    def fail(path: Path, *given: Any, **options: Any) -> None:
+        if path.is_relative_to(guard.root / "full-disk"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(path, *given, **options)
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(ConfigError, match="full"):
+        location.fetch("metadata", guard.root / "full-disk/metadata")
