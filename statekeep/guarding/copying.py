@@ -18,7 +18,7 @@ from statekeep.backends.optional_powers import FindsLosses
 from statekeep.backends.run_to_end import run_to_early_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2
-from statekeep.checkpoint.job_log import JobLog
+from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession, random_nonce
@@ -56,6 +56,7 @@ from statekeep.guarding.spark_location import (
     DamageError,
     SparkLocation,
     newest_commit,
+    query_id_at,
 )
 from statekeep.guarding.store_files import codec_of, rocksdb_files, stores_of
 from statekeep.inspection.clean_up import Sweep, delete_leftovers
@@ -139,6 +140,7 @@ async def open_copies(
     Raises:
         CheckpointLocationError: It has not.
         ConfigError: A place cannot be reached, or the job is no job of copies.
+        OtherQueryError: The location is of another query than the copies.
         TaskFencedError: Another one took the log over meanwhile.
         RetriableError: A service may answer later.
     """
@@ -147,7 +149,7 @@ async def open_copies(
         if commit is None and not may_wait:
             raise no_batch(uri)
         await prepare_backends(storage.factories, storage.executor, clock)
-        await _require_no_other_job(storage.log)
+        await _require_no_other_job(storage, uri)
         log = await LogSession.of_tool(storage.log, owner)
         if log.view.last_commit is not None:
             require_copies(log.view.last_commit.identity)
@@ -477,15 +479,7 @@ class _Copying:
                 f"the location cannot be copied: location={shown} file={exc.damage.file} "
                 f"damage={exc.damage.what}"
             ) from exc
-        commit = self._log.view.last_commit
-        before = None if commit is None or commit.query is None else commit.query.query_id
-        if before not in {None, query_id}:
-            error = OtherQueryError(
-                f"the copies are of another query: location={location.location.shown} "
-                f"query_id={query_id} copied={before}"
-            )
-            error.add_note("hint: the location was begun anew; name other copies with --as")
-            raise error
+        _require_same_query(query_id, self._log.view.last_commit, location.location.shown)
         return query_id
 
     async def _text(self, location: SparkLocation, file: str) -> str:
@@ -611,15 +605,38 @@ def no_batch(uri: str) -> CheckpointLocationError:
     return exc
 
 
-async def _require_no_other_job(log: JobLog) -> None:
-    """Make sure that a log is that of copies, or is not there, before it is taken over.
+async def _require_no_other_job(storage: LogStorage, uri: str) -> None:
+    """Make sure that a log is that of a location's copies, or is not there, before it is taken over.
 
     Raises:
         ConfigError: It is of another job, whose driver would be fenced.
+        OtherQueryError: The copies are of another query, whose guard would be.
     """
-    if await log.is_there():
-        for identity in (await read_remains(log)).identities.values():
-            require_copies(identity)
+    if not await storage.log.is_there():
+        return
+    for identity in (await read_remains(storage.log)).identities.values():
+        require_copies(identity)
+    query_id = await storage.executor.run(query_id_at, uri)
+    if query_id is not None:
+        reader = LogReader(storage.log)
+        await reader.catch_up()
+        _require_same_query(query_id, reader.view.last_commit, redact(uri, is_secret=False))
+
+
+def _require_same_query(query_id: str, copied: CommitRecord | None, shown: str) -> None:
+    """Make sure that a location is of the query of which a copy is.
+
+    Raises:
+        OtherQueryError: It is of another one.
+    """
+    before = None if copied is None or copied.query is None else copied.query.query_id
+    if before in {None, query_id}:
+        return
+    error = OtherQueryError(
+        f"the copies are of another query: location={shown} query_id={query_id} copied={before}"
+    )
+    error.add_note("hint: it is another location, or was begun anew; name other copies with --as")
+    raise error
 
 
 def require_copies(identity: JobIdentity) -> None:

@@ -341,6 +341,24 @@ def newest_commit(uri: str) -> tuple[str, FoundFile] | None:
     return (str(max(numbers)), found[str(max(numbers))]) if numbers else None
 
 
+def query_id_at(uri: str) -> str | None:
+    """Return the id of a location's query; None: it is missing or damaged. It blocks.
+
+    Raises:
+        ConfigError: The location cannot be reached.
+    """
+    location = open_location(uri)
+    with explained_location_errors(location):
+        try:
+            data = bytes(location.files.cat_file(f"{location.root}/metadata"))
+        except FileNotFoundError:
+            return None
+    try:
+        return _decoded(_metadata, data, "metadata").id
+    except DamageError:
+        return None
+
+
 class HadoopCheck:
     """Compares a file, given piece by piece, with the checksums that Hadoop keeps beside it."""
 

@@ -161,6 +161,24 @@ async def test_the_guard_that_began_last_is_the_one(guard: Guard) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_guard_of_another_location_does_not_take_the_copies_over(guard: Guard) -> None:
+    guard.commit_until(2)
+    async with opened(guard) as copies:
+        assert (await copies.copy(guard.root / "first")).batch == 2
+        own = guard.location.rename(guard.root / "own")
+        shutil.copytree(guard.full, guard.location)
+        (guard.location / "metadata").write_text('{"id":"another"}')
+        (guard.location / ".metadata.crc").unlink()
+        refused = await asyncio.to_thread(guard.run, "--as guarded")
+        assert refused.status == ExitStatus.REFUSED
+        assert "the copies are of another query" in refused.err
+        shutil.rmtree(guard.location)
+        own.rename(guard.location)
+        guard.commit_until(4)
+        assert (await copies.copy(guard.root / "second")).batch == 4
+
+
+@pytest.mark.asyncio
 async def test_a_location_that_was_begun_anew_ends_the_guard(guard: Guard) -> None:
     def begin_anew() -> None:
         (guard.location / "metadata").write_text('{"id":"another"}')

@@ -4,11 +4,10 @@ import asyncio
 import errno
 import json
 import shutil
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any, Never
 
 import pytest
@@ -488,7 +487,7 @@ def test_a_file_that_goes_after_it_was_fetched_is_no_damage(
         if f"{STORE}/3_" in file and file.endswith(".zip") and not went:
             went.append(file)  # Spark deletes what is older than the batches that it retains
             while not local.with_name(f"{local.name}.crc").exists():
-                time.sleep(0.01)
+                Event().wait(0.01)
             for path in (guard.location / STORE).glob("*3_*"):
                 path.unlink()
             guard.commit_until(4)
@@ -525,7 +524,7 @@ def test_no_fetch_of_a_listing_that_was_given_up_writes_beside_those_of_the_next
     guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch, slow = SparkLocation.fetch, f"{STORE}/5.delta"
-    has_begun, has_ended = threading.Event(), threading.Event()
+    has_begun, has_ended = Event(), Event()
     fetched: list[tuple[str, bool]] = []
     listings: list[SparkLocation] = []
 
@@ -535,7 +534,7 @@ def test_no_fetch_of_a_listing_that_was_given_up_writes_beside_those_of_the_next
         is_first = location is listings[0]
         if is_first and file == slow:
             has_begun.set()
-            time.sleep(0.3)
+            Event().wait(0.3)
         elif is_first and file == "commits/4":
             assert has_begun.wait(10)
             raise DamageError(file, "missing")
