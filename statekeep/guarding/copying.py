@@ -17,7 +17,8 @@ from statekeep.backends.fan_out import run_all
 from statekeep.backends.optional_powers import FindsLosses
 from statekeep.backends.run_to_end import run_to_early_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
+from statekeep.checkpoint.error_summary import message_of
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
@@ -61,7 +62,14 @@ from statekeep.guarding.spark_location import (
 from statekeep.guarding.store_files import codec_of, rocksdb_files, stores_of
 from statekeep.inspection.clean_up import Sweep, delete_leftovers
 from statekeep.inspection.job import LogStorage, open_log_storage
-from statekeep.inspection.state_copy import UNSEEN, CommitBackups, Uploads, prepare_backends
+from statekeep.inspection.state_copy import (
+    UNSEEN,
+    CommitBackups,
+    Uploads,
+    prepare_backends,
+    require_markers,
+    validate_backend,
+)
 from statekeep.inspection.task_restore import COPIES_OF_A_LOCATION
 from statekeep.stores.local_files import crc32_of, explained_errors
 from statekeep.stores.version import FileEntry, SealedVersion, SealManifest, image_path
@@ -97,6 +105,8 @@ class _Base:
     """None: it cannot be read."""
     is_usable: bool
     """False: something of it is lost, so that the next copy is whole."""
+    is_everywhere: bool = True
+    """False: a backend has not all of it, and gets all files of the next copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,7 @@ async def open_copies(
         RetriableError: A service may answer later.
     """
     async with open_log_storage(config, clock) as storage:
+        _require_backends_of_files(config, storage)
         commit = await storage.executor.run(newest_commit, uri)
         if commit is None and not may_wait:
             raise no_batch(uri)
@@ -276,6 +287,7 @@ class _Copying:
                 await delete_leftovers(self._storage, self._config, sweep)
             return None
         position, catalog, is_usable = self._log.view.last_commit_position, None, False
+        is_everywhere = True
         target = self._directory / "base"
         try:
             stores = {CATALOG_STORE: target}
@@ -284,9 +296,42 @@ class _Copying:
             catalog = Catalog.decode(data)
             await self._require_whole(commit)
             is_usable = True
+            is_everywhere = await self._is_everywhere(commit)
         except (BlobNotFoundError, CheckpointCorruptError) as exc:
             logger.warning("the newest copy is damaged, all files are copied: error=%s", exc)
-        return _Base(position, commit, catalog, is_usable)
+        return _Base(position, commit, catalog, is_usable, is_everywhere)
+
+    async def _is_everywhere(self, commit: CommitRecord) -> bool:
+        """Return whether each backend that can take the next copy has this one to build on.
+
+        One that was added, or is optional and was left out, has not.
+        """
+        checkpoint = self._log.view.usable_checkpoint(commit, TASK)
+        if checkpoint is None:
+            return True
+        lacking: set[BackendName] = set()
+        for store in (FILES_STORE, CATALOG_STORE):
+            settings = self._config.store(store)
+            for name in map(BackendName, settings.backup_factories):
+                if store in checkpoint.markers_of(name):
+                    continue
+                if name not in settings.optional_factories:
+                    return False
+                lacking.add(name)
+        for name in lacking:
+            factory = self._storage.factories[name]
+            try:
+                await validate_backend(factory, self._storage.executor, self._storage.clock)
+            except StateBackupError as exc:  # else all would be fetched for nothing
+                logger.warning(
+                    "optional backend does not have the copies and does not answer: "
+                    "backend=%s error=%s",
+                    name,
+                    message_of(exc),
+                )
+            else:
+                return False
+        return True
 
     async def _require_whole(self, commit: CommitRecord) -> None:
         """Make sure that all of a copy is there still: the next one refers to it.
@@ -315,7 +360,7 @@ class _Copying:
     async def _fetch(self, base: _Base | None) -> _Fetched | None:
         """Fetch what the newest sound batch needs; None where the newest copy has it all."""
         known: Mapping[str, CopiedFile] = {}
-        if base is not None and base.catalog is not None and base.is_usable:
+        if base is not None and base.catalog and base.is_usable and base.is_everywhere:
             known = base.catalog.files
         run = self._storage.executor.run
         for _ in range(_LISTINGS):
@@ -549,6 +594,7 @@ class _Copying:
         task = TaskIdentity(identity.job_name, MAIN_OPERATOR, TASK, job_uid=identity.job_uid)
         try:
             checkpoint = await backups.back_up(task, version, {}, on)
+            require_markers(TASK, version, checkpoint, (FILES_STORE, CATALOG_STORE))
             return await log.append(
                 CommitRecord(
                     attempt_epoch=log.epoch,
@@ -603,6 +649,23 @@ def no_batch(uri: str) -> CheckpointLocationError:
     )
     exc.add_note("hint: name the directory that the query was started with, as Spark does")
     return exc
+
+
+def _require_backends_of_files(config: Config, storage: LogStorage) -> None:
+    """Make sure that backends take files as they are, and build on those that they have.
+
+    Raises:
+        ConfigError: One reads the entries of stores, which a copy has not, or keeps nothing.
+    """
+    for store in (FILES_STORE, CATALOG_STORE):
+        for name in config.store(store).backup_factories:
+            properties = storage.factories[BackendName(name)].properties
+            if not properties.needs_files or not properties.is_durable:
+                raise ConfigError(
+                    f"the backend takes no copies of a location: backend={name} store={store}",
+                    key="stores.backup.factories",
+                    hint="list blob backends alone",
+                )
 
 
 async def _require_no_other_job(storage: LogStorage, uri: str) -> None:

@@ -165,3 +165,19 @@ async def prepare_backends(
             await admin.validate_resources()
         finally:
             await admin.close()
+
+
+async def validate_backend(
+    factory: StateBackendFactory, executor: BlockingExecutor, clock: Clock
+) -> None:
+    """Find out whether a backend answers and takes backups; creates nothing.
+
+    Raises:
+        ConfigError: It is unreachable, refuses us, or cannot do what is needed.
+        RetriableError: It may answer later.
+    """
+    admin = factory.admin(executor, clock)
+    try:
+        await admin.validate_resources()
+    finally:
+        await admin.close()

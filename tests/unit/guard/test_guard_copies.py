@@ -279,6 +279,68 @@ def test_a_lost_copy_is_damage_and_the_next_copy_is_whole_where_it_must_be(
     assert guard.inspect(guard.root / "new")["damage"] == []
 
 
+@pytest.mark.parametrize("store", ["location", "catalog"])
+def test_a_copy_of_which_no_backend_has_a_store_is_none(guard: Guard, store: str) -> None:
+    result = guard.run(f"--set stores.{store}.backup.factories=")
+    assert result.status == ExitStatus.REFUSED
+    assert f"store={store}" in result.err
+
+
+def second_backend(guard: Guard) -> str:
+    uri = (guard.root / "far").as_uri()
+    second = f"--set backends.far.factory=blob --set backends.far.uri={uri}"
+    return f"{second} --set stores.backup.factories=blob,far"
+
+
+@pytest.mark.parametrize("optional", ["", "--set stores.backup.optional=far"])
+def test_a_backend_that_the_newest_copy_is_not_in_gets_all_files(
+    guard: Guard, optional: str
+) -> None:
+    options = f"{second_backend(guard)} {optional}"
+    guard.commit_until(2)
+    assert guard.run().json["batch"] == 2
+    guard.commit_until(3)
+    added = guard.run(options)
+    assert (added.json["batch"], added.err) == (3, "")
+    guard.commit_until(4)
+    made = guard.run(options)
+    assert (made.json["batch"], made.err) == (4, "")
+    assert made.json["new-files"] < added.json["new-files"]
+    for path in copied_files(guard):
+        path.unlink()
+    restored = guard.restore(
+        guard.root / "new", "", f"{options} --set stores.restore.factories=far,blob"
+    )
+    assert restored.json == {"batch": 4}
+    assert guard.inspect(guard.root / "new")["damage"] == []
+
+
+def test_an_optional_backend_that_does_not_answer_has_not_all_files_fetched(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise RetriableError("the service does not answer")
+
+    guard.commit_until(3)
+    guard.run()
+    guard.commit_until(4)
+    monkeypatch.setattr(copying, "validate_backend", refuse)
+    made = guard.run(f"{second_backend(guard)} --set stores.backup.optional=far")
+    assert (made.json["batch"], made.json["new-files"]) == (4, 5)
+
+
+def copied_files(guard: Guard) -> list[Path]:
+    return [p for p in guard.blobs() if "/location/" in str(p) and "index" not in p.name]
+
+
+@pytest.mark.parametrize("backend", ["memory", "hdfs", "kafka"])
+def test_a_backend_that_cannot_build_on_files_it_has_is_refused(guard: Guard, backend: str) -> None:
+    settings = "--set kafka.bootstrap.servers=localhost:1 --set hdfs.store.uri=hdfs://localhost:1/x"
+    result = guard.run(f"--set stores.backup.factories=blob,{backend} {settings}")
+    assert result.status == ExitStatus.USAGE
+    assert f"backend takes no copies of a location: backend={backend}" in result.err
+
+
 def test_a_location_that_is_in_use_is_not_written_to(guard: Guard) -> None:
     guard.run()
     before = content(guard.location)
