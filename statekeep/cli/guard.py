@@ -47,6 +47,10 @@ app = typer.Typer(
 
 _THREADS = 16
 _EVERY: Final = milliseconds(1)
+_SINK_SKIPS: Final = (
+    "a sink of files or a Delta table skips later batches that it has by number, whatever is in them "
+    "now: a sink of files notes them in _spark_metadata"
+)
 
 IsDryRun: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Show which files would be moved, and change nothing.")
@@ -208,6 +212,7 @@ def restore(
         print_json({"batch": batch})
     else:
         print_line(f"batch {batch} is restored: start the query with the new location")
+        print_line(_SINK_SKIPS)
 
 
 @app.command()
@@ -260,6 +265,7 @@ def repair(
     else:
         count = len(planned.removed)
         print_line(f"the query goes on after batch {planned.batch}; {count} files are in {kept_in}")
+        print_line(_SINK_SKIPS)
 
 
 def _question(repair: Repair) -> str:

@@ -386,7 +386,9 @@ def test_the_commands_of_the_page_do_what_it_says(
     assert "batch 4 was copied before" in guard._run(lines[1], has_config=False).out
     assert "sound up to batch 4" in guard._run(lines[2], has_config=False).out
     shutil.rmtree(guard.location)
-    assert "batch 4 is restored" in guard._run(lines[3], has_config=False).out
+    restored = guard._run(lines[3], has_config=False).out
+    assert "batch 4 is restored" in restored
+    assert "_spark_metadata" in restored
     assert guard.inspect(guard.root / "location-2")["sound"] == [4]
     guard.restore(guard.location)
     assert "there is nothing to repair" in guard._run(lines[4], has_config=False).out

@@ -54,6 +54,12 @@ def test_a_location_goes_back_to_its_newest_sound_batch(
     assert guard.run().json["batch"] == done["batch"]
 
 
+def test_a_sink_that_skips_batches_is_warned_of(guard: Guard) -> None:
+    (guard.location / STORE / "5.delta").unlink()
+    assert "_spark_metadata" not in repair(guard, "--dry-run").out
+    assert "_spark_metadata" in repair(guard, "--yes").out
+
+
 def test_a_sound_location_is_left_alone(guard: Guard) -> None:
     before = content(guard.location)
     result = repair(guard, "")
