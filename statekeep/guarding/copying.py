@@ -412,6 +412,9 @@ class _Copying:
         ):
             raise _ChangedError  # a file that only went was whole when it was fetched
         files = {file: self._local.get(file) or known[file] for file in look.files}
+        is_known = all(known.get(file) == found for file, found in files.items())
+        if is_known and base is not None and base.commit.batch == number:
+            return None  # only the fetch has shown it, as the filesystem has no stamps
         new = [found.size for file, found in files.items() if file in self._local]
         if base is None and not stores_of(files):
             logger.warning(

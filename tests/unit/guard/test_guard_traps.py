@@ -630,3 +630,23 @@ def test_a_disk_that_is_full_where_a_directory_is_made_is_named(
     monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(ConfigError, match="full"):
         location.fetch("metadata", guard.root / "full-disk/metadata")
+
+
+def test_a_batch_that_was_copied_is_known_where_a_filesystem_has_no_stamps(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_list_locally", without_stamps(listing._list_locally))
+    first = guard.run().json
+    again = guard.run().json
+    assert (again["commit"], again["is-new"]) == (first["commit"], False)
+    without_hadoop(guard.location)
+    changed = guard.location / STORE / "5.delta"
+    shutil.copy(guard.full / "state/0/0/5.delta", changed)
+    assert guard.run().json["is-new"]
+
+
+def without_stamps(listed: Callable[..., Any]) -> Callable[..., Any]:
+    def bare(*directories: Any) -> Any:
+        return [(name, listing.FoundFile(found.size, "")) for name, found in listed(*directories)]
+
+    return bare
