@@ -16,7 +16,7 @@ from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import CheckpointCorruptError
 
 MAX_DOCUMENT_BYTES: Final = 64 << 20
-"""Of what is read whole, such as an index (700,000 files) or a record of the job log."""
+"""Of what is read whole, such as an index (170,000 files) or a record of the job log."""
 
 MAX_FILE_BYTES: Final = 1 << 40
 """Of a file whose size nothing states."""

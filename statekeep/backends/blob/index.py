@@ -42,6 +42,8 @@ _MAX_PATH_BYTES: Final = 1024
 """Of a file within its image: with the way to the image still a path that a filesystem takes."""
 _MAX_DEPTH: Final = 32
 """Of directories in an image; RocksDB makes none."""
+_MAX_DIRECTORIES: Final = MAX_IMAGE_FILES
+"""Of an image: a restore makes them before it fetches anything."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -174,11 +176,11 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
 
         Raises:
             ValueError: A blob is both present and removed, a path is longer than any, or the files
-                are more than any.
+                or directories are more than any.
         """
         present: set[FileBlob] = set()
         removed: set[FileBlob] = set()
-        count = 0
+        count = directory_count = 0
         waiting = [_Visit(self, 0, 0, present)]
         while waiting:
             visit = waiting.pop()
@@ -191,6 +193,8 @@ class DirIndex(_IndexPart, frozen=True, kw_only=True):
             _check(is_path, f"path is too long or too deep: dir={directory.dir_name!r}")
             count += len(directory.files_present)
             _check(count <= MAX_IMAGE_FILES, f"more files than {MAX_IMAGE_FILES}")
+            directory_count += len(directory.sub_dirs_present)
+            _check(directory_count <= _MAX_DIRECTORIES, f"more directories than {_MAX_DIRECTORIES}")
             for file in directory.files_present:
                 visit.blobs.update(file.blobs)
             waiting += [

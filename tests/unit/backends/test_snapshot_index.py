@@ -1,6 +1,7 @@
 """The snapshot index: Samza's form is read, ours is of that form, nonsense is refused."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from statekeep.backends.blob.index import (
     FileMetadata,
     SnapshotIndex,
     SnapshotMetadata,
+    decode_index,
     encode_index,
 )
 from statekeep.checkpoint.decoding import is_file_name
@@ -170,6 +172,39 @@ def test_a_name_that_would_leave_its_directory_is_refused(name: str) -> None:
         file_index(name)
     with pytest.raises(ValueError, match="not a file name"):
         directory(sub_dirs_present=(directory(name),))
+
+
+def with_many(present: str, entry: Any, name: str, count: int) -> bytes:
+    """Return an index that names so many files or directories, as an attacker would write it."""
+    index = json.loads(encode_index(snapshot_index(directory())))
+    written: Any = json.loads(msgspec.json.encode(entry))
+    index["dir-index"][present] = [{**written, name: f"x{number}"} for number in range(count)]
+    return json.dumps(index).encode()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("present", "entry", "name", "reason"),
+    [
+        ("files-present", file_index(), "file-name", "more files than 32768"),
+        ("sub-dirs-present", directory("d"), "dir-name", "more directories than 32768"),
+    ],
+    ids=["files", "directories"],
+)
+def test_an_index_of_300_000_entries_is_refused_and_costs_little(
+    present: str, entry: Any, name: str, reason: str
+) -> None:
+    data = with_many(present, entry, name, 300_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointCorruptError) as caught:
+            decode_index(data, where="x")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reason in str(caught.value.__cause__)
+    assert peak < 400 << 20
 
 
 def test_a_name_twice_in_one_directory_is_refused() -> None:

@@ -98,6 +98,17 @@ def many_files(count: int) -> Spoil:
     return spoil
 
 
+def many_directories(count: int) -> Spoil:
+    def spoil(job: IncrementJob, index: dict[str, Any]) -> None:
+        root = index["dir-index"]
+        root["sub-dirs-present"] = [
+            {**root, "dir-name": f"d{number}", "files-present": [], "files-removed": []}
+            for number in range(count)
+        ]
+
+    return spoil
+
+
 def huge_file(job: IncrementJob, index: dict[str, Any]) -> None:
     first_file(index)["file-metadata"]["size"] = 2**40
 
@@ -124,6 +135,31 @@ def overlapping(job: IncrementJob, index: dict[str, Any]) -> None:
     file = first_file(index)
     blob = file["blobs"][0]
     file["blobs"] = [blob, {**blob, "offset": 2**50}]
+
+
+def file_named(index: dict[str, Any], name: str) -> dict[str, Any]:
+    files: list[dict[str, Any]] = index["dir-index"]["files-present"]
+    return next(file for file in files if file["file-name"].startswith(name))
+
+
+def unopenable_current(job: IncrementJob, index: dict[str, Any]) -> None:
+    """Let the image below the deltas name a manifest that it does not have."""
+    assert index["deltas"]
+    data = b"MANIFEST-999999\n"
+    file = file_named(index, "CURRENT")
+    file["blobs"] = [{"blob-id": put(job, data), "offset": 0}]
+    file |= {"sha-256": hashlib.sha256(data).hexdigest(), "checksum": zlib.crc32(data)}
+    file["file-metadata"]["size"] = len(data)
+
+
+def without_file(name: str) -> Spoil:
+    """Take a file out of the image below the deltas."""
+
+    def spoil(job: IncrementJob, index: dict[str, Any]) -> None:
+        assert index["deltas"]
+        index["dir-index"]["files-present"].remove(file_named(index, name))
+
+    return spoil
 
 
 def large_blob(job: IncrementJob, index: dict[str, Any]) -> None:
@@ -179,10 +215,14 @@ SPOILED: Final[dict[str, Spoil]] = {
     "half a character": half_a_character,
     "1,000 files that the manifest lacks": many_files(1_000),
     "index of 33,000 files": many_files(33_000),
+    "index of 33,000 directories": many_directories(33_000),
     "file of 2^40 bytes": huge_file,
     "range of 2^40 bytes": huge_range,
     "distant ranges": distant_ranges,
     "overlapping blobs": overlapping,
+    "image that does not open, under deltas": unopenable_current,
+    "image without CURRENT, under deltas": without_file("CURRENT"),
+    "image without MANIFEST, under deltas": without_file("MANIFEST"),
     "blob of 4 GiB": large_blob,
     "index of 65 MiB": large_index,
     "lz4 block of 2^31 bytes": delta_with(1, PACKED, 2**31),
@@ -245,7 +285,12 @@ SPOILED_ADDITIONS: Final[dict[str, Spoil]] = {
 }
 
 
-LARGE: Final = {"index of 65 MiB", "addition of 65 MiB", "index of 33,000 files"}
+LARGE: Final = {
+    "index of 65 MiB",
+    "addition of 65 MiB",
+    "index of 33,000 files",
+    "index of 33,000 directories",
+}
 
 
 async def spoiled(job: IncrementJob, made: Made, spoil: Spoil) -> CheckpointV2:
