@@ -283,11 +283,14 @@ class StorageAdmin(StateBackendAdmin):
             yield
         except RetriableError as exc:
             error = RetriableError(
-                f"the storage of a blob backend does not answer: backend={self._backend} reason={exc}"
+                f"the storage of a blob backend does not answer: backend={self._backend} "
+                f"reason={exc.message}"
             )
+            for hint in exc.hints:  # which limit ran out
+                error.add_note(f"hint: {hint}")
             error.add_note(
                 f"hint: is backends.{self._backend}.uri right, and its endpoint within reach of this "
-                "machine? start.timeout.ms sets for how long a start retries"
+                "machine?"
             )
             raise error from exc
 

@@ -66,6 +66,11 @@ def test_every_record_of_the_log_can_be_read() -> None:
         decode_record(data, where="formats.md")
 
 
+def test_a_batch_record_is_said_to_come_before_the_sink() -> None:
+    section = PAGE.partition("\n### batch\n")[2].partition("\n### ")[0]
+    assert "appends the record before it calls the sink" in section
+
+
 def test_every_entry_of_the_checkpoint_store_can_be_read() -> None:
     for data in framed(*ENTRIES).values():
         decode_attempt_entry(data, where="formats.md")

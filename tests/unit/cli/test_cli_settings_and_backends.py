@@ -1,6 +1,7 @@
 """``statekeep config``, ``statekeep backends``, and how a command line ends."""
 
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from cli_kit import CommandLine
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob_store import BlobMetadata
 from statekeep.backends.storage.manager import StorageManager
+from statekeep.cli import backends
+from statekeep.testing.clock import FakeClock
 
 
 class LoglessFactory(BlobBackendFactory):
@@ -118,6 +121,42 @@ def test_a_backend_that_refuses_access_is_named(statekeep: CommandLine, job: Pat
     errors = {row["backend"]: row["error"] for row in result.json}
     assert errors["near"] is None
     assert str(job / "far") in errors["far"]
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "limit_s"),
+    [
+        ("", "start.timeout.ms=60000", 60),
+        ("retry.policy.max.retry.duration.millis", "=5000", 5),
+        ("retry.policy.max.retries", "=2", None),
+    ],
+    ids=["start", "duration", "retries"],
+)
+def test_a_closed_port_is_asked_until_the_limit_that_the_error_names(
+    statekeep: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    limit: str,
+    limit_s: int | None,
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(backends, "SystemClock", lambda: clock)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        where = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        result = statekeep(
+            "backends check --set backends.far.uri=s3://bucket/job"
+            f" --set backends.far.s3.endpoint={where} --json"
+            + (f" --set backends.far.{given}{limit}" if given else "")
+        )
+    errors = {row["backend"]: row["error"] for row in result.json}
+    assert (result.status, errors["near"]) == (4, None)
+    assert f"hint: the limit that ran out is backends.far.{given}{limit};" in errors["far"]
+    assert given == "" or "start.timeout.ms" not in errors["far"]
+    if limit_s is not None:
+        assert clock.monotonic_ns() == pytest.approx(limit_s * 10**9, abs=2 * 10**6)
 
 
 def test_a_backend_that_no_store_lists_but_the_start_needs_is_checked_too(
