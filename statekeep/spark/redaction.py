@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 REDACTION_KEY: Final = "spark.redaction.regex"
 REDACTION_REGEX: Final = (
-    "(?i)secret|passw|passphrase|token|access[._-]?key|account[._-]?key|credential|jaas"
+    "(?i)secret|passw|passphrase|token|(?:access|account|private|keystore)[._-]?key|key[._-]pem"
+    "|connection[._-]?string|credential|jaas"
     f"|{SPARK_PREFIX.replace('.', '[.]')}|{ENVIRONMENT_PREFIX}"
 )
 """What Spark hides by default and more: each entry of a conf whose name or value has a match. Our own
