@@ -297,10 +297,10 @@ class HdfsBackupManager(TaskBackupManager):
         if changes is None or commit.base is None:
             return None
         marker = commit.base.markers_of(self._prefix.backend)[store]
-        if SparkStart.parse(marker) is not None:
-            return None
         files = self._files_of(store)
         try:
+            if SparkStart.parse(marker) is not None:
+                return None
             base = UploadMarker.parse(marker)
             # What lies elsewhere may be deleted by others, and what has no digest may have
             # been changed.

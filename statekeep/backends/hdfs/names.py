@@ -18,6 +18,7 @@ from typing import Final, Self
 
 from typing_extensions import override
 
+from statekeep.backends.storage.names import is_blob_name
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
@@ -69,6 +70,20 @@ def new_file_id(batch: int, epoch: int, attempt: int, nonce: str) -> VersionId:
     return VersionId(batch, f"{digits}{nonce[:_NONCE_DIGITS]}")
 
 
+def check_directory(directory: str, marker: Marker) -> None:
+    """Refuse a marker that names a directory in which no file of a backup can lie.
+
+    Args:
+        directory: With a slash at its end; empty for the root.
+        marker: For the error.
+
+    Raises:
+        CheckpointCorruptError: It is absolute, leads out of the root or is no name of a directory.
+    """
+    if directory and not is_blob_name(directory.removesuffix("/")):
+        raise CheckpointCorruptError(f"not a marker of the hdfs backend: marker={marker[:300]!r}")
+
+
 def attempt_of(file_id: VersionId) -> tuple[int, int] | None:
     """Return the (epoch, attempt) of an upload; None for an id of another form."""
     uid = file_id.uid
@@ -106,6 +121,7 @@ class UploadMarker:
             UnknownFormatError: A newer version of Statekeep made it.
         """
         directory, slash, text = marker.rpartition("/")
+        check_directory(f"{directory}{slash}", marker)
         name, *rest = text.split(";")
         if not rest:
             return cls(f"{directory}{slash}", VersionId.parse(name), None)

@@ -8,6 +8,7 @@ from typing import Final
 
 from statekeep.backends.base import RestoreContext
 from statekeep.backends.blob_store import BlobStoreManager
+from statekeep.backends.hdfs.names import check_directory
 from statekeep.backends.hdfs.streaming import empty_store, fetched_file
 from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import Marker, StoreName
@@ -31,9 +32,17 @@ class SparkStart:
 
     @classmethod
     def parse(cls, marker: Marker) -> "SparkStart | None":
-        """Read a marker; None if it is of another form."""
+        """Read a marker; None if it is of another form.
+
+        Raises:
+            CheckpointCorruptError: It names no directory.
+        """
         match = _MARKER.fullmatch(marker)
-        return None if match is None else cls(match[1] or "", int(match[2]))
+        if match is None:
+            return None
+        directory = match[1] or ""
+        check_directory(directory, marker)
+        return cls(directory, int(match[2]))
 
     async def find(self, manager: BlobStoreManager) -> None:
         """Find the files of the version.

@@ -198,7 +198,9 @@ def _files_below(directory: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         # A directory that went since its parent was read has no files; any other error would make
         # the listing silently incomplete.
-        if not isinstance(error, FileNotFoundError):
+        # Nothing can lie below what was asked for, if its name is too long.
+        is_no_name = error.errno == errno.ENAMETOOLONG and error.filename == os.fspath(directory)
+        if not isinstance(error, FileNotFoundError) and not is_no_name:
             raise error
 
     for parent, _, files in os.walk(directory, onerror=refuse):

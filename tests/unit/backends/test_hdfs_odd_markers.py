@@ -1,0 +1,44 @@
+"""A marker that no upload wrote is damage on HDFS too, so that an older commit is restored."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hdfs_task_kit import Task
+
+from statekeep.checkpoint.checkpoints import Marker
+from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
+from statekeep.testing.backend_harness import STORE
+
+DIGEST = "v=2;sha256=" + "0" * 64
+UPLOAD = "9_00000001000000010123456789abcdef"
+
+
+ODD = {
+    "above the root": f"../../etc/passwd/{UPLOAD}.delta;{DIGEST}",
+    "absolute": f"/etc/passwd/{UPLOAD}.delta;{DIGEST}",
+    "long name": f"{'x' * 300}/{UPLOAD}.delta;{DIGEST}",
+    "long path": f"{'x/' * 900}{UPLOAD}.delta;{DIGEST}",
+    "control character": f"a\0b/{UPLOAD}.delta;{DIGEST}",
+    "brackets": "[" * 2_000,
+    "no form": "x" * 300,
+    "of Spark, long number": "9" * 5_000 + "/3",
+    "of Spark, half a character": "\ud800/3",
+    "of Spark, above the root": "../../etc/3",
+    "of Spark, absolute": "/etc/passwd/3",
+    "of Spark, long name": "x" * 300 + "/3",
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("marker", ODD.values(), ids=ODD)
+async def test_an_odd_marker_is_damage(tmp_path: Path, marker: str) -> None:
+    task = Task(tmp_path / "place", tmp_path / "local")
+    await task.start()
+    commit = await task.commit_next(a=b"1")
+    ((backend, _),) = commit.checkpoint.state_markers.items()
+    spoiled = replace(commit.checkpoint, state_markers={backend: {STORE: Marker(marker)}})
+    with pytest.raises((BlobNotFoundError, CheckpointCorruptError)):
+        await task.restore(spoiled)
+    assert (await task.restore(commit.checkpoint)).content
+    await task.close()
