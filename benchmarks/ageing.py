@@ -57,6 +57,7 @@ from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 from statekeep.container.task import Task
+from statekeep.errors import ConfigError
 from statekeep.spark.driver.job_commits import job_clean_up
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.tasks import STATE_STORE, task_name
@@ -77,12 +78,18 @@ _METADATA: Final = BlobMetadata(task=None, store_name=None, payload_name="growth
 class CountedBlobs(WrappedBlobStoreManager):
     """Counts the calls of a client by their kind, and what they transfer."""
 
-    def __init__(self, inner: MemoryBlobStoreManager, counts: Counter[str]) -> None:
+    def __init__(
+        self, inner: MemoryBlobStoreManager, counts: Counter[str], *, may_delete: bool = True
+    ) -> None:
+        """Count into ``counts``; without ``may_delete``, state cannot be deleted."""
         super().__init__(inner)
         self._counts = counts
+        self._may_delete = may_delete
 
     @override
     async def _around(self, operation: str, subject: str, call: Callable[[], Awaitable[T]]) -> T:
+        if operation == "delete" and "/state-" in subject and not self._may_delete:
+            raise ConfigError(f"access denied: name={subject}")
         answer = await call()
         if operation in {"put", "list", "delete"}:
             self._counts[operation] += 1
@@ -216,7 +223,8 @@ class AgeingJob(Ageing):
 
     def blobs(self) -> CountedBlobs:
         """Return a client of the job's store."""
-        return CountedBlobs(MemoryBlobStoreManager(self.root, self._executor), self.counts)
+        inner = MemoryBlobStoreManager(self.root, self._executor)
+        return CountedBlobs(inner, self.counts, may_delete=self._scenario != "failing")
 
     @override
     async def begin(self) -> None:

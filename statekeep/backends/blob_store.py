@@ -7,11 +7,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.fan_out import run_all
+from statekeep.backends.fan_out import run_bounded
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import CheckpointCorruptError
 
@@ -134,9 +135,10 @@ class BlobStoreManager(ABC):
     async def delete_all(self, blob_ids: Sequence[str]) -> None:
         """Delete blobs; those that are not there are no error.
 
-        This one deletes one by one: to be overridden where a request can delete many. Idempotent.
+        This one deletes one by one, a few at a time, up to the first that fails: to be overridden
+        where a request can delete many. Idempotent.
         """
-        await run_all(self.delete(blob_id) for blob_id in blob_ids)
+        await run_bounded(partial(self.delete, blob_id) for blob_id in blob_ids)
 
     @abstractmethod
     async def list(self, prefix: str) -> Sequence[str]:

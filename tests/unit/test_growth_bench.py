@@ -34,6 +34,32 @@ def test_commits_kept_by_age_stay_out_of_memory() -> None:
     assert marks[-1].get <= marks[0].get + 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_clean_up_that_fails_after_each_commit_stays_out_of_memory() -> None:
+    marks = measured(AgeingJob, 8, "failing", 0, commits=80)
+    # Each commit leaves a line, and names that were listed; no error for each of thousands of blobs.
+    assert slopes(marks[1:])["memory_kb"] < 10_000
+    assert marks[-1].commit_ms < 4 * marks[2].commit_ms
+    assert marks[-1].blobs > marks[0].blobs
+    assert marks[-1].delete == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "names"),
+    # What cannot be deleted because of damage is listed again each time.
+    [("aborts", ["get", "list", "names_listed", "log_records"]), ("damage", ["get", "list"])],
+    ids=["aborts", "damage"],
+)
+def test_aborted_attempts_and_damage_behind_a_pin_cost_no_more_requests_with_age(
+    scenario: str, names: list[str]
+) -> None:
+    marks = measured(AgeingJob, 2, scenario, 0, commits=80)
+    for name in names:
+        assert getattr(marks[-1], name) <= getattr(marks[2], name) * 1.1 + 1, name
+
+
 def test_what_a_job_holds_and_asks_for_does_not_grow() -> None:
     marks = measured(AgeingJob, 2, "plain", 0, commits=80)
     for name in ("log_records", "blobs", "put", "get", "list", "start_requests"):
