@@ -44,6 +44,27 @@ def test_schedules_of_fixed_seeds_are_green(tmp_path: Path) -> None:
     assert {1, 2, 9, 10, 12, 13, 14, 15, 16, 18, 20} <= set(outcomes[0]["invariants"])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_malice_schedules_of_fixed_seeds_are_green(tmp_path: Path) -> None:
+    report = tmp_path / "outcomes.json"
+    harness = subprocess.run(
+        [
+            *(sys.executable, "-m", "chaos", "--level=malice", "--seed=901", "--runs=2"),
+            f"--directory={tmp_path / 'schedules'}",
+            f"--json={report}",
+        ],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        timeout=110,
+    )
+    assert harness.returncode == 0, harness.stdout.decode() + harness.stderr.decode()
+    outcomes = json.loads(report.read_text())
+    assert len(outcomes) == 2
+    assert not any(outcome["failures"] for outcome in outcomes)
+
+
 def test_servers_die_in_many_schedules_early_and_late_in_a_life(tmp_path: Path) -> None:
     drawn = places(["blob-s3"], tmp_path, S3)
     moments = [
