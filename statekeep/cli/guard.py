@@ -48,8 +48,8 @@ app = typer.Typer(
 _THREADS = 16
 _EVERY: Final = milliseconds(1)
 _SINK_SKIPS: Final = (
-    "a sink of files or a Delta table skips later batches that it has by number, whatever is in them "
-    "now: a sink of files notes them in _spark_metadata"
+    "later batches have numbers that the sink may know already: a sink of files, by its\n"
+    "_spark_metadata, and a Delta table skip these, even if the rows are others now"
 )
 
 IsDryRun: TypeAlias = Annotated[
