@@ -1,6 +1,7 @@
 """Sums, minima and maxima of many groups at once; a sum that does not fit is an error, never wrong.
 
-As in SQL, nulls are left out, and of nothing but nulls comes null. A NaN is larger than all else.
+As in SQL, nulls are left out, and of nothing but nulls comes null. A NaN is larger than all else. Zeros
+have no sign and NaNs are one: else a minimum or a maximum would depend on the order of rows.
 """
 
 from typing import Any, Final
@@ -45,8 +46,11 @@ def fold(name: str, column: pa.Array, starts: NDArray[np.int64]) -> pa.Array:
     else:
         found = _sums(numbers, starts)
     is_empty = ~np.logical_or.reduceat(is_present, starts[:-1])
-    if name == "min" and numbers.dtype.kind == "f":
-        found = _with_only_nans(found, numbers, is_present, starts)
+    if numbers.dtype.kind == "f":
+        if name == "min":
+            found = _with_only_nans(found, numbers, is_present, starts)
+        found = found + 0.0  # turns -0.0 into 0.0
+        found[np.isnan(found)] = np.nan
     return _as_kind(found, kind, is_empty)
 
 
@@ -70,7 +74,8 @@ def _neutral(name: str, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - an integ
 
 
 def _sums(numbers: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    sums: NDArray[Any] = np.add.reduceat(numbers, starts[:-1])
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN, as in SQL
+        sums: NDArray[Any] = np.add.reduceat(numbers, starts[:-1])
     if numbers.dtype.kind == "f" or not len(numbers):
         return sums
     largest = max(abs(int(numbers.min())), abs(int(numbers.max())))

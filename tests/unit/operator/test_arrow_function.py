@@ -4,6 +4,7 @@ import datetime as dt
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from statekeep.spark.operator.arrow_function import ArrowProcessor
 from statekeep.spark.operator.arrow_state import ArrowValueState
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.declarations import check_declarations
+from statekeep.spark.operator.folds import fold
 from statekeep.spark.operator.grouping import GroupingOverflow
 from statekeep.stores.base import KeyValueStore
 
@@ -180,6 +182,38 @@ def test_the_least_and_the_largest_number_are_those_of_sql(batches: list[Any]) -
             ranked = sorted(seen[row["key"]], key=lambda number: (math.isnan(number), number))
             expected = [ranked[0], ranked[-1]] if ranked else [None, None]
             assert repr([row["least"], row["most"]]) == repr(expected)
+
+
+_OTHER_NAN = np.array([-0x7FFFFFFFFFFFF]).view(np.float64)[0]
+
+
+@pytest.mark.parametrize("how", ["min", "max", "sum"])
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize(
+    "numbers", [[0.0, -0.0], [math.nan, _OTHER_NAN], [math.inf, -math.inf, math.nan]], ids=str
+)
+def test_state_and_output_do_not_depend_on_the_order_of_a_keys_rows(
+    numbers: list[float], kind: str, how: str
+) -> None:
+    def merged(rows: pa.RecordBatch, state: State) -> Iterator[pa.RecordBatch]:
+        yield state["x"].merge(rows, pa.record_batch({"n": rows["v"]}), how)
+
+    outcomes = [
+        run(
+            by_function(merged, x=f"n {kind}"),
+            [("a", number) for number in ordered],
+            schema=f"key string, v {kind}",
+            output=f"key string, n {kind}",
+        )[0]
+        for ordered in permutations(numbers)
+    ]
+    assert outcomes == outcomes[:1] * len(outcomes)
+
+
+@pytest.mark.parametrize("numbers", [[math.inf, -math.inf], [1e308, 1e308]], ids=str)
+def test_a_sum_of_floats_that_is_no_number_is_that_of_sql(numbers: list[float]) -> None:
+    found = fold("sum", pa.array(numbers), np.array([0, 2]))
+    assert repr(found[0].as_py()) == repr(sum(numbers))
 
 
 @pytest.mark.parametrize("kind", ["date", "timestamp", "timestamp_ntz", "tinyint", "float"])
