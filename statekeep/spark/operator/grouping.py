@@ -104,13 +104,9 @@ class Grouping:
         """Return rows in which equal keys look alike: Arrow takes -0.0 and 0.0 for two, and some NaNs."""
         for name in self._key_columns:
             column = rows.column(name)
-            if pa.types.is_floating(column.type):
-                values = column.fill_null(pa.scalar(0, column.type)).to_numpy() + 0
-                values[np.isnan(values)] = np.nan
-                absent = column.is_null().to_numpy(zero_copy_only=False)
+            if _holds_floats(column.type):
                 at = rows.schema.get_field_index(name)
-                plain = pa.array(values, column.type, mask=absent)
-                rows = rows.set_column(at, rows.schema.field(at), plain)
+                rows = rows.set_column(at, rows.schema.field(at), _in_one_form(column))
         return rows
 
     def starts(self, rows: pa.RecordBatch) -> NDArray[np.int64]:
@@ -297,6 +293,32 @@ def _holds_array(data_type: DataType) -> bool:
     if isinstance(data_type, StructType):
         return any(_holds_array(field.dataType) for field in data_type.fields)
     return isinstance(data_type, ArrayType)
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_holds_floats(part.type) for part in kind)
+    if pa.types.is_list(kind):
+        return _holds_floats(kind.value_type)
+    return bool(pa.types.is_floating(kind))
+
+
+def _in_one_form(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if not _holds_floats(kind):
+        return column
+    absent = column.is_null()
+    if pa.types.is_struct(kind):
+        parts = list(map(_in_one_form, column.flatten()))
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=absent)
+    if pa.types.is_list(kind):
+        # A copy, as a part of an array has all items of the whole, and offsets that begin anywhere.
+        lists = column.take(pa.array(np.arange(len(column))))
+        items = _in_one_form(lists.values)
+        return pa.ListArray.from_arrays(lists.offsets, items, type=kind, mask=absent)
+    values = column.fill_null(pa.scalar(0, kind)).to_numpy() + 0
+    values[np.isnan(values)] = np.nan
+    return pa.array(values, kind, mask=absent.to_numpy(zero_copy_only=False))
 
 
 def _add_sort_columns(column: pa.Array, columns: list[pa.Array]) -> None:

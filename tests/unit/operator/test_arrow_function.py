@@ -417,6 +417,39 @@ def test_arrow_takes_equal_keys_for_one(kind: str, *, is_sorted: bool) -> None:
     assert sorted(found) == [("0.0", 7), ("1.5", 5), ("None", 3), ("nan", 13)]
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_equal_keys_are_given_in_one_form_wherever_floats_are_in_them(
+    *, is_sorted: bool, is_cut: bool
+) -> None:
+    key = "a struct<x: double, y: array<float>>, b array<struct<x: float, y: string>>"
+
+    def given(rows: pa.RecordBatch, _: State) -> Iterator[pa.RecordBatch]:
+        yield rows
+
+    def keys(zero: float, nan: float) -> list[tuple[Any, Any, int]]:
+        return [
+            (None, None, 1),
+            ({"x": None, "y": None}, [None], 1),
+            ({"x": zero, "y": [zero, None, nan]}, [{"x": nan, "y": "é"}, {"x": zero, "y": ""}], 1),
+            ({"x": nan, "y": []}, [], 1),
+        ]
+
+    schema = f"{key}, v long"
+    outputs: list[str] = []
+    for rows in (keys(0.0, math.nan), keys(-0.0, _OTHER_NAN)):
+        batch = record_batch([rows[3], *rows, rows[3]], schema).slice(1, 4)  # none of it begins at 0
+        batches = [batch.slice(at, 1) for at in range(4)] if is_cut else [batch]
+        outcome, output = run(
+            by_function(given), batches, schema=schema, key=key, output=schema, is_sorted=is_sorted
+        )
+        assert outcome.keys == 4
+        outputs += [outcome.output_digest, repr(output.to_pylist())]
+    assert outputs[:2] == outputs[2:]
+    expected = [dict(zip("abv", row, strict=True)) for row in keys(0.0, math.nan)]
+    assert outputs[1] == repr(expected)
+
+
 @pytest.mark.parametrize("how", ["sum", "min", "max"])
 @pytest.mark.parametrize("kind", ["long", "double"])
 def test_merging_no_rows_changes_nothing(how: str, kind: str) -> None:
