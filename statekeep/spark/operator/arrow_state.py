@@ -19,7 +19,7 @@ from statekeep.spark.operator.folds import FOLDS, can_fold, fold
 from statekeep.spark.operator.grouping import KeyChunk
 from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.scalars import MisfitError
-from statekeep.spark.operator.value_columns import ValueColumns
+from statekeep.spark.operator.value_columns import ValueColumns, has_columns
 from statekeep.spark.operator.variables import KeyCursor, LocalVariable, StateAccess
 
 Rows: TypeAlias = pa.RecordBatch | pa.Table
@@ -105,7 +105,22 @@ class ArrowValueState(LocalVariable):
     operations: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, name: str, prefix: bytes, codec: ValueCodec, access: StateAccess) -> None:
+        """Prepare for one run.
+
+        Raises:
+            StateSchemaError: Columns cannot give such values.
+        """
         super().__init__(name, prefix, codec, access)
+        if not codec.schema.fields or not has_columns(codec.schema):
+            error = StateSchemaError(
+                "state of this type has no columns: "
+                f"variable={name} type={codec.schema.simpleString()}"
+            )
+            error.add_note(
+                "hint: without fields, with a variant, or with a map whose keys are structs, use"
+                " transformWithState"
+            )
+            raise error
         self._columns = ValueColumns(codec)
         self._store_keys: list[bytes] = []
         self._stored: list[bytes | None] | None = None

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     ByteType,
@@ -15,15 +16,20 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     ShortType,
     StringType,
+    StructField,
+    StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from statekeep.errors import CheckpointCorruptError
 from statekeep.spark.operator.codec import ValueCodec
 from statekeep.spark.operator.columns import arrow_schema, record_batch
+from statekeep.spark.operator.scalars import MisfitError
 
 _STORED_AS: Final[dict[type[DataType], pa.DataType]] = {
     BooleanType: pa.bool_(),
@@ -79,7 +85,7 @@ class ValueColumns:
                 for column, kind in zip(columns, self._stored, strict=True)
             ]
             return self._codec.encode_stored(zip(*stored, strict=True))
-        values = [column.to_pylist(maps_as_pydicts="strict") for column in columns]
+        values = map(_python_values, self._codec.schema.fields, columns)
         return list(map(self._codec.encode, zip(*values, strict=True)))
 
     def decode(self, entries: Iterable[bytes | None]) -> pa.StructArray:
@@ -116,6 +122,29 @@ class ValueColumns:
         columns = list(zip(*map(self._codec.decode, entries), strict=True))
         found: list[pa.Array] = record_batch(self._codec.schema, columns).columns
         return found
+
+
+def has_columns(data_type: DataType) -> bool:
+    """Return whether `ValueColumns` can encode values of a type that a codec takes."""
+    match data_type:
+        case StructType():
+            return all(has_columns(field.dataType) for field in data_type.fields)
+        case ArrayType():
+            return has_columns(data_type.elementType)
+        case MapType():
+            # Such a key is a dict, which cannot be the key of one.
+            is_key = not isinstance(data_type.keyType, StructType)
+            return is_key and has_columns(data_type.valueType)
+        case _:
+            return not isinstance(data_type, VariantType)
+
+
+def _python_values(field: StructField, column: pa.Array) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    except (KeyError, ValueError, OverflowError) as exc:  # a key that comes twice, a time or text
+        raise MisfitError(field.name, field.dataType, column, found=str(exc)) from exc
+    return values
 
 
 def _is_readable(column: pa.Array) -> bool:

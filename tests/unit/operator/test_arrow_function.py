@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_kit import ByFunction, memory_store, record_batch, run
 from pyspark.sql import Row
+from pyspark.sql.types import StructType
 
 from statekeep.errors import ConfigError, StateBackupError, StateSchemaError
 from statekeep.spark.operator import grouping
 from statekeep.spark.operator.arrow_function import ArrowProcessor
 from statekeep.spark.operator.arrow_state import ArrowValueState
+from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.declarations import check_declarations
 from statekeep.spark.operator.folds import fold
@@ -438,7 +440,8 @@ def test_equal_keys_are_given_in_one_form_wherever_floats_are_in_them(
     schema = f"{key}, v long"
     outputs: list[str] = []
     for rows in (keys(0.0, math.nan), keys(-0.0, _OTHER_NAN)):
-        batch = record_batch([rows[3], *rows, rows[3]], schema).slice(1, 4)  # none of it begins at 0
+        # A part, whose buffers do not begin where it does.
+        batch = record_batch([rows[3], *rows, rows[3]], schema).slice(1, 4)
         batches = [batch.slice(at, 1) for at in range(4)] if is_cut else [batch]
         outcome, output = run(
             by_function(given), batches, schema=schema, key=key, output=schema, is_sorted=is_sorted
@@ -488,6 +491,52 @@ def test_what_does_not_fit_within_a_value_is_an_error_too(declared: str, value: 
     for function in (put, give):
         with pytest.raises(StateSchemaError, match="n "):
             run(by_function(function, x=f"n {declared}"), [("a", 1)], output=f"n {declared}")
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        ("map<string, long>", [("a", 1), ("a", 2)]),
+        ("struct<t: timestamp>", {"t": 1 << 62}),
+        ("timestamp", 1 << 62),
+        ("date", 5_000_000),
+    ],
+)
+def test_a_value_that_python_does_not_have_is_an_error_that_names_its_field(
+    declared: str, value: Any
+) -> None:
+    kind = arrow_schema(parse_schema(f"n {declared}")).field(0).type
+    if isinstance(value, int):
+        array = pa.array([value]).cast(pa.int32() if declared == "date" else pa.int64()).cast(kind)
+    elif isinstance(value, dict):
+        times = pa.array([value["t"]]).cast(kind.field(0).type)
+        array = pa.StructArray.from_arrays([times], names=["t"])
+    else:
+        array = pa.array([value], kind)
+
+    def put(rows: pa.RecordBatch, state: State) -> Iterator[pa.RecordBatch]:
+        state["x"].put_many(rows, pa.record_batch({"n": array}))
+        yield from ()
+
+    with pytest.raises(StateSchemaError, match="variable=x field=n"):
+        run(by_function(put, x=f"n {declared}"), [("a", 1)])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        StructType(),
+        "v variant",
+        "a long, v array<struct<x: variant>>",
+        "v map<struct<x: int>, int>",
+        "v array<map<int, map<struct<x: int>, int>>>",
+    ],
+    ids=str,
+)
+def test_state_that_columns_cannot_give_is_refused_on_the_driver(schema: StructType | str) -> None:
+    processor = ArrowProcessor(totals, {"x": schema})
+    with pytest.raises(StateSchemaError, match="variable=x"):
+        check_declarations(processor, parse_schema("key string"))
 
 
 def test_a_sum_that_leaves_sixty_four_bits_is_an_error() -> None:
