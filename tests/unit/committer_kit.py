@@ -121,11 +121,14 @@ class Rig:
         return plan
 
     async def finish(
-        self, plan: SubmitPlan, partition: int, base_id: CheckpointId | None = None
+        self,
+        plan: SubmitPlan,
+        partition: int,
+        base_id: CheckpointId | None = None,
+        stores: Collection[StoreName] = (STATE_STORE,),
     ) -> None:
-        checkpoint = CheckpointV2(
-            CheckpointId.parse(plan.checkpoint_id), {}, {BLOB: {STATE_STORE: Marker("m")}}
-        )
+        markers = dict.fromkeys(stores, Marker("m"))
+        checkpoint = CheckpointV2(CheckpointId.parse(plan.checkpoint_id), {}, {BLOB: markers})
         version_id = VersionId.parse(plan.versions[partition])
         entry = FinishedTask(
             checkpoint,
@@ -156,9 +159,11 @@ async def new_rig(
     )
 
 
-async def committed(rig: Rig, versions: Mapping[int, str]) -> None:
+async def committed(
+    rig: Rig, versions: Mapping[int, str], stores: Collection[StoreName] = (STATE_STORE,)
+) -> None:
     plan = await rig.begin(rig.committer.committed_batch + 1, versions)
     for partition in plan.versions:
-        await rig.finish(plan, partition)
+        await rig.finish(plan, partition, stores=stores)
     await rig.committer.submitted(plan, {})
     await rig.committer.resolve(60)

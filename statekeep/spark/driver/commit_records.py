@@ -9,7 +9,7 @@ that file: Kafka's are known by the form ``{topic: {partition: offset}}``.
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -66,14 +66,32 @@ class Base:
 
 
 def bases_of(view: LogView) -> dict[int, Base]:
-    """Return what the newest commit holds, by partition; nothing for empty state."""
+    """Return what the newest commit holds, by partition; nothing for empty state.
+
+    Markers of a store that it does not list are of one that was given up: they are left out, as the
+    store would else have its old content again once the settings name it again.
+    """
     commit = view.last_commit
     if commit is None:
         return {}
     return {
-        partition_of(task): Base(version, checkpoint)
+        partition_of(task): Base(
+            version,
+            replace(checkpoint, state_markers=_listed(checkpoint.state_markers, commit.identity)),
+        )
         for task, version in commit.versions.items()
         if version and (checkpoint := view.usable_checkpoint(commit, task)) is not None
+    }
+
+
+def _listed(markers: StateMarkers, identity: JobIdentity) -> StateMarkers:
+    """Return the markers of the stores that a job lists; all where it lists none, as old ones did."""
+    listed = {store for stores in identity.stores.values() for store in stores}
+    if not listed:
+        return markers
+    return {
+        backend: {store: marker for store, marker in of.items() if store in listed}
+        for backend, of in markers.items()
     }
 
 
@@ -223,7 +241,9 @@ class CommitRecords:
             str(task_name(p)): msgspec.Raw(
                 uploaded[p]
                 if p in uploaded
-                else _checkpoint(checkpoint_id, inputs[p], _markers(bases.get(p)))
+                else _checkpoint(
+                    checkpoint_id, inputs[p], _listed(_markers(bases.get(p)), self._identity)
+                )
             )
             for p in versions
         }

@@ -173,6 +173,44 @@ async def test_a_task_without_change_is_uploaded_to_a_backend_that_lacks_one_of_
 
 
 @pytest.mark.asyncio
+async def test_a_store_that_was_given_up_and_comes_back_has_nothing_of_before() -> None:
+    """The task changes in none of the three sessions: each commit keeps what the one before held."""
+    one, both = (
+        msgspec.structs.replace(IDENTITY, stores={"main": stores})
+        for stores in ([STATE_STORE], [STATE_STORE, LARGE])
+    )
+    rig = await new_rig({BLOB: [STATE_STORE, LARGE]}, identity=both)
+    await committed(rig, {0: V0}, stores=[STATE_STORE, LARGE])
+    without = Rig(rig.writer, rig.checkpoints, (BLOB,), identity=one)
+    await committed(without, {0: V0})
+    assert markers_of(rig, 0) == {"blob": {"state": "m"}}
+    back = Rig(rig.writer, rig.checkpoints, {BLOB: [STATE_STORE, LARGE]}, identity=both)
+    assert (await back.begin(2, {0: V0})).versions == {0: V0}
+
+
+@pytest.mark.asyncio
+async def test_a_marker_that_a_commit_does_not_list_is_not_taken_over() -> None:
+    """As commits of earlier releases have them, of stores that were given up."""
+    one, both = (
+        msgspec.structs.replace(IDENTITY, stores={"main": stores})
+        for stores in ([STATE_STORE], [STATE_STORE, LARGE])
+    )
+    rig = await new_rig((BLOB,), identity=one)
+    await committed(rig, {0: V0}, stores=[STATE_STORE, LARGE])
+    assert markers_of(rig, 0) == {"blob": {"state": "m", "large": "m"}}
+    back = Rig(rig.writer, rig.checkpoints, {BLOB: [STATE_STORE, LARGE]}, identity=both)
+    assert (await back.begin(1, {0: V0})).versions == {0: V0}
+
+
+def markers_of(rig: Rig, partition: int) -> object:
+    """Return the markers that the newest commit has of a task."""
+    commit = rig.writer.view.last_commit
+    assert commit is not None
+    raw = commit.checkpoints[task_name(partition)]
+    return json.loads(bytes(raw))["state-checkpoint-markers"]
+
+
+@pytest.mark.asyncio
 async def test_a_backend_that_lacks_one_store_of_a_task_is_reported() -> None:
     rig = await new_rig((), {BLOB: [STATE_STORE, LARGE]})
     await committed(rig, {0: V0})
