@@ -12,6 +12,7 @@ _OF_WHOLE_STREAM: Final = {
     "Aggregate": "an aggregate",
     "Deduplicate": "dropDuplicates",
     "Distinct": "distinct",
+    "EventTimeWatermark": "withWatermark, as all operators have the watermark of the input",
     "Except": "except",
     "FlatMapCoGroups": "a function of groups",
     "FlatMapGroups": "a function of groups",

@@ -312,6 +312,10 @@ WHOLE_STREAM: Mapping[str, tuple[str, Callable[[Any, DataFrame], Any]]] = {
             )
         ),
     ),
+    "watermark": (
+        "withWatermark",
+        lambda frame, _: frame.transform(lambda rows: rows.withWatermark("at", "1 day")),
+    ),
     "sample": ("a sample", lambda frame, _: frame.transform(lambda rows: rows.sample(0.5))),
     "split": (
         "a sample",
