@@ -3,7 +3,7 @@
 import logging
 import threading
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -34,7 +34,11 @@ class OpenTask:
     """
 
     def __init__(
-        self, directory: TaskDirectory, settings: Mapping[StoreName, StoreSettings], prefix: str
+        self,
+        directory: TaskDirectory,
+        settings: Mapping[StoreName, StoreSettings],
+        prefix: str,
+        required: Collection[StoreName] = (),
     ) -> None:
         """Open nothing yet.
 
@@ -43,8 +47,10 @@ class OpenTask:
             settings: Of every store of the task.
             prefix: Begins the uid of work directories, so that `TaskDirectory.remove_work` finds
                 them.
+            required: The stores that an image must have to be opened; others begin empty.
         """
         self.directory = directory
+        self._required = required
         self._settings = dict(settings)
         self._prefix = prefix
         self._work: WorkDirectory | None = None
@@ -89,7 +95,9 @@ class OpenTask:
         for _ in range(_MAX_DAMAGED):
             damaged: Path | None = None
             try:
-                path = self.directory.find_path(version, self._held(), tuple(self._settings))
+                path = self.directory.find_path(
+                    version, self._held(), tuple(self._settings), self._required
+                )
                 if path is None:
                     break
                 if not path.starts_from_held:

@@ -336,7 +336,11 @@ class TaskDirectory:
         return adopted
 
     def find_path(
-        self, version: VersionId | None, held: VersionId | None, stores: Sequence[StoreName]
+        self,
+        version: VersionId | None,
+        held: VersionId | None,
+        stores: Sequence[StoreName],
+        required: Collection[StoreName] = (),
     ) -> VersionPath | None:
         """Return how to get to a version: what to start from, and the change sets to apply.
 
@@ -344,6 +348,8 @@ class TaskDirectory:
             version: The one that is wanted; None is empty state.
             held: The version of stores that are open, which are preferred as a start; None: none are.
             stores: All stores of the task.
+            required: Those that an image must have to be used. A start with fewer stores has left
+                images without the others.
 
         Returns:
             None if the version cannot be made of what is here. What cannot be read, or is not
@@ -376,7 +382,7 @@ class TaskDirectory:
             return VersionPath(None, tuple(reversed(steps)), starts_from_held=True)
         for name, count in images:
             image = self._find_usable(name)
-            if image is not None:
+            if image is not None and not image.lacks(required):
                 return VersionPath(image, tuple(reversed(steps[:count])))
         return VersionPath(None, tuple(reversed(steps))) if at is None else None
 

@@ -466,6 +466,8 @@ class StatefulJob:
         """Return the job with one of its operators."""
         operator, partitions = self._stages[number].operator, self._identity.partitions
         variable_stores = variable_stores_of(self._config, operator.name)
+        lasting, commit = lasting_stores(self._config), storage.log.view.last_commit
+        listed = {s for of in commit.identity.stores.values() for s in of} if commit else set()
         return JobSpec(
             config=self._config,
             job_uid=self._identity.job_uid,
@@ -476,7 +478,8 @@ class StatefulJob:
             python_path=tuple(sys.path),
             tasks=operator_tasks(number, len(self._stages), partitions),
             stores=stores_of_query(self._config),
-            lasting_stores=lasting_stores(self._config),
+            lasting_stores=lasting,
+            listed_stores=tuple(store for store in lasting if store in listed),
         )
 
     def run_batch(self, rows: DataFrame, batch: int) -> None:

@@ -36,6 +36,9 @@ class JobSpec:
     """Those of every task, `STATE_STORE` first."""
     lasting_stores: tuple[StoreName, ...] = (STATE_STORE,)
     """Those of them that a commit holds: all but caches."""
+    listed_stores: tuple[StoreName, ...] = ()
+    """Those of them that the newest commit lists, as the driver session begins: a local image without
+    one is not the version that was committed."""
     tasks: range | None = None
     """Those of the operator; None: all of the query."""
 

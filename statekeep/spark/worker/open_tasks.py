@@ -43,7 +43,9 @@ class OpenTasks:
         if found is None:
             self._close_older_sessions(spec.local_name, epoch)
             settings = {name: spec.config.store(name) for name in spec.stores}
-            found = OpenTask(spec.directory(task), settings, session_prefix(epoch))
+            found = OpenTask(
+                spec.directory(task), settings, session_prefix(epoch), spec.listed_stores
+            )
         self._open[key] = found
         self._last_batch[key] = batch
         return found

@@ -253,6 +253,23 @@ def test_no_version_from_before_the_job_got_a_store_is_asked_for() -> None:
     assert jobs.restored == [f"2_{UID}", f"1_{UID}"]
 
 
+@pytest.mark.parametrize("is_thorough", [True, False])
+def test_an_image_without_a_store_that_is_committed_is_not_the_version(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, *, is_thorough: bool
+) -> None:
+    """One that a start left here for which the store was given up; then the settings were put back."""
+    monkeypatch.setattr(task_functions, "_registries", lambda *_: {})
+    stores = (STATE_STORE, StoreName("large"))
+    session = replace(spec, stores=stores, lasting_stores=stores)
+    assert located(session, [NEWER], is_thorough=is_thorough) == NEWER
+    session = replace(session, listed_stores=stores)
+    assert located(session, [NEWER], is_thorough=is_thorough) is None
+    try:
+        assert not open_tasks.get(session, 3, 0, 3).go_to(VersionId.parse(NEWER))
+    finally:
+        open_tasks.close_job(session, 3)
+
+
 def test_an_image_from_before_the_job_got_a_store_is_made_anew(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
