@@ -641,6 +641,9 @@ class BatchLoop:
         lost = {p: self._version_at_open(p) for p in concerned}
         self._thread.run(self._commits.abort_if_lost(lost))
         summary = self._recovery.recover(concerned, head, is_thorough=False, on_phase=on_phase)
+        if summary.diverged:
+            for rule in self._tick_rules:
+                rule.forget()
         self._note_recovery(summary, began_ns)
 
     def _go_to_copies(self, partitions: Collection[int]) -> None:

@@ -316,6 +316,13 @@ class TickRule:
             timers.append(max(min(ends), clock.processing_time_ms + _EVICTION_MS))
         self._next_batch_ms = min(timers, default=None)
 
+    def forget(self) -> None:
+        """Know no more what tasks wait for: a replay has given them another state than they had.
+
+        May run beside `wants_batch`, where an idle query is healed.
+        """
+        self._times = {}
+
     def waiting(self, clock: BatchClock) -> frozenset[int]:
         """Return the tasks that may have something to do in a batch, rows or not."""
         return frozenset(

@@ -478,9 +478,7 @@ def _is_here(spec: JobSpec, task: int, name: str, *, is_thorough: bool) -> bool:
     """Return whether a version can be made of what is on this host."""
     directory = spec.directory(task)
     try:
-        path = directory.find_path(
-            VersionId.parse(name), None, spec.stores, spec.listed_stores
-        )
+        path = directory.find_path(VersionId.parse(name), None, spec.stores, spec.listed_stores)
         if path is not None and is_thorough:
             engines: Mapping[StoreName, StoreFactoryName] = {
                 store: spec.config.store(store).factory for store in spec.stores

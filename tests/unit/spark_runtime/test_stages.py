@@ -26,7 +26,9 @@ from statekeep.spark.driver.processing import BatchResult, VersionHistory, proce
 from statekeep.spark.driver.recovery import RecordedBatch, Recovery, RecoverySummary
 from statekeep.spark.driver.takeover import new_identity, resolved_identity
 from statekeep.spark.driver.task_jobs import Answer
+from statekeep.spark.driver.ticks import TickRule
 from statekeep.spark.operator.clock import BatchClock, TimeMode
+from statekeep.spark.operator.due import NextTimes
 from statekeep.spark.placement import ROUTER, operators_of, router_of
 from statekeep.spark.tasks import operator_name, operator_tasks, task_name
 from statekeep.spark.worker.job_spec import BatchPlan, Receipt
@@ -176,6 +178,23 @@ def test_what_several_operators_have_lost_is_recovered_at_once(
     phases = re.search("lost state is recovered: batch=1 (.*)", caplog.text)
     assert phases is not None
     assert re.findall(r"(\w+)_s=", phases[1]) == ["total", "find", "restore", "replay", "process"]
+
+
+@pytest.mark.parametrize("diverged", [0, 1])
+def test_what_tasks_wait_for_is_not_known_any_more_once_a_replay_has_diverged(
+    diverged: int,
+) -> None:
+    """Else a timer that only the new state has would never fire on an idle stream."""
+    jobs = StageJobs()
+    loop = loop_over(jobs)
+    clock, idle = BatchClock(1, 1), {task: NextTimes() for task in range(6)}
+    rule = TickRule(TimeMode.PROCESSING, range(6), FakeClock(), lambda: 0)
+    rule.note_batch(clock, idle)
+    loop._tick_rules = [rule]
+    recovery: Any = loop._recovery
+    recovery.recover = lambda *_, **__: RecoverySummary(0, 6, diverged=diverged)
+    loop.heal(frozenset({1}), 0)
+    assert len(rule.waiting(clock)) == 6 * diverged
 
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1}\n{}'

@@ -56,6 +56,15 @@ def test_processing_time_needs_a_batch_when_the_first_timer_is_due() -> None:
     assert rule.waiting(at(9_000)) == frozenset()
 
 
+def test_tasks_are_asked_again_once_a_replay_has_given_them_another_state() -> None:
+    rule, _, _ = rule_of(TimeMode.PROCESSING, 1_000)
+    rule.note_batch(at(1_000), {0: NextTimes(), 1: NextTimes()})
+    assert not rule.wants_batch(is_available_now=False)
+    rule.forget()
+    assert rule.wants_batch(is_available_now=False)
+    assert rule.waiting(at(1_000)) == {0, 1}
+
+
 def test_a_task_that_has_not_reported_is_asked() -> None:
     rule, _, _ = rule_of(TimeMode.PROCESSING)
     rule.note_batch(at(0), {0: NextTimes()})
