@@ -267,6 +267,11 @@ class BatchLoop:
         fault_point("empty_commit.before")
         self._thread.run(self._log.append(record))
         fault_point("empty_commit.after")
+        if record.identity.stores != self._identity.stores:
+            # It lists what its backups hold; the batches of this session are of other stores.
+            query_id = self._location.query_id() or ""
+            stores = self._identity.stores
+            self._thread.run(self._log.go_on_from(query_id, record.batch, stores))
         self._is_new = False
 
     def _catch_up(self, batch: int) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -23,10 +24,12 @@ from statekeep.checkpoint.records import (
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.events import report_nothing
+from statekeep.spark.driver.batch_loop import BatchLoop
 from statekeep.spark.driver.commit_records import query_state
 from statekeep.spark.driver.first_start import first_commit, with_query
 from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.driver.takeover import Resumption, find_resumption
+from statekeep.spark.driver.takeover import Resumption, check_stores, find_resumption
 from statekeep.spark.starting_point import StartingPoint, find_starting_point
 
 IDENTITY = JobIdentity(job_uid="u", job_name="j", partitions=1)
@@ -322,6 +325,48 @@ def test_the_first_batch_call_records_the_new_query_and_a_restart_finds_it(job: 
         again, resumption = job.start(**settings)
         assert resumption == Resumption("new", -1, -1)
         assert again.retained_batches == [-1]
+
+
+def test_a_new_query_with_another_store_is_known_to_have_it_before_its_first_commit(
+    job: Job,
+) -> None:
+    """The commit with which it begins lists the stores of before, as it has no others."""
+    one, two = (
+        msgspec.structs.replace(IDENTITY, stores={"main": stores})
+        for stores in (["state"], ["state", "large"])
+    )
+    job.location = Location()
+    former = job.open()
+    former.takeover.fence()
+    former.append(commit(8, "old", epoch=0, identity=one))
+    former.thread.run(former.log.go_on_from("old", 8))
+    driver = job.open(job__start__from__checkpoint="8-1")
+    driver.take_over(driver.fence(two))
+    job.location.id = "new"
+    unused: Any = None
+    jobs: Any = SimpleNamespace(tasks=[range(1)], submit_versions=None)
+    loop = BatchLoop(
+        frame=unused,
+        operators=[],
+        config=driver.config,
+        location=driver.location,
+        identity=two,
+        thread=driver.thread,
+        log=driver.log,
+        commits=unused,
+        jobs=jobs,
+        sink=unused,
+        report=report_nothing,
+        clock=driver.clock,
+    )
+    loop._begin()
+    first = driver.view.last_commit
+    assert first is not None
+    assert first.identity.stores == one.stores
+    assert (driver.view.stores, driver.view.query_id) == (two.stores, "new")
+    with pytest.raises(ConfigError, match="cannot change now"):
+        check_stores(one, driver.view, Resumption("new", committed=-1, head=0))
+    check_stores(two, driver.view, Resumption("new", committed=-1, head=0))
 
 
 def test_a_refused_start_changes_nothing(job: Job) -> None:
