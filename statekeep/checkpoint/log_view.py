@@ -350,11 +350,12 @@ class LogView:
                 self._close(key, position)
         elif key not in self.aborted_attempts:
             self._drop_open(key)
+            if not _is_of_same_batch(self.last_commit, record):
+                self.stores = record.identity.stores
             self.commits[position] = CommitEntry.of(record)
             self.commit_records[position] = record
             self._forget_records()
             self.tasks.update(record.versions)
-            self.stores = record.identity.stores
             if record.query is not None:
                 self._switch_query(record.query.query_id)
             if record.change is not None:  # the versions in these records are of other state
@@ -520,6 +521,13 @@ def bad_markers_of(commit: CommitRecord, bad_markers: AbstractSet[BadMarker]) ->
         if (checkpoint := checkpoint_of(commit, task)) is not None
         and checkpoint.markers_of(BackendName(backend)).get(StoreName(store)) == marker
     ]
+
+
+def _is_of_same_batch(before: CommitRecord | None, now: CommitRecord) -> bool:
+    """Return whether a tool has made a commit from the one before: a session may have other stores since."""
+    if before is None or before.query is None or now.query is None:
+        return False
+    return (before.query.query_id, before.batch) == (now.query.query_id, now.batch)
 
 
 def usable_checkpoint(

@@ -329,6 +329,22 @@ async def test_a_session_that_crashed_before_its_first_commit_goes_on_with_its_s
 
 
 @pytest.mark.asyncio
+async def test_a_copy_of_the_newest_commit_says_nothing_of_what_came_after_it() -> None:
+    """As a tool makes one, of a job that crashed before its first commit with another store."""
+    driver = await driver_on(new_blobs())
+    commit = commit_record(1, 2)
+    commit = msgspec.structs.replace(
+        commit, identity=msgspec.structs.replace(commit.identity, stores=ONE)
+    )
+    await driver.append(commit)
+    await driver.go_on_from("q", 2, TWO)
+    await driver.append(msgspec.structs.replace(commit, attempt=2))
+    check(driver.view, TWO, head=5)
+    with pytest.raises(ConfigError, match="cannot change now"):
+        check(driver.view, ONE, head=5)
+
+
+@pytest.mark.asyncio
 async def test_an_attempt_of_some_tasks_alone_is_not_completed() -> None:
     sessions = await new_sessions(partitions=3)
     await sessions.enter(0, finished())
