@@ -21,6 +21,7 @@ def spec(tmp_path: Path) -> JobSpec:
         local_name="counts",
         config=load_dict({"job.name": "counts"}),
         stores=(STATE_STORE,),
+        listed_stores=(),
         directory=lambda task: local_directory(tmp_path, "counts", task),
     )
     return cast("JobSpec", made)
