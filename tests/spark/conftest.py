@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,22 @@ def spark(fault_plan: Path) -> Iterator[SparkSession]:
     yield session
     session.stop()
     gc.collect()
+
+
+@contextmanager
+def conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set settings of a session inside the block."""
+    before: dict[str, Any] = {key: spark.conf.get(key, None) for key in values}
+    for key, value in values.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, value)
 
 
 @dataclass

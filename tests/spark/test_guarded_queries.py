@@ -3,13 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import conf
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -63,22 +63,6 @@ FORMS = {
     "rocksdb changelog, two operators": Form(ROCKSDB | CHANGELOG, distinct_then_count, "update"),
     "join in format 2": Form(ROCKSDB | CHANGELOG | FORMAT_2, join, "append"),
 }
-
-
-@contextmanager
-def conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Set settings of a session inside the block."""
-    before: dict[str, Any] = {key: spark.conf.get(key, None) for key in values}
-    for key, value in values.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, value)
 
 
 @dataclass

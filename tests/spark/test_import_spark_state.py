@@ -3,13 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import conf
 from moving_processors import NEVER, Remembering, Waiting, Watermarked, obey_key
 from processors import OUTPUT
 from pyspark.errors import StreamingQueryException
@@ -30,22 +30,6 @@ Rows = Sequence[tuple[str, int, Any]]
 """(key, seconds of the event time, what the rest of a row says)"""
 Batches = list[tuple[int, list[tuple[Any, ...]]]]
 Operate = Callable[[Any], Any]
-
-
-@contextmanager
-def conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Set settings of a session inside the block."""
-    before: dict[str, Any] = {key: spark.conf.get(key, None) for key in values}
-    for key, value in values.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, value)
 
 
 @dataclass

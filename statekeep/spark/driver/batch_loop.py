@@ -268,7 +268,7 @@ class BatchLoop:
         self._thread.run(self._log.append(record))
         fault_point("empty_commit.after")
         if record.identity.stores != self._identity.stores:
-            # It lists what its backups hold; the batches of this session are of other stores.
+            # It lists what its backups hold; the batches that follow are of other stores.
             query_id = self._location.query_id() or ""
             stores = self._identity.stores
             self._thread.run(self._log.go_on_from(query_id, record.batch, stores))
