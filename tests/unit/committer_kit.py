@@ -70,6 +70,8 @@ class Rig:
         required_backends: Backends = (),
         optional_backends: Backends = (),
         identity: JobIdentity = IDENTITY,
+        *,
+        clock: FakeClock | None = None,
     ) -> None:
         self.writer = writer
         self.checkpoints = checkpoints
@@ -77,7 +79,7 @@ class Rig:
         self.offsets = "o"
         self.summaries: list[CommitSummary] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
-        self.clock = PollingClock()
+        self.clock = clock or PollingClock()
         settings = load_dict({"job.name": "j", "stores.backup.factories": "blob"})
         self.gate = CommitGate(settings.task)
         self.outdated: set[Marker] = set()
@@ -151,12 +153,13 @@ async def new_rig(
     required_backends: Backends = (),
     optional_backends: Backends = (),
     identity: JobIdentity = IDENTITY,
+    *,
+    clock: FakeClock | None = None,
 ) -> Rig:
     blobs = new_blobs()
+    checkpoints = BlobCheckpointStore(blobs, "job")
     writer = await driver_on(blobs)
-    return Rig(
-        writer, BlobCheckpointStore(blobs, "job"), required_backends, optional_backends, identity
-    )
+    return Rig(writer, checkpoints, required_backends, optional_backends, identity, clock=clock)
 
 
 async def committed(

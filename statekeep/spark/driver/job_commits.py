@@ -597,13 +597,21 @@ class Resubmission:
         self._awaited: SubmitPlan | None = None
         self._repeat_at_ns = 0
 
-    def poll(self) -> None:
-        """Check once; repeat the submission if the same attempt has been open for long."""
+    def poll(self) -> bool:
+        """Check once; repeat the submission if the same attempt has been open for long.
+
+        Returns:
+            Whether a version that it needs was found lost: the attempt is aborted.
+
+        Raises:
+            RetriableError: The job log cannot be written.
+            TaskFencedError: Another driver has taken over.
+        """
         plan, now_ns = self._commits.open_plan, self._clock.monotonic_ns()
         if plan is not self._awaited:
             self._awaited, self._repeat_at_ns = plan, now_ns + self._timeout_ns
         if plan is None or now_ns < self._repeat_at_ns:
-            return
+            return False
         self._repeat_at_ns = now_ns + self._timeout_ns
         logger.warning("commit takes long, its versions are submitted again: batch=%d", plan.batch)
         errors = self._submit_versions(plan)
@@ -611,6 +619,7 @@ class Resubmission:
             logger.warning("versions could not all be submitted again: tasks=%d", len(errors))
         lost = {p: plan.versions[p] for p in lost_by(errors)}
         self._thread.run(self._commits.abort_if_lost(lost))
+        return bool(lost)
 
 
 _TASKS_AT_ONCE: Final = 8

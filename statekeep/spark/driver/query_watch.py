@@ -124,6 +124,8 @@ class StopDeadline:
         return self._ends_at_ns
 
 
+_LAST_REPEAT_MS: Final = 5_000
+"""When the last commit of a query is submitted again, whose process may have died: somebody waits for it."""
 _IDLE_S: Final = 1.0
 """A commit that is due waits so long for a batch to ride on before it gets a job of its own."""
 _QUIET_NS: Final = 5_000_000_000
@@ -221,8 +223,10 @@ class QueryWatch:
         self._clock = clock
         submit_versions = submit_beside_batches(thread, jobs)
         self._submission = Submission(thread, commits, submit_versions)
-        self._repeats = Resubmission(
-            thread, commits, submit_versions, clock, settings.commit_max_delay_ms // 2
+        repeat_ms = settings.commit_max_delay_ms // 2
+        self._repeats = Resubmission(thread, commits, submit_versions, clock, repeat_ms)
+        self._last_repeats = Resubmission(
+            thread, commits, submit_versions, clock, min(repeat_ms, _LAST_REPEAT_MS)
         )
         self._fence_watch = FenceWatch(thread, log, commits, clock)
         self._last_batch_ns = clock.monotonic_ns()
@@ -256,11 +260,10 @@ class QueryWatch:
             StateBackupError: It did not become durable.
             TaskFencedError: Another driver has taken over.
         """
-        self._thread.run(self._commits.resolve(deadline.remaining_s()))
+        self._resolve(deadline)
         for _ in range(MAX_ROUNDS):
-            if not self._submit_newest(deadline, is_forced=True):
+            if not self._submit_newest(deadline, is_forced=True) and not self._resolve(deadline):
                 break
-        self._thread.run(self._commits.resolve(deadline.remaining_s()))
         newest = self._thread.call(self._location.newest, "commits")
         committed, head = self._commits.committed_batch, self._batches.head
         if committed < min(newest, head):
@@ -269,6 +272,28 @@ class QueryWatch:
                 f" committed={committed} delivered={head}"
             )
             raise StateBackupError(msg)
+
+    def _resolve(self, deadline: StopDeadline) -> bool:
+        """Wait until the open commit ends, until ``deadline``; submit it again each `_LAST_REPEAT_MS`.
+
+        Returns:
+            Whether it was aborted as a version that it needs is lost.
+
+        Raises:
+            TaskFencedError: Another driver has taken over.
+        """
+        ended = self._thread.submit(self._commits.resolve(deadline.remaining_s()))
+        found_lost = False
+        try:
+            while not wait([ended], timeout=_POLL_S).done:
+                try:
+                    found_lost = self._last_repeats.poll() or found_lost
+                except RetriableError as exc:
+                    logger.warning("the job log could not be written: error=%s", exc)
+            ended.result()
+        finally:
+            ended.cancel()
+        return found_lost
 
     def _commit_if_idle(self, deadline: StopDeadline) -> None:
         """Commit the newest batch if that is due and no batch comes along to ride on."""

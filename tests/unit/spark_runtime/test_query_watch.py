@@ -4,12 +4,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from committer_kit import V0, V1, Rig, new_rig
+from committer_kit import V0, V1, PollingClock, Rig, new_rig
 from pyspark.errors import PySparkException
+from typing_extensions import override
 
 from statekeep.config.job_settings import TaskSettings
 from statekeep.errors import StateBackupError
@@ -26,9 +28,11 @@ class LoopThread:
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
 
+    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        return future.result(20)
+        return self.submit(work).result(20)
 
     def call(self, call: Any, *args: Any) -> Any:
         return call(*args)
@@ -46,12 +50,36 @@ class Jobs:
         self.plans: list[SubmitPlan] = []
         self.errors: Mapping[int, str] = {}
         self.failure: Exception | None = None
+        self.on_submit: Callable[[SubmitPlan], None] = lambda _: None
 
     def submit_versions(self, plan: SubmitPlan) -> Mapping[int, str]:
         self.plans.append(plan)
+        self.on_submit(plan)
         if self.failure is not None:
             raise self.failure
         return self.errors
+
+
+class HastyClock(FakeClock):
+    """A second passes with each look at it."""
+
+    @override
+    def monotonic_ns(self) -> int:
+        self.advance(1)
+        return super().monotonic_ns()
+
+
+class HeldClock(PollingClock):
+    """Who sleeps by it wakes up once it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = asyncio.Event()
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        await self.let_go.wait()
+        await super().sleep(seconds)
 
 
 async def never_stopping() -> bool:
@@ -61,17 +89,23 @@ async def never_stopping() -> bool:
 class Watched:
     """A query whose newest batch is delivered and not committed."""
 
-    def __init__(self, thread: LoopThread) -> None:
+    def __init__(
+        self,
+        thread: LoopThread,
+        clock: FakeClock,
+        upload_clock: FakeClock | None = None,
+        stop_ms: int = 1_000,
+    ) -> None:
         self.thread = thread
-        self.rig: Rig = thread.run(new_rig())
+        self.rig: Rig = thread.run(new_rig(clock=upload_clock))
         self.jobs = Jobs()
-        self.clock = FakeClock()
+        self.clock = clock
         self.turn = threading.Lock()
         self.newest = 0
         self.healed: list[tuple[frozenset[int], int]] = []
         self.on_heal: Callable[[], None] = lambda: None
         self.deadline = StopDeadline(
-            self.rig.committer, never_stopping, lambda: None, self.clock, timeout_ms=1_000
+            self.rig.committer, never_stopping, lambda: None, self.clock, stop_ms
         )
         location: Any = SimpleNamespace(newest=lambda _: self.newest)
         batches: Any = SimpleNamespace(head=0, versions=lambda _: {0: V0, 1: V1}, heal=self.heal)
@@ -106,10 +140,25 @@ class Watched:
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
+    with loop_thread() as thread:
+        yield Watched(thread, FakeClock())
+
+
+@pytest.fixture
+def stopped() -> Iterator[Watched]:
+    """Return a query that is to end within 100 s, which pass fast."""
+    with loop_thread() as thread:
+        yield Watched(thread, HastyClock(), HeldClock(), stop_ms=100_000)
+
+
+@contextmanager
+def loop_thread() -> Iterator[LoopThread]:
     thread = LoopThread()
-    yield Watched(thread)
-    thread.run(_cancel_all())
-    thread.close()
+    try:
+        yield thread
+    finally:
+        thread.run(_cancel_all())
+        thread.close()
 
 
 async def _cancel_all() -> None:
@@ -214,3 +263,38 @@ def test_a_recovery_that_hangs_holds_up_no_stop(watched: Watched) -> None:
     finally:
         goes_on.set()
     assert watched.rig.committer.open_batch is None
+
+
+def upload(watched: Watched, plan: SubmitPlan) -> None:
+    for partition in plan.versions:
+        watched.thread.run(watched.rig.finish(plan, partition))
+    assert isinstance(watched.rig.clock, HeldClock)
+    watched.thread.loop.call_soon_threadsafe(watched.rig.clock.let_go.set)
+
+
+def test_a_last_commit_whose_process_has_died_is_submitted_again(stopped: Watched) -> None:
+    def submit(plan: SubmitPlan) -> None:
+        if len(stopped.jobs.plans) == 2:
+            upload(stopped, plan)
+
+    stopped.jobs.on_submit = submit
+    stopped.watch.commit_last(stopped.deadline)
+    assert stopped.rig.committer.committed_batch == 0
+    assert stopped.jobs.plans[0] is stopped.jobs.plans[1]
+
+
+def test_a_last_commit_whose_version_has_died_with_its_host_is_healed_and_begun_again(
+    stopped: Watched,
+) -> None:
+    def submit(plan: SubmitPlan) -> None:
+        match len(stopped.jobs.plans):
+            case 2 | 3:
+                stopped.jobs.errors = {1: f"{VERSION_NOT_HERE}: version={V1}"}
+            case 4:
+                upload(stopped, plan)
+
+    stopped.jobs.on_submit = submit
+    stopped.watch.commit_last(stopped.deadline)
+    assert stopped.rig.committer.committed_batch == 0
+    assert stopped.healed == [(frozenset({1}), 0)]
+    assert stopped.rig.gate.failures == 0
