@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 _FAR_BEHIND: Final = 1_000
 """Records that are kept for a pinned commit alone before it is written again: a start reads them all."""
 
+_MOST_CLOSED: Final = 250
+"""Closed attempts that memory and log keep while they cannot be deleted; of more, only the newest."""
+
 _RUNS_A_CHECK: Final = 100
 """Listing all entries lists the events of all sessions too, and a long session has many of them."""
 
@@ -94,9 +97,9 @@ class CleanUp:
 
     A release record comes before any deletion: it fails for an owner that was fenced, who then
     deletes nothing. A run that fails or is cut off is made up for by the next one, also by the next
-    owner: what is released or aborted stays in the log until its blobs are gone. Damage, such as a lost
-    index of a pinned commit, stops the deletions of its own task only. They are made up for once it
-    is mended: each run also takes what attempts have left that the log no longer names.
+    owner: each takes what all attempts up to the newest closed one have left, also of those that the log
+    no longer names. Damage, such as a lost index of a pinned commit, stops the deletions of its own task
+    only. They are made up for once it is mended.
     """
 
     def __init__(
@@ -192,7 +195,7 @@ class CleanUp:
             await asyncio.gather(*runs, return_exceptions=True)
 
     async def run(self) -> None:
-        """Release, delete, trim; a failure is reported and is made up for after the next commit."""
+        """Release, delete, trim; a failure is reported, and made up for after the next commit or when due."""
         self._is_forced = self.is_waiting = True
         await self._run_in_turn()
 
@@ -204,7 +207,9 @@ class CleanUp:
             self._is_forced = False
             try:
                 if is_due:
-                    await self._run()  # one that fails is repeated after the next commit
+                    if self.failing is not None:  # a repeat that fails too waits for its time
+                        self._next_ns = began_ns + self._interval_ns
+                    await self._run()
                     self._next_ns = began_ns + self._interval_ns
                 else:
                     await self._drop_versions()
@@ -225,11 +230,14 @@ class CleanUp:
         if closed and not released:
             # The release of an earlier run may have had no answer, and was not looked for since.
             await self._log.check_fence()
-        damage = await self._delete_all(view, closed) if closed else None
-        await self._delete_entries(closed)
-        # A backend deletes what was made up to the newest: that one stands for all it was not asked for.
-        view.forget_collected(closed if self._is_complete else closed[:-1])
-        await self._trim(has_closed=bool(closed))
+        try:
+            damage = await self._delete_all(view, closed) if closed else None
+        except ExceptionGroup:
+            if len(closed) > _MOST_CLOSED:
+                self._is_complete = False
+                await self._forget(closed)
+            raise
+        await self._forget(closed)
         if not closed:
             return
         self._ended_well += 1
@@ -303,6 +311,15 @@ class CleanUp:
         else:
             self._is_complete = False
 
+    async def _forget(self, closed: Attempts) -> None:
+        """Let memory and log go of closed attempts: of all but the newest where a deletion is still to come.
+
+        A backend deletes what was made up to the newest: that one stands for all it was not asked for.
+        """
+        await self._delete_entries(closed)
+        self._log.view.forget_collected(closed if self._is_complete else closed[:-1])
+        await self._trim(has_closed=bool(closed))
+
     async def _delete_entries(self, closed: Attempts) -> None:
         """Delete the tasks' entries of attempts, and those of late writers, which no record names any more."""
         if self._checkpoints is None or not closed:
@@ -367,7 +384,7 @@ _MOST_REASONS: Final = 8
 class CleanUpFailures:
     """Reports a clean-up that fails, at growing distances for as long as it does.
 
-    It fails again after each commit. The first failure is a warning, as are those one minute later, two
+    It fails again with each run. The first failure is a warning, as are those one minute later, two
     minutes after that, and so on. From an hour on they are errors and events.
     """
 

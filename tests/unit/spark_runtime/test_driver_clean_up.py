@@ -267,7 +267,7 @@ async def test_late_entries_are_looked_for_now_and_again_only(
 
 
 @pytest.mark.asyncio
-async def test_the_log_is_not_trimmed_while_blobs_cannot_be_deleted(
+async def test_the_log_is_not_trimmed_at_once_where_blobs_cannot_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path)
@@ -483,7 +483,7 @@ async def test_a_task_that_uploaded_again_what_it_had_is_cleaned_up(
 
 
 @pytest.mark.asyncio
-async def test_clean_ups_are_apart_but_for_one_that_failed_or_is_the_last(
+async def test_clean_ups_are_apart_but_for_the_first_that_failed_and_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path)
@@ -492,19 +492,54 @@ async def test_clean_ups_are_apart_but_for_one_that_failed_or_is_the_last(
 
     async def run() -> None:
         runs.append(step)
-        if step == "fails":
+        if step.startswith("fails"):
             raise OSError("no such location")
+        clean_up._failures.ended_well()
 
     monkeypatch.setattr(clean_up, "_run", run)
     for seconds, step in (
         (0, "fails"),
-        (0, "repeated"),
-        (0, "too early"),
+        (0, "fails again"),
+        (0, "too early after a failure"),
         (119, "still too early"),
+        (1, "fails in time"),
+        (119, "too early once more"),
         (1, "in time"),
+        (119, "too early"),
         (0, "last"),
     ):
         rig.clock.advance(seconds)
         clean_up.start(is_forced=step == "last")
         await clean_up.wait()
-    assert runs == ["fails", "repeated", "in time", "last"]
+    assert runs == ["fails", "fails again", "fails in time", "in time", "last"]
+
+
+@pytest.mark.asyncio
+async def test_memory_and_log_do_not_grow_while_blobs_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    await rig.leave_aborted_attempt()
+    await rig.succeed()
+    view, left = rig.writer.view, set(rig.state_blobs())
+    before = view.commit_records[view.last_commit_position]
+    clean_up, init = rig.clean_up(), BlobBackupManager.init
+
+    async def refuse(*_: object) -> None:
+        raise OSError("access denied")
+
+    monkeypatch.setattr(BlobBackupManager, "init", refuse)
+    for number in range(2, 400):
+        await rig.writer.append(
+            msgspec.structs.replace(before, attempt=number, checkpoint_id=f"7-{number}")
+        )
+        await clean_up.run()
+        assert len(view.released) <= 251
+    assert clean_up.failing is not None
+    assert view.lowest_needed - await rig.writer._log.read_floor() < 600
+    assert set(rig.state_blobs()) == left
+
+    monkeypatch.setattr(BlobBackupManager, "init", init)
+    await clean_up.run()
+    assert clean_up.failing is None
+    assert set(rig.state_blobs()) == {name for name in left if "2-1/" in name} != left
