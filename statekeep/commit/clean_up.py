@@ -312,7 +312,7 @@ class CleanUp:
             self._is_complete = False
 
     async def _forget(self, closed: Attempts) -> None:
-        """Let memory and log go of closed attempts: of all but the newest where a deletion is still to come.
+        """Drop closed attempts from memory and log: all but the newest where a deletion is still to come.
 
         A backend deletes what was made up to the newest: that one stands for all it was not asked for.
         """

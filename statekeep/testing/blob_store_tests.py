@@ -141,6 +141,8 @@ class BackupPlaceTests:
         ]
         assert set(await manager.list("")) == set(ids.values())
         assert list(await manager.list("nothing/here/")) == []
+        for below_a_blob in ("a/1-1/x/", "a/1-1/x/y/"):
+            assert list(await manager.list(below_a_blob)) == []
 
     @pytest.mark.asyncio
     async def test_folders_are_listed_one_level_at_a_time(self, manager: BlobStoreManager) -> None:

@@ -81,6 +81,7 @@ class FakeHdfs:
 
     async def list_status(self, path: str) -> AsyncIterator[Status]:
         await self.answer("list")
+        self._check_parents(path)
         if path not in self.directories:
             raise FileNotFoundError(path)
         for child in self._children(path):

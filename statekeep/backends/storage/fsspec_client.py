@@ -47,7 +47,8 @@ def open_client(location: Location) -> StorageClient:
     if not location.uri:
         msg = "the root of a blob store is empty"
         raise ConfigError(msg)
-    warn_of_plain_url(location.uri, "take a scheme with TLS")
+    if not location.options.get("use_https"):  # of WebHDFS, which has no scheme of its own for it
+        warn_of_plain_url(location.uri, "take a scheme with TLS; with WebHDFS, set use_https")
     with explained_reach_errors(root):
         filesystem, path = _url_to_fs(location.uri, **location.options)
     if isinstance(filesystem, LocalFileSystem):

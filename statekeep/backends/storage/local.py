@@ -198,9 +198,12 @@ def _files_below(directory: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         # A directory that went since its parent was read has no files; any other error would make
         # the listing silently incomplete.
-        # Nothing can lie below what was asked for, if its name is too long.
-        is_no_name = error.errno == errno.ENAMETOOLONG and error.filename == os.fspath(directory)
-        if not isinstance(error, FileNotFoundError) and not is_no_name:
+        # Nothing can lie below what was asked for, if its name is too long or a file has it.
+        is_no_directory = error.errno in {
+            errno.ENAMETOOLONG,
+            errno.ENOTDIR,
+        } and error.filename == os.fspath(directory)
+        if not isinstance(error, FileNotFoundError) and not is_no_directory:
             raise error
 
     for parent, _, files in os.walk(directory, onerror=refuse):

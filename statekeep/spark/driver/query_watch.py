@@ -125,7 +125,7 @@ class StopDeadline:
 
 
 _LAST_REPEAT_MS: Final = 5_000
-"""When the last commit of a query is submitted again, whose process may have died: somebody waits for it."""
+"""When the last commit of a query is submitted again, whose process may have died: a user waits for it."""
 _IDLE_S: Final = 1.0
 """A commit that is due waits so long for a batch to ride on before it gets a job of its own."""
 _QUIET_NS: Final = 5_000_000_000

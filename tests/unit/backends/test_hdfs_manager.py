@@ -92,6 +92,18 @@ async def test_a_rename_that_lands_after_it_was_given_up_changes_nothing(hdfs: F
 
 
 @pytest.mark.asyncio
+async def test_a_listing_below_a_file_is_empty(hdfs: FakeHdfs) -> None:
+    manager = await ready()
+    await manager.put("a/b", b"content", METADATA)
+    assert await manager.list("a/b/") == await manager.list("a/b/c/") == []
+    hdfs.errors["list"] = RuntimeError(
+        'RPCError("org.apache.hadoop.security.AccessControlException"'
+    )
+    with pytest.raises(ConfigError, match="access denied"):
+        await manager.list("a/b/")
+
+
+@pytest.mark.asyncio
 async def test_a_put_whose_answer_was_lost_may_be_repeated(hdfs: FakeHdfs) -> None:
     manager = await ready()
     for _ in range(2):

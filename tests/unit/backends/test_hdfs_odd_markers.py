@@ -8,7 +8,7 @@ from hdfs_task_kit import Task
 
 from statekeep.checkpoint.checkpoints import Marker
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
-from statekeep.testing.backend_harness import STORE
+from statekeep.testing.backend_harness import STORE, Commit
 
 DIGEST = "v=2;sha256=" + "0" * 64
 UPLOAD = "9_00000001000000010123456789abcdef"
@@ -36,6 +36,23 @@ async def test_an_odd_marker_is_damage(tmp_path: Path, marker: str) -> None:
     task = Task(tmp_path / "place", tmp_path / "local")
     await task.start()
     commit = await task.commit_next(a=b"1")
+    await assert_damage(task, commit, marker)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("rest", [f"{UPLOAD}.delta;{DIGEST}", "3"])
+async def test_a_marker_below_a_file_is_damage(tmp_path: Path, rest: str) -> None:
+    task = Task(tmp_path / "place", tmp_path / "local")
+    await task.start()
+    commit = await task.commit_next(a=b"1")
+    ((_, stores),) = commit.checkpoint.state_markers.items()
+    file = stores[STORE].partition(";")[0]
+    assert (tmp_path / "place" / file).is_file()
+    await assert_damage(task, commit, f"{file}/{rest}")
+
+
+async def assert_damage(task: Task, commit: Commit, marker: str) -> None:
+    """A restore by the marker finds damage; one by that of the commit does not."""
     ((backend, _),) = commit.checkpoint.state_markers.items()
     spoiled = replace(commit.checkpoint, state_markers={backend: {STORE: Marker(marker)}})
     with pytest.raises((BlobNotFoundError, CheckpointCorruptError)):

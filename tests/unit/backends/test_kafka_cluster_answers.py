@@ -92,6 +92,32 @@ async def test_a_cluster_that_does_not_answer_is_away_and_not_set_up_wrongly() -
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("servers", "protocol", "is_warned_of"),
+    [
+        ("broker.example:9092", {}, True),
+        ("broker.example:9092", {"security.protocol": "SASL_PLAINTEXT"}, True),
+        ("broker.example:9092", {"security.protocol": "SSL"}, False),
+        ("127.0.0.1:9092", {}, False),
+    ],
+)
+async def test_a_start_warns_of_brokers_without_tls(
+    caplog: pytest.LogCaptureFixture,
+    servers: str,
+    protocol: dict[str, str],
+    *,
+    is_warned_of: bool,
+) -> None:
+    settings = KafkaSettings(servers=servers, topic_prefix="kafka", client=protocol)
+    admin = KafkaAdmin(BackendName("far"), settings, None, SerialExecutor(), FakeClock())
+    admin._cluster = cast("Cluster", SilentCluster())
+    with pytest.raises(RetriableError):
+        await admin.validate_resources()
+    assert ("without TLS" in caplog.text) is is_warned_of
+    assert ("backends.far.client.security.protocol" in caplog.text) is is_warned_of
+
+
+@pytest.mark.asyncio
 async def test_the_tasks_of_a_job_are_those_whose_logs_have_a_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,7 +4,9 @@ import pytest
 
 from statekeep.backends.plain_text import warn_of_plain_brokers, warn_of_plain_url
 from statekeep.backends.storage.azure import AzureClient
+from statekeep.backends.storage.fsspec_client import open_client
 from statekeep.backends.storage.gcs import GcsClient
+from statekeep.backends.storage.locations import Location
 from statekeep.backends.storage.s3 import S3Client
 from statekeep.config.blob_settings import AzureSettings, S3Settings
 
@@ -73,3 +75,18 @@ def test_every_client_warns_when_it_is_made(
     GcsClient("gs://bucket/a", {"endpoint_url": endpoint, "token": "anon"}, "gs://bucket/a")
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == (3 if is_warned_of else 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "is_warned_of"),
+    [
+        ("namenode.example", {}, True),
+        ("namenode.example", {"use_https": "true"}, False),
+        ("127.0.0.1", {}, False),
+    ],
+)
+def test_webhdfs_without_tls_is_warned_of(
+    caplog: pytest.LogCaptureFixture, host: str, options: dict[str, str], *, is_warned_of: bool
+) -> None:
+    open_client(Location(f"webhdfs://{host}:9870/a", options=options))
+    assert ("without TLS" in caplog.text) is is_warned_of

@@ -70,15 +70,15 @@ class HastyClock(FakeClock):
 
 
 class HeldClock(PollingClock):
-    """Who sleeps by it wakes up once it is let go."""
+    """Who sleeps by it wakes up once that is allowed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.let_go = asyncio.Event()
+        self.may_wake = asyncio.Event()
 
     @override
     async def sleep(self, seconds: float) -> None:
-        await self.let_go.wait()
+        await self.may_wake.wait()
         await super().sleep(seconds)
 
 
@@ -269,7 +269,7 @@ def upload(watched: Watched, plan: SubmitPlan) -> None:
     for partition in plan.versions:
         watched.thread.run(watched.rig.finish(plan, partition))
     assert isinstance(watched.rig.clock, HeldClock)
-    watched.thread.loop.call_soon_threadsafe(watched.rig.clock.let_go.set)
+    watched.thread.loop.call_soon_threadsafe(watched.rig.clock.may_wake.set)
 
 
 def test_a_last_commit_whose_process_has_died_is_submitted_again(stopped: Watched) -> None:

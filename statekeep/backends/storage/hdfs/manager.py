@@ -1,5 +1,6 @@
 """Blobs on HDFS: written under a temporary name, then renamed."""
 
+import errno
 import hashlib
 import io
 import os
@@ -189,11 +190,17 @@ class HdfsBlobStoreManager(BlobStoreManager):
         self._is_closed = True
 
     async def _tree(self, prefix: str) -> Tree:
-        """Return what is in the directory of a prefix, and below it."""
+        """Return what is in the directory of a prefix, and below it; nothing where that is a file."""
         self._check_open()
         directory = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/") or "/"
-        with self._explained_errors(prefix):
-            return await self._client.tree(directory)
+        with mapped_errors(self._shown_root, prefix):
+            try:
+                with explained_java_errors(self._shown_root):
+                    return await self._client.tree(directory)
+            except OSError as exc:
+                if exc.errno != errno.ENOTDIR:
+                    raise
+                return Tree([], [])
 
     async def _delete(self, path: str) -> None:
         """Delete a file, and the directories that are empty by that."""
