@@ -3,16 +3,23 @@
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
-from rich.text import Text
 
 from statekeep.cli.counting_bar import CountingBar
 from statekeep.cli.exit_status import ExitStatus
+from statekeep.cli.guard_output import (
+    copy_document,
+    copy_line,
+    location_document,
+    show_location,
+    show_verified,
+    verified_document,
+)
 from statekeep.cli.job_reading import read_job
 from statekeep.cli.local_disk import explained_temporary_files
 from statekeep.cli.options import (
@@ -20,10 +27,12 @@ from statekeep.cli.options import (
     IsFull,
     IsSure,
     SettingOptions,
+    SparkSettings,
     owner_name,
     shared_options,
+    spark_settings,
 )
-from statekeep.cli.output import JsonValue, print_json, print_line, print_table, size_of
+from statekeep.cli.output import print_json, print_line
 from statekeep.cli.report import interrupted
 from statekeep.cli.waiting import waiting
 from statekeep.clock import Clock, SystemClock
@@ -37,6 +46,7 @@ from statekeep.guarding.inspection import InspectedLocation, inspect_location
 from statekeep.guarding.repairing import Repair, plan_repair, repair_location
 from statekeep.guarding.restoring import restore_location
 from statekeep.guarding.settings import settings_of_copies
+from statekeep.guarding.verifying import LoadedStore, VerifiedCopy, verify_copy
 from statekeep.stores.temporary_directory import temporary_directory
 
 app = typer.Typer(
@@ -57,6 +67,17 @@ IsDryRun: TypeAlias = Annotated[
 ]
 QueryLocation: TypeAlias = Annotated[
     str, typer.Argument(help="The checkpoint location of the query, which may run meanwhile.")
+]
+Copy: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="COPY",
+        help="Position, checkpoint id or pin of a copy; left out: the newest one.",
+        show_default=False,
+    ),
+]
+Source: TypeAlias = Annotated[
+    str, typer.Option("--from", metavar="URI", help="Where the copies are.")
 ]
 JobName: TypeAlias = Annotated[
     str | None,
@@ -102,9 +123,9 @@ def inspect(
 
     found = asyncio.run(run())
     if as_json:
-        print_json(_document(found))
+        print_json(location_document(found))
     else:
-        _show(found, is_deep=is_deep, is_full=is_full)
+        show_location(found, is_deep=is_deep, is_full=is_full)
     if not found.is_sound:
         raise typer.Exit(ExitStatus.DAMAGED)
 
@@ -155,9 +176,9 @@ def run(
     ):
         copied = asyncio.run(copy(Path(directory), uploaded))
     if as_json:
-        print_json(_copy_document(settings, copied))
+        print_json(copy_document(settings, copied))
     else:
-        print_line(_copy_line(settings, copied))
+        print_line(copy_line(settings, copied))
 
 
 @app.command()
@@ -166,16 +187,9 @@ def restore(
     location: Annotated[
         str, typer.Argument(help="The checkpoint location that was copied; it may be gone.")
     ],
-    which: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="COPY",
-            help="Position, checkpoint id or pin of a copy; left out: the newest one.",
-            show_default=False,
-        ),
-    ] = None,
+    which: Copy = None,
     *,
-    source: Annotated[str, typer.Option("--from", metavar="URI", help="Where the copies are.")],
+    source: Source,
     target: Annotated[
         str, typer.Option("--to", metavar="URI", help="The new location, as Spark names it.")
     ],
@@ -213,6 +227,53 @@ def restore(
     else:
         print_line(f"batch {batch} is restored: start the query with the new location")
         print_line(_SINK_SKIPS)
+
+
+@app.command()
+@shared_options
+def verify(
+    location: Annotated[
+        str, typer.Argument(help="The checkpoint location that was copied; it may be gone.")
+    ],
+    which: Copy = None,
+    *,
+    source: Source,
+    is_loaded: Annotated[
+        bool,
+        typer.Option("--load", help="Let Spark open all state of the copy, and count its rows."),
+    ] = False,
+    spark_setting: SparkSettings = None,
+    job_name: JobName = None,
+    options: SettingOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Check every byte of a copy, in each backend.
+
+    And that all is there which Spark needs to go on after its batch. Needs local disk for all files of the copy.
+    """
+    settings = settings_of_copies(location, source, job_name, options.settings())
+    clock = SystemClock()
+
+    async def look(directory: Path, fetched: CountingBar) -> VerifiedCopy:
+        async with waiting("verifying the copy", clock):
+            return await verify_copy(
+                settings, read_job, clock, which=which, directory=directory, on_bytes=fetched.add
+            )
+
+    session_settings = spark_settings(spark_setting)
+    loader: Any = import_module("statekeep.spark.loaded_stores") if is_loaded else None
+    loaded: list[LoadedStore] = []
+    with explained_temporary_files(), temporary_directory("statekeep-guard-") as directory:
+        with CountingBar("fetched", clock.monotonic_ns) as fetched:
+            found = asyncio.run(look(Path(directory), fetched))
+        if is_loaded and found.location is not None:
+            loaded = loader.load_by_command(str(found.location), found.batch, session_settings)
+    if as_json:
+        print_json(verified_document(found, loaded if is_loaded else None))
+    else:
+        show_verified(found, loaded if is_loaded else None)
+    if not found.is_sound:
+        raise typer.Exit(ExitStatus.DAMAGED)
 
 
 @app.command()
@@ -282,9 +343,9 @@ def _copy_until_interrupted(
 
     def show(copied: Copied) -> None:
         if as_json:  # a document a line, as there is no last one
-            sys.stdout.write(f"{json.dumps(_copy_document(settings, copied))}\n")
+            sys.stdout.write(f"{json.dumps(copy_document(settings, copied))}\n")
         else:
-            print_line(_copy_line(settings, copied))
+            print_line(copy_line(settings, copied))
         sys.stdout.flush()
 
     async def keep(directory: Path) -> None:
@@ -312,104 +373,3 @@ def _seconds(every: str) -> float:
         return _EVERY.parse(every) / 1000
     except ValueError as exc:
         raise ConfigError(f"--every must be {_EVERY.requirement}: value={every}") from exc
-
-
-def _copy_document(settings: Config, copied: Copied) -> dict[str, JsonValue]:
-    return {
-        "job": settings.job.name,
-        "commit": copied.position,
-        "batch": copied.batch,
-        "is-new": copied.is_new,
-        "new-files": copied.new_files,
-        "new-bytes": copied.new_bytes,
-    }
-
-
-def _copy_line(settings: Config, copied: Copied) -> str:
-    commit = f"commit {copied.position} of job {settings.job.name}"
-    if not copied.is_new:
-        return f"batch {copied.batch} was copied before: {commit}"
-    new = f"{copied.new_files} new files, {size_of(copied.new_bytes)}"
-    return f"batch {copied.batch} is copied: {commit}, {new}"
-
-
-def _document(found: InspectedLocation) -> dict[str, JsonValue]:
-    return {
-        "location": found.location,
-        "files": found.files,
-        "bytes": found.bytes,
-        "batches": list(found.batches),
-        "open-batch": found.open_batch,
-        "provider": found.provider,
-        "checkpoint-format": found.checkpoint_format,
-        "stores": [
-            {
-                "operator": store.operator,
-                "name": store.operator_name,
-                "store": store.store,
-                "partitions": store.partitions,
-                "files": store.files,
-                "bytes": store.bytes,
-                "files-per-batch": store.files_per_batch,
-            }
-            for store in found.stores
-        ],
-        "looked-at": list(found.looked_at),
-        "sound": list(found.sound),
-        "newest-sound": found.newest_sound,
-        "damage": [
-            {"batch": batch, "file": damage.file, "what": damage.what}
-            for batch, damage in found.damage
-        ],
-        "avoided": [{"file": damage.file, "what": damage.what} for damage in found.avoided],
-    }
-
-
-def _show(found: InspectedLocation, *, is_deep: bool, is_full: bool) -> None:
-    print_line(f"{found.files} files, {size_of(found.bytes)}; {_batches(found)}")
-    if found.stores:
-        form = found.checkpoint_format
-        print_line(f"state of {found.provider}, checkpoint format {form}")
-        print_table(
-            ["operator", "name", "store", "partitions", "files", "size", "files a batch"],
-            [
-                [
-                    store.operator,
-                    store.operator_name,
-                    store.store,
-                    store.partitions,
-                    store.files,
-                    size_of(store.bytes),
-                    store.files_per_batch,
-                ]
-                for store in found.stores
-            ],
-            is_full=is_full,
-        )
-    else:
-        print_line("no state: no operator of the query is stateful, or its directory is gone")
-    rows: list[Sequence[object]] = [
-        [batch, damage.file, Text(damage.what, style="red")] for batch, damage in found.damage
-    ]
-    rows += [
-        [None, d.file, Text(f"{d.what}; an older one serves", "yellow")] for d in found.avoided
-    ]
-    if rows:
-        print_table(["batch", "file", "damage"], rows, prose={"damage"}, is_full=is_full)
-    if found.avoided:
-        print_line("only Spark 4.1 or later goes on from an older snapshot where one is damaged")
-    if not found.batches:
-        print_line("the query has committed no batch yet")
-    elif found.newest_sound is None:
-        print_line("Spark can go on after none of these batches")
-    else:
-        print_line(f"sound up to batch {found.newest_sound}")
-    if not is_deep:
-        print_line("looked at names, sizes and small files; --deep compares checksums")
-
-
-def _batches(found: InspectedLocation) -> str:
-    if not found.batches:
-        return "no batch is committed"
-    text = f"batches {found.batches[0]} to {found.batches[-1]} are committed"
-    return text if found.open_batch is None else f"{text}, {found.open_batch} has begun"

@@ -9,10 +9,12 @@ from statekeep.cli.local_disk import explained_temporary_files
 from statekeep.cli.options import (
     AsJson,
     SettingOptions,
+    SparkMaster,
+    SparkSettings,
     shared_options,
+    spark_settings,
 )
 from statekeep.cli.output import print_json, print_line
-from statekeep.errors import ConfigError
 
 
 @shared_options
@@ -29,14 +31,8 @@ def import_query(
             help="The timeoutConf of applyInPandasWithState, if the query has one.",
         ),
     ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Spark's master; left out: as spark-submit says."),
-    ] = None,
-    spark_setting: Annotated[
-        list[str] | None,
-        typer.Option("--spark-set", metavar="KEY=VALUE", help="A setting of the Spark session."),
-    ] = None,
+    master: SparkMaster = None,
+    spark_setting: SparkSettings = None,
     options: SettingOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -44,12 +40,7 @@ def import_query(
 
     That is transformWithState or applyInPandasWithState. Its program then starts on Statekeep with the same checkpoint location, and goes on with the next batch. Until then nothing in the location is changed.
     """
-    settings = options.settings()
-    pairs = [given.partition("=") for given in spark_setting or ()]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise ConfigError(f"no setting of Spark: --spark-set {key}", hint="write KEY=VALUE")
-    session_settings = {key: value for key, _, value in pairs}
+    settings, session_settings = options.settings(), spark_settings(spark_setting)
     importer: Any = import_module("statekeep.spark.state_import")
     with explained_temporary_files():
         made = importer.import_by_command(

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
@@ -166,3 +166,28 @@ def _split(setting: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise ConfigError("not KEY=VALUE: --set")  # no more: it may be a value, and a secret
     return key.strip(), value
+
+
+SparkMaster: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark's master; left out: as spark-submit says."),
+]
+SparkSettings: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--spark-set", metavar="KEY=VALUE", help="A setting of the Spark session."),
+]
+
+
+def spark_settings(given: Sequence[str] | None) -> dict[str, str]:
+    """Return the settings of Spark that a command was given.
+
+    Raises:
+        ConfigError: One of them is none.
+    """
+    settings: dict[str, str] = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"no setting of Spark: --spark-set {text}", hint="write KEY=VALUE")
+        settings[key] = value
+    return settings

@@ -50,7 +50,7 @@ from statekeep.guarding.catalog import (
     Catalog,
     CopiedFile,
 )
-from statekeep.guarding.fetching import fetch_stores
+from statekeep.guarding.fetching import fetch_stores, require_copies
 from statekeep.guarding.listing import FoundFile
 from statekeep.guarding.spark_location import (
     Damage,
@@ -703,20 +703,6 @@ def _require_same_query(query_id: str, copied: CommitRecord | None, shown: str) 
     )
     error.add_note("hint: it is another location, or was begun anew; name other copies with --as")
     raise error
-
-
-def require_copies(identity: JobIdentity) -> None:
-    """Make sure that a job is one of copies.
-
-    Raises:
-        ConfigError: It is another one.
-    """
-    if identity.settings != COPIES_OF_A_LOCATION:
-        raise ConfigError(
-            f"the job is no job of copies: job={identity.job_name}",
-            key="job.name",
-            hint="name another one with --as",
-        )
 
 
 def _require_few(look: BatchFiles) -> None:

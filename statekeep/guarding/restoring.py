@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +17,7 @@ from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, ConfigError
 from statekeep.guarding.batch_files import schema_below
-from statekeep.guarding.catalog import CATALOG_FILE, CATALOG_STORE, FILES_STORE, Catalog
-from statekeep.guarding.copying import require_copies
-from statekeep.guarding.fetching import fetch_stores
+from statekeep.guarding.fetching import fetch_copy
 from statekeep.guarding.listing import list_files
 from statekeep.inspection.job import OpenJob
 from statekeep.inspection.location_files import (
@@ -66,16 +64,11 @@ async def restore_location(
     """
     new = open_location(target)
     async with open_job(config, clock) as job:
-        position, commit = job.find_commit(which)
-        require_copies(commit.identity)
         run = job.executor.run
         await run(_require_empty, new)
-        stores = {FILES_STORE: directory / "files", CATALOG_STORE: directory / "catalog"}
-        async with job.held(position):
-            await fetch_stores(config, job.storage, job.view, commit, stores, on_bytes=on_bytes)
-        root = stores[FILES_STORE]
-        files = await run(_whole, root, stores[CATALOG_STORE])
-        await run(_name_new_place, root, files, _uri_of(target, new))
+        copy = await fetch_copy(config, job, which, directory, on_bytes=on_bytes)
+        root, files = copy.root, copy.files
+        await run(name_new_place, root, files, _uri_of(target, new))
         place = _Place(new)
         await run(place.take)
         try:
@@ -88,7 +81,7 @@ async def restore_location(
         except BaseException:
             await run(place.clear)
             raise
-    return commit.batch
+    return copy.batch
 
 
 def _require_empty(new: LocationFiles) -> None:
@@ -208,20 +201,7 @@ class _Place:
         return f"{self._new.root}/{file}"
 
 
-def _whole(root: Path, catalog: Path) -> list[str]:
-    """Return the files of a copy; each is there in its size, and there is no other."""
-    expected = Catalog.decode((catalog / CATALOG_FILE).read_bytes()).files
-    found = {
-        p.relative_to(root).as_posix(): p.stat().st_size for p in root.rglob("*") if p.is_file()
-    }
-    if found != {name: file.size for name, file in expected.items()}:
-        raise CheckpointCorruptError(
-            f"the copy is not whole: files={len(found)} expected={len(expected)}"
-        )
-    return sorted(found)
-
-
-def _name_new_place(root: Path, files: list[str], uri: str) -> None:
+def name_new_place(root: Path, files: Sequence[str], uri: str) -> None:
     """Let the descriptions of `transformWithState` name their schemas in the new location.
 
     Spark notes them by the whole URI: with the old one it would read them in the old location.

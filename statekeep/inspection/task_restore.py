@@ -98,7 +98,7 @@ async def restore_task(
     if commit.identity.settings == COPIES_OF_A_LOCATION:
         raise ConfigError(
             f"the job holds copies of a checkpoint location: job={commit.identity.job_name}",
-            hint="`statekeep guard restore` verifies a copy and makes a location of it",
+            hint="`statekeep guard verify` verifies a copy, `statekeep guard restore` makes a location of it",
         )
     checkpoint = checkpoint_in(commit, task)
     identity = task_identity(commit, task)

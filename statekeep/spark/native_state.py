@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.types import ArrayType, DataType, StructType
 
@@ -83,7 +83,7 @@ def read_native_state(
             given where it is needed, or is wrong.
         CheckpointLocationError: The location has no state, or it cannot be read.
     """
-    source = _Source(spark, location, batch)
+    source = NativeSource(spark, location, batch)
     name, properties = source.operator()
     if name == _FUNCTION:
         return _of_function(source, timeout)
@@ -100,7 +100,7 @@ def read_native_state(
     return _of_processor(source, properties)
 
 
-class _Source:
+class NativeSource:
     """Spark's own readers of one location at one batch."""
 
     def __init__(self, spark: SparkSession, location: CheckpointLocation, batch: int) -> None:
@@ -112,6 +112,17 @@ class _Source:
         has_ids = _IDS in location.require(f"commits/{batch}")
         self._spark.conf.set(_FORMAT, "2" if has_ids else "1")
 
+    def stores(self) -> Sequence[Row]:
+        """Return a row of Spark's ``state-metadata`` source for each store of each operator.
+
+        Raises:
+            CheckpointLocationError: Spark cannot read them.
+        """
+        try:
+            return self._spark.read.format("state-metadata").load(self._location.uri).collect()
+        except PySparkException as exc:
+            raise self._unreadable() from exc
+
     def operator(self) -> tuple[str, Mapping[str, Any]]:
         """Return the name of the one operator, and its properties."""
         if not operators_of_spark(self._location):
@@ -119,10 +130,7 @@ class _Source:
                 "no stateful operator of Spark has run here, or its query runs on Statekeep already: "
                 f"location={self._location.uri}"
             )
-        try:
-            found = self._spark.read.format("state-metadata").load(self._location.uri).collect()
-        except PySparkException as exc:
-            raise self._unreadable() from exc
+        found = self.stores()
         named = sorted({(row.operatorId, row.operatorName) for row in found})
         if len(named) != 1:
             raise ConfigError(
@@ -133,6 +141,11 @@ class _Source:
         return named[0][1], json.loads(found[0].operatorProperties or "{}")
 
     def read(self, **options: str) -> DataFrame:
+        """Return rows of Spark's ``statestore`` source, which are not read yet.
+
+        Raises:
+            CheckpointLocationError: Spark cannot read their schema.
+        """
         reader = self._spark.read.format("statestore").option("batchId", str(self._batch))
         try:
             with active(self._spark):
@@ -146,7 +159,7 @@ class _Source:
         )
 
 
-def _of_processor(source: _Source, properties: Mapping[str, Any]) -> NativeState:
+def _of_processor(source: NativeSource, properties: Mapping[str, Any]) -> NativeState:
     variables: list[NativeVariable] = []
     timers: DataFrame | None = None
     key_schema = StructType()
@@ -186,7 +199,7 @@ def _variable(name: str, kind: VariableKind, rows: DataFrame, *, expires: bool) 
     return NativeVariable(name, kind, schema, map_keys, expires, taken)
 
 
-def _of_function(source: _Source, timeout: str | None) -> NativeState:
+def _of_function(source: NativeSource, timeout: str | None) -> NativeState:
     rows = source.read()
     stored = _struct(rows.schema["value"].dataType)
     has_timeouts = "timeoutTimestamp" in stored.names

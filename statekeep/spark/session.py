@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +95,29 @@ def session_builder(master: str | None = None) -> SparkSession.Builder:
         for key, value in FAST_SETTINGS.items():
             builder = builder.config(key, value)
     return builder.config(REDACTION_KEY, REDACTION_REGEX)
+
+
+@contextmanager
+def session_of_command(master: str | None, settings: Mapping[str, str]) -> Generator[SparkSession]:
+    """Give a command its session, which ends with it; or the one that there is already.
+
+    Args:
+        master: Spark master URL; None leaves it to ``spark-submit``.
+        settings: Of Spark.
+
+    Raises:
+        ConfigError: There is no Java to start Spark with.
+    """
+    is_new = SparkSession.getActiveSession() is None
+    builder = session_builder(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        if is_new:
+            spark.stop()
 
 
 def is_umask_closed() -> bool:

@@ -39,7 +39,7 @@ from statekeep.spark.own_loop import run_apart
 from statekeep.spark.placement import router_of
 from statekeep.spark.query_defaults import with_query_defaults
 from statekeep.spark.refused_settings import check_settings
-from statekeep.spark.session import check_session, session_builder
+from statekeep.spark.session import check_session, session_of_command
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.variable_stores import check_variables, lasting_stores, variable_stores_of
 from statekeep.stores.base import KeyValueStore
@@ -140,16 +140,8 @@ def import_by_command(
     session_settings: Mapping[str, str],
 ) -> ImportedState:
     """Import with a session that ends with the import, unless there is one already."""
-    is_new = SparkSession.getActiveSession() is None
-    builder = session_builder(master)
-    for key, value in session_settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    try:
+    with session_of_command(master, session_settings) as spark:
         return import_spark_state(spark, location, settings, timeoutConf=timeout)
-    finally:
-        if is_new:
-            spark.stop()
 
 
 def _complete(

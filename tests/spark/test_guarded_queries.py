@@ -151,7 +151,8 @@ def test_a_query_goes_on_from_each_copy_as_if_nothing_had_happened(guarded: Guar
         expected = {b: r for b, r in guarded.delivered[whole].items() if b > number}
         assert again == expected
         assert guarded.command(f"inspect {new} --deep")["damage"] == []
-    assert not location.exists()
+    # Maintenance of Spark's stores, which are loaded still, may write there; a restore would write this.
+    assert not (location / "metadata").exists()
 
 
 @pytest.mark.parametrize("guarded", ["hdfs", "rocksdb changelog, two operators"], indirect=True)

@@ -62,6 +62,10 @@ class Guard:
         line = f"guard restore {self.location} {copy} --from {self.copies.as_uri()} --to {target}"
         return self._run(f"{line} --json {options}", has_config=False)
 
+    def verify(self, copy: object = "", options: str = "") -> Result:
+        line = f"guard verify {self.location} {copy} --from {self.copies.as_uri()} --json"
+        return self._run(f"{line} {options}", has_config=False)
+
     def inspect(self, location: Path) -> Any:
         return self._run(f"guard inspect {location} --deep --json", has_config=False).json
 

@@ -84,6 +84,10 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
         "guard restore {job}/hdfs --from file://{job}/copies --to {job}/new",
         [LOG_IS_READ, "restoring the checkpoint location", "restored"],
     ),
+    "guard.verify": (
+        "guard verify {job}/hdfs --from file://{job}/copies",
+        ["verifying the copy"],
+    ),
     "guard.repair": ("guard repair {job}/hdfs --yes", ["reading the checkpoint location"]),
     "verify.verify": ("verify", [LOG_IS_READ, STATE_COMES]),
     "restore.restore": ("restore {job}/mine", [LOG_IS_READ, STATE_COMES]),
@@ -116,7 +120,7 @@ SHOWS_NOTHING: Final[Mapping[str, str]] = {
 }
 """By command: why it cannot last long."""
 
-GUARD = {"guard.inspect", "guard.repair", "guard.restore", "guard.run"}
+GUARD = {"guard.inspect", "guard.repair", "guard.restore", "guard.run", "guard.verify"}
 """Those that take a checkpoint location, and no settings."""
 
 WITHOUT_LOG = {
@@ -179,7 +183,7 @@ def test_a_command_that_lasts_long_says_what_it_does_and_its_tables_fit_100_colu
         log = " ".join(f"--set '{key}={text}'" for key, text in settings(place).items())
         rows = [{"key": {"user": "user-8"}, "value": {"n": 0}}]
         (statekeep.config.parent / "rows.json").write_text(json.dumps(rows))
-    if command == "guard.restore":
+    if command in {"guard.restore", "guard.verify"}:
         copied = SHOWS["guard.run"][0].format(job=statekeep.config.parent)
         assert statekeep(copied, has_config=False).status == 0
     if command == "state_changes.undo":  # there is something to undo

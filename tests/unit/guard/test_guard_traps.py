@@ -327,7 +327,7 @@ def test_a_location_that_came_into_use_during_a_restore_is_left_alone(
         (new / "offsets").mkdir(parents=True)
         (new / "offsets/0").write_text("of a query that was started")
 
-    monkeypatch.setattr("statekeep.guarding.restoring.fetch_stores", fetch_late)
+    monkeypatch.setattr("statekeep.guarding.fetching.fetch_stores", fetch_late)
     result = guard.restore(new)
     assert result.status == ExitStatus.REFUSED
     assert content(new) == {"offsets/0": b"of a query that was started"}

@@ -1,0 +1,169 @@
+"""What the commands of ``statekeep guard`` print."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from statekeep.cli.output import JsonValue, print_line, print_table, size_of, state_of
+from statekeep.config.model import Config
+from statekeep.guarding.copying import Copied
+from statekeep.guarding.inspection import InspectedLocation
+from statekeep.guarding.verifying import LoadedStore, VerifiedCopy
+
+
+def copy_document(settings: Config, copied: Copied) -> dict[str, JsonValue]:
+    """Return a copy that was made, as JSON."""
+    return {
+        "job": settings.job.name,
+        "commit": copied.position,
+        "batch": copied.batch,
+        "is-new": copied.is_new,
+        "new-files": copied.new_files,
+        "new-bytes": copied.new_bytes,
+    }
+
+
+def copy_line(settings: Config, copied: Copied) -> str:
+    """Return the line about a copy that was made."""
+    commit = f"commit {copied.position} of job {settings.job.name}"
+    if not copied.is_new:
+        return f"batch {copied.batch} was copied before: {commit}"
+    new = f"{copied.new_files} new files, {size_of(copied.new_bytes)}"
+    return f"batch {copied.batch} is copied: {commit}, {new}"
+
+
+def verified_document(
+    found: VerifiedCopy, loaded: Sequence[LoadedStore] | None
+) -> dict[str, JsonValue]:
+    """Return a copy that was verified, as JSON; without what Spark has opened where ``loaded`` is None."""
+    document: dict[str, JsonValue] = {
+        "commit": found.position,
+        "batch": found.batch,
+        "backends": [
+            {
+                "backend": one.backend,
+                "files": one.files,
+                "bytes": one.bytes,
+                "damage": one.damage or None,
+            }
+            for one in found.backends
+        ],
+    }
+    if loaded is not None:
+        document["loaded"] = [
+            {
+                "operator": one.operator,
+                "name": one.operator_name,
+                "store": one.store,
+                "variable": one.variable or None,
+                "rows": one.rows,
+            }
+            for one in loaded
+        ]
+    return document
+
+
+def show_verified(found: VerifiedCopy, loaded: Sequence[LoadedStore] | None) -> None:
+    """Print a copy that was verified; without what Spark has opened where ``loaded`` is None."""
+    print_line(f"commit {found.position}: the location after batch {found.batch}")
+    print_table(
+        ["backend", "files", "size", "state"],
+        [
+            [one.backend, one.files, size_of(one.bytes), state_of(one.damage, is_damaged=True)]
+            for one in found.backends
+        ],
+        prose={"state"},
+    )
+    if loaded is not None:
+        print_table(
+            ["operator", "name", "store", "variable", "rows"],
+            [
+                [one.operator, one.operator_name, one.store, one.variable, one.rows]
+                for one in loaded
+            ],
+            if_empty="Spark has no state to open: no operator of the query is stateful",
+        )
+
+
+def location_document(found: InspectedLocation) -> dict[str, JsonValue]:
+    """Return a location that was inspected, as JSON."""
+    return {
+        "location": found.location,
+        "files": found.files,
+        "bytes": found.bytes,
+        "batches": list(found.batches),
+        "open-batch": found.open_batch,
+        "provider": found.provider,
+        "checkpoint-format": found.checkpoint_format,
+        "stores": [
+            {
+                "operator": store.operator,
+                "name": store.operator_name,
+                "store": store.store,
+                "partitions": store.partitions,
+                "files": store.files,
+                "bytes": store.bytes,
+                "files-per-batch": store.files_per_batch,
+            }
+            for store in found.stores
+        ],
+        "looked-at": list(found.looked_at),
+        "sound": list(found.sound),
+        "newest-sound": found.newest_sound,
+        "damage": [
+            {"batch": batch, "file": damage.file, "what": damage.what}
+            for batch, damage in found.damage
+        ],
+        "avoided": [{"file": damage.file, "what": damage.what} for damage in found.avoided],
+    }
+
+
+def show_location(found: InspectedLocation, *, is_deep: bool, is_full: bool) -> None:
+    """Print a location that was inspected."""
+    print_line(f"{found.files} files, {size_of(found.bytes)}; {_batches(found)}")
+    if found.stores:
+        form = found.checkpoint_format
+        print_line(f"state of {found.provider}, checkpoint format {form}")
+        print_table(
+            ["operator", "name", "store", "partitions", "files", "size", "files a batch"],
+            [
+                [
+                    store.operator,
+                    store.operator_name,
+                    store.store,
+                    store.partitions,
+                    store.files,
+                    size_of(store.bytes),
+                    store.files_per_batch,
+                ]
+                for store in found.stores
+            ],
+            is_full=is_full,
+        )
+    else:
+        print_line("no state: no operator of the query is stateful, or its directory is gone")
+    rows: list[Sequence[object]] = [
+        [batch, damage.file, Text(damage.what, style="red")] for batch, damage in found.damage
+    ]
+    rows += [
+        [None, d.file, Text(f"{d.what}; an older one serves", "yellow")] for d in found.avoided
+    ]
+    if rows:
+        print_table(["batch", "file", "damage"], rows, prose={"damage"}, is_full=is_full)
+    if found.avoided:
+        print_line("only Spark 4.1 or later goes on from an older snapshot where one is damaged")
+    if not found.batches:
+        print_line("the query has committed no batch yet")
+    elif found.newest_sound is None:
+        print_line("Spark can go on after none of these batches")
+    else:
+        print_line(f"sound up to batch {found.newest_sound}")
+    if not is_deep:
+        print_line("looked at names, sizes and small files; --deep compares checksums")
+
+
+def _batches(found: InspectedLocation) -> str:
+    if not found.batches:
+        return "no batch is committed"
+    text = f"batches {found.batches[0]} to {found.batches[-1]} are committed"
+    return text if found.open_batch is None else f"{text}, {found.open_batch} has begun"
