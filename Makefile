@@ -32,12 +32,15 @@ types: setup  ## mypy and pyright, both strict
 	$(VENV)/mypy $(CHECKED)
 	$(VENV)/pyright --pythonpath $(VENV)/python
 
+# Two at once wait for each other's processes to start, and fill two cores.
+ON_SPARK := -n 2 --dist loadfile
+
 test: setup  ## All tests but the long ones and those that need a server
-	$(VENV)/python -m pytest -n auto --dist loadfile -m "not integration and not long and not spark"
-	$(VENV)/python -m pytest -m "spark and not long" tests/spark
+	$(VENV)/python scripts/run_tests.py -n auto --dist loadfile -m "not integration and not long and not spark"
+	$(VENV)/python scripts/run_tests.py $(ON_SPARK) -m "spark and not long" tests/spark
 
 test-long: setup  ## The long tests on Spark: restarts, executors that come and go, a crash schedule
-	$(VENV)/python -m pytest -m "long and not integration"
+	$(VENV)/python scripts/run_tests.py $(ON_SPARK) -m "long and not integration"
 
 SEEDS ?= 1-50
 test-equivalence: setup  ## Random queries, here and on Spark's own operator (SEEDS=1-50)
