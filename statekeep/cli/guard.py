@@ -15,7 +15,9 @@ from statekeep.cli.exit_status import ExitStatus
 from statekeep.cli.guard_output import (
     copy_document,
     copy_line,
+    damage_document,
     location_document,
+    show_avoided,
     show_location,
     show_verified,
     verified_document,
@@ -125,7 +127,7 @@ def inspect(
     if as_json:
         print_json(location_document(found))
     else:
-        show_location(found, is_deep=is_deep, is_full=is_full)
+        show_location(found, clock.time_ns() // 1_000_000, is_deep=is_deep, is_full=is_full)
     if not found.is_sound:
         raise typer.Exit(ExitStatus.DAMAGED)
 
@@ -314,7 +316,14 @@ def repair(
 
     planned, kept_in = asyncio.run(run())
     if as_json:
-        print_json({"batch": planned.batch, "removed": planned.removed, "kept-in": kept_in})
+        print_json(
+            {
+                "batch": planned.batch,
+                "removed": planned.removed,
+                "kept-in": kept_in,
+                "avoided": [damage_document(damage) for damage in planned.avoided],
+            }
+        )
         return
     if is_dry_run:
         for file in planned.removed:
@@ -327,6 +336,7 @@ def repair(
         count = len(planned.removed)
         print_line(f"the query goes on after batch {planned.batch}; {count} files are in {kept_in}")
         print_line(_SINK_SKIPS)
+    show_avoided(planned.avoided)
 
 
 def _question(repair: Repair) -> str:

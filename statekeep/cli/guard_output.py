@@ -1,14 +1,22 @@
 """What the commands of ``statekeep guard`` print."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rich.text import Text
 
 from statekeep.cli.output import JsonValue, print_line, print_table, size_of, state_of
+from statekeep.cli.page.units import ago, duration
 from statekeep.config.model import Config
 from statekeep.guarding.copying import Copied
 from statekeep.guarding.inspection import InspectedLocation
+from statekeep.guarding.spark_location import Damage
 from statekeep.guarding.verifying import LoadedStore, VerifiedCopy
+
+_DAY_MS: Final = 86_400_000
+_ONLY_NEWER_SPARK: Final = (
+    "only Spark 4.1 or later goes on from an older snapshot where one is damaged"
+)
 
 
 def copy_document(settings: Config, copied: Copied) -> dict[str, JsonValue]:
@@ -94,7 +102,10 @@ def location_document(found: InspectedLocation) -> dict[str, JsonValue]:
         "batches": list(found.batches),
         "open-batch": found.open_batch,
         "provider": found.provider,
-        "checkpoint-format": found.checkpoint_format,
+        "formats": dict(found.formats),
+        "began-ms": found.began_ms or None,
+        "interval-ms": found.interval_ms,
+        "writes-per-batch": found.writes_per_batch,
         "stores": [
             {
                 "operator": store.operator,
@@ -114,16 +125,20 @@ def location_document(found: InspectedLocation) -> dict[str, JsonValue]:
             {"batch": batch, "file": damage.file, "what": damage.what}
             for batch, damage in found.damage
         ],
-        "avoided": [{"file": damage.file, "what": damage.what} for damage in found.avoided],
+        "avoided": [damage_document(damage) for damage in found.avoided],
     }
 
 
-def show_location(found: InspectedLocation, *, is_deep: bool, is_full: bool) -> None:
+def show_location(found: InspectedLocation, now_ms: int, *, is_deep: bool, is_full: bool) -> None:
     """Print a location that was inspected."""
     print_line(f"{found.files} files, {size_of(found.bytes)}; {_batches(found)}")
+    if found.began_ms:
+        print_line(_pace(found, now_ms))
+    if found.formats:
+        formats = ", ".join(f"{name} {number}" for name, number in found.formats.items())
+        print_line(f"formats: {formats}")
     if found.stores:
-        form = found.checkpoint_format
-        print_line(f"state of {found.provider}, checkpoint format {form}")
+        print_line(f"state of {found.provider}")
         print_table(
             ["operator", "name", "store", "partitions", "files", "size", "files a batch"],
             [
@@ -151,7 +166,7 @@ def show_location(found: InspectedLocation, *, is_deep: bool, is_full: bool) -> 
     if rows:
         print_table(["batch", "file", "damage"], rows, prose={"damage"}, is_full=is_full)
     if found.avoided:
-        print_line("only Spark 4.1 or later goes on from an older snapshot where one is damaged")
+        print_line(_ONLY_NEWER_SPARK)
     if not found.batches:
         print_line("the query has committed no batch yet")
     elif found.newest_sound is None:
@@ -160,6 +175,29 @@ def show_location(found: InspectedLocation, *, is_deep: bool, is_full: bool) -> 
         print_line(f"sound up to batch {found.newest_sound}")
     if not is_deep:
         print_line("looked at names, sizes and small files; --deep compares checksums")
+
+
+def damage_document(damage: Damage) -> dict[str, JsonValue]:
+    """Return a damaged file, as JSON."""
+    return {"file": damage.file, "what": damage.what}
+
+
+def show_avoided(damaged: Sequence[Damage]) -> None:
+    """Print the snapshots that a repair leaves although they are damaged."""
+    for damage in damaged:
+        print_line(f"{damage.file}: {damage.what}; it stays, as an older one serves")
+    if damaged:
+        print_line(_ONLY_NEWER_SPARK)
+
+
+def _pace(found: InspectedLocation, now_ms: int) -> str:
+    """Return how old the newest batch is, and what batches cost."""
+    text = f"the newest batch began {ago(found.began_ms, now_ms)}"
+    writes = f"a batch writes {found.writes_per_batch:g} files"
+    if not found.interval_ms:
+        return f"{text}; {writes}"
+    a_day = round(found.writes_per_batch * _DAY_MS / found.interval_ms)
+    return f"{text}; one in {duration(found.interval_ms)}; {writes}: {a_day:,} a day"
 
 
 def _batches(found: InspectedLocation) -> str:

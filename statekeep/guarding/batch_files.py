@@ -249,6 +249,8 @@ def _operator(location: SparkLocation, batch: Batch, number: int) -> Operator:
     """
     path = _newest_start(location, number, batch.number) or f"state/{number}/_metadata/metadata"
     if path not in location.found:
+        if any(location.below(f"state/{number}/_stateSchema")):
+            raise DamageError(f"state/{number}/_metadata/v2/*", "missing")  # Spark starts by it
         return _operator_by_listing(location, batch, number)
     try:
         noted = json.loads(location.read(path).decode().partition("\n")[2])

@@ -1,7 +1,9 @@
 """What a checkpoint location holds, what of it is damaged, and up to which batch it is sound."""
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,9 +15,11 @@ from statekeep.guarding.batch_files import (
     files_of_batch,
     sound_files_of_batch,
 )
-from statekeep.guarding.spark_location import Batch, Damage, SparkLocation
+from statekeep.guarding.spark_location import Batch, Damage, DamageError, SparkLocation
 from statekeep.guarding.store_files import provider_of, versions_in
 
+_LOGS_OF_A_QUERY: Final = 2
+"""``offsets`` and ``commits``, each of which gets a file from each batch."""
 _LISTINGS: Final = 3
 """How often a location is looked at anew: files may have gone because the query went on."""
 
@@ -47,8 +51,15 @@ class InspectedLocation:
     """Those with a commit file, oldest first."""
     open_batch: int | None
     """The batch that was begun and is not committed."""
+    formats: Mapping[str, int]
+    """Versions of the ``offsets``, ``commits`` and ``checkpoint`` of the newest batch that can be read."""
+    began_ms: int
+    """When that batch was begun, by the clock of its driver; 0: it is not known."""
+    interval_ms: int | None
+    """From the begin of a batch to that of the next one, on average; None: it is not known."""
+    writes_per_batch: float
+    """Files that a batch writes on average, without Hadoop's checksums: requests to an object store, at least."""
     provider: str
-    checkpoint_format: int | None
     stores: Sequence[InspectedStore]
     damage: Sequence[tuple[int, Damage]]
     """Of each batch that was looked at, and of the open one."""
@@ -130,15 +141,20 @@ def _summary(
 ) -> InspectedLocation:
     committed = location.numbers("commits")
     known = next((look for look in looks if look.batch is not None), None)
+    batch = None if known is None else known.batch
+    stores = _stores(location, [] if known is None else known.operators)
     return InspectedLocation(
         location=location.location.shown,
         files=len(location.found),
         bytes=sum(file.size for file in location.found.values()),
         batches=committed,
         open_batch=location.open_batch(),
-        provider="" if known is None or known.batch is None else provider_of(known.batch),
-        checkpoint_format=None if known is None else _format_of(known.batch),
-        stores=_stores(location, [] if known is None else known.operators),
+        formats=_formats_of(batch),
+        began_ms=0 if batch is None else batch.began_ms,
+        interval_ms=_interval_ms(location, batch),
+        writes_per_batch=_writes_per_batch(location, stores),
+        provider="" if batch is None else provider_of(batch),
+        stores=stores,
         damage=[*begun, *((look.number, damage) for look in looks for damage in look.damage)],
         avoided=sorted({damage for look in looks for damage in look.avoided}),
         looked_at=[look.number for look in looks],
@@ -146,10 +162,28 @@ def _summary(
     )
 
 
-def _format_of(batch: Batch | None) -> int | None:
+def _formats_of(batch: Batch | None) -> Mapping[str, int]:
     if batch is None:
+        return {}
+    checkpoint = 2 if batch.state_ids else 1
+    return {"offsets": batch.offsets_format, "commits": batch.format, "checkpoint": checkpoint}
+
+
+def _interval_ms(location: SparkLocation, newest: Batch | None) -> int | None:
+    """Return how far apart batches were begun, by the oldest one of which that can be read."""
+    if newest is None or not newest.began_ms:
         return None
-    return 2 if batch.state_ids else 1
+    for number in location.numbers("offsets"):
+        with suppress(DamageError):
+            began_ms = location.began_ms(number)
+            if number < newest.number and 0 < began_ms <= newest.began_ms:
+                return (newest.began_ms - began_ms) // (newest.number - number)
+    return None
+
+
+def _writes_per_batch(location: SparkLocation, stores: Sequence[InspectedStore]) -> float:
+    logs = sum(1 for d in location.directories if re.fullmatch(r"sources/[0-9]+", d))
+    return round(_LOGS_OF_A_QUERY + logs + sum(store.files_per_batch for store in stores), 1)
 
 
 def _stores(location: SparkLocation, operators: Sequence[Operator]) -> list[InspectedStore]:

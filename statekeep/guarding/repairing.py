@@ -11,7 +11,7 @@ from statekeep.backends.fan_out import run_all
 from statekeep.errors import CheckpointCorruptError, CheckpointLocationError
 from statekeep.guarding.batch_files import damage_of_open_batch, sound_files_of_batch
 from statekeep.guarding.listing import FoundFile, list_files
-from statekeep.guarding.spark_location import SparkLocation
+from statekeep.guarding.spark_location import Damage, SparkLocation
 from statekeep.inspection.location_files import (
     LocationFiles,
     explained_location_errors,
@@ -36,6 +36,8 @@ class Repair:
     """The newest batch that was committed before."""
     removed: Sequence[str]
     """Files, in the order in which they are removed; none: there is nothing to repair."""
+    avoided: Sequence[Damage] = ()
+    """Damaged snapshots that stay: older ones serve in their place."""
 
 
 async def plan_repair(
@@ -62,8 +64,9 @@ async def plan_repair(
         if look.damage:
             continue
         if number == committed[-1] and not begun:
-            return Repair(location, number, number, ())
-        return Repair(location, number, committed[-1], list(_after(location, number, look.files)))
+            return Repair(location, number, number, (), look.avoided)
+        removed = list(_after(location, number, look.files))
+        return Repair(location, number, committed[-1], removed, look.avoided)
     exc = CheckpointCorruptError(f"no batch is sound: location={location.location.shown}")
     exc.add_note("hint: `statekeep guard restore` makes a location of a copy")
     raise exc

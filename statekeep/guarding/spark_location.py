@@ -70,6 +70,10 @@ class Batch:
     """``{operator: ids of the stores of each partition}``; empty in checkpoint format 1."""
     source_offsets: Mapping[str, str]
     """Of each source, by the name of its directory, as Spark wrote it: ``-`` for none yet."""
+    offsets_format: int
+    """Version of the offsets file."""
+    began_ms: int
+    """When it was begun, by the clock of its driver; 0: Spark has not noted that."""
 
     @property
     def state_version(self) -> int:
@@ -87,6 +91,19 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 class _Offsets(msgspec.Struct, frozen=True):
     conf: dict[str, str] = {}
+    began_ms: int = msgspec.field(default=0, name="batchTimestampMs")
+
+
+@dataclass(frozen=True, slots=True)
+class _OffsetFile:
+    format: int
+    noted: _Offsets
+    offsets: Mapping[str, str]
+    """Of each source."""
+
+    @property
+    def names_sources(self) -> bool:
+        return self.format >= _NAMED_OFFSETS
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -271,14 +288,32 @@ class SparkLocation:
         """
         version, lines = self._log_file(f"commits/{number}", _NEWEST_COMMITS)
         commit = _decoded(_commit, lines[0] if lines else "", f"commits/{number}")
-        settings, sources, is_map = self._offsets(number)
+        own = self._offsets(number)
         previous = self.batch_before(number)
         if previous is not None:  # Spark reads it too, to know where the batch began
-            _, before, was_map = self._offsets(previous)
-            if len(before) != len(sources) and not (is_map or was_map):
-                what = f"{len(sources)} sources, the batch before has {len(before)}"
+            before = self._offsets(previous)
+            is_named = own.names_sources or before.names_sources
+            if len(before.offsets) != len(own.offsets) and not is_named:
+                what = f"{len(own.offsets)} sources, the batch before has {len(before.offsets)}"
                 raise DamageError(f"offsets/{number}", what)
-        return Batch(number, version, settings, commit.state_ids or {}, sources)
+        return Batch(
+            number,
+            version,
+            own.noted.conf,
+            commit.state_ids or {},
+            own.offsets,
+            own.format,
+            own.noted.began_ms,
+        )
+
+    def began_ms(self, number: int) -> int:
+        """Return when a batch was begun, by the clock of its driver; 0: Spark has not noted that.
+
+        Raises:
+            DamageError: Its offsets cannot be read.
+            UnknownFormatError: A newer Spark wrote them.
+        """
+        return self._offsets(number).noted.began_ms
 
     def open_batch(self) -> int | None:
         """Return the batch that was begun and is not committed; None: there is none."""
@@ -294,8 +329,7 @@ class SparkLocation:
         """
         self._offsets(number)
 
-    def _offsets(self, number: int) -> tuple[Mapping[str, str], Mapping[str, str], bool]:
-        """Return the settings, the offset of each source, and whether the file names its sources."""
+    def _offsets(self, number: int) -> _OffsetFile:
         file = f"offsets/{number}"
         version, lines = self._log_file(file, _NEWEST_OFFSETS)
         if len(lines) < 2:  # noqa: PLR2004 - the settings, and one source at least
@@ -309,7 +343,7 @@ class SparkLocation:
             if offset.startswith(("{", "[")):  # a source may have offsets that are no JSON
                 _decoded(_any_offset, offset, file)
             offsets[source] = offset
-        return _decoded(_offsets, lines[0], file).conf, offsets, is_map
+        return _OffsetFile(version, _decoded(_offsets, lines[0], file), offsets)
 
     def _log_file(self, file: str, newest: int) -> tuple[int, list[str]]:
         """Return the version of a file of ``offsets`` or ``commits``, and its other lines."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import conf
+from processors import OUTPUT, Count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -48,6 +49,12 @@ def join(left: DataFrame, right: DataFrame) -> DataFrame:
     return left.join(right.select("key", sf.col("v").alias("other")), "key")
 
 
+def transform(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.groupBy("key").transformWithState(
+        statefulProcessor=Count(), outputStructType=OUTPUT, outputMode="update", timeMode="none"
+    )
+
+
 @dataclass(frozen=True)
 class Form:
     """How a query keeps its state, and what it does."""
@@ -62,6 +69,7 @@ FORMS = {
     "rocksdb": Form(ROCKSDB, count, "update"),
     "rocksdb changelog, two operators": Form(ROCKSDB | CHANGELOG, distinct_then_count, "update"),
     "join in format 2": Form(ROCKSDB | CHANGELOG | FORMAT_2, join, "append"),
+    "transformWithState": Form(ROCKSDB | CHANGELOG, transform, "update"),
 }
 
 

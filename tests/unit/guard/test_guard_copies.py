@@ -380,18 +380,22 @@ def test_the_commands_of_the_page_do_what_it_says(
         return where.format(location=guard.location).replace("/mnt/copies", str(guard.copies))
 
     lines = [here(line) for line in commands("docs/how-to/guard.md")]
-    assert [line.split()[1] for line in lines] == ["run", "run", "inspect", "restore", "repair"]
+    named = ["run", "run", "inspect", "verify", "restore", "repair"]
+    assert [line.split()[1] for line in lines] == named
     with daemon(lines[0].split()) as copied:
         assert "batch 4 is copied" in copied.readline()
     assert "batch 4 was copied before" in guard._run(lines[1], has_config=False).out
     assert "sound up to batch 4" in guard._run(lines[2], has_config=False).out
     shutil.rmtree(guard.location)
-    restored = guard._run(lines[3], has_config=False).out
+    verified = guard._run(lines[3], has_config=False).out
+    assert "the location after batch 4" in verified
+    assert "fine" in verified
+    restored = guard._run(lines[4], has_config=False).out
     assert "batch 4 is restored" in restored
     assert "_spark_metadata" in restored
     assert guard.inspect(guard.root / "location-2")["sound"] == [4]
     guard.restore(guard.location)
-    assert "there is nothing to repair" in guard._run(lines[4], has_config=False).out
+    assert "there is nothing to repair" in guard._run(lines[5], has_config=False).out
 
 
 def test_a_golden_catalog_is_read_and_written() -> None:

@@ -58,7 +58,8 @@ def test_operators_stores_and_formats_are_shown(
     inspect: Callable[..., Result], tmp_path: Path
 ) -> None:
     found = inspect(unpack_location("join-format-2", tmp_path)).json
-    assert (found["provider"], found["checkpoint-format"]) == ("RocksDBStateStoreProvider", 2)
+    assert found["provider"] == "RocksDBStateStoreProvider"
+    assert found["formats"] == {"offsets": 1, "commits": 2, "checkpoint": 2}
     assert (found["batches"], found["open-batch"]) == ([0, 1, 2, 3, 4], None)
     sides = ["left", "right"]
     assert [(s["operator"], s["name"], s["store"], s["partitions"]) for s in found["stores"]] == [
@@ -74,12 +75,28 @@ def test_operators_stores_and_formats_are_shown(
     assert len(state) < of_stores <= len(state) + 16  # and the schemas of the stores
 
 
+def test_the_pace_of_batches_and_what_they_write_are_shown(
+    inspect: Callable[..., Result], tmp_path: Path
+) -> None:
+    location = unpack_location("hdfs", tmp_path)
+    began = [json.loads((location / f"offsets/{n}").read_text().splitlines()[1]) for n in (0, 4)]
+    first, newest = (noted["batchTimestampMs"] for noted in began)
+    found = inspect(location).json
+    assert (found["began-ms"], found["interval-ms"]) == (newest, (newest - first) // 4)
+    # The logs of batches and source have one file a batch, each of two partitions a delta and sometimes a snapshot.
+    assert found["writes-per-batch"] == 3 + found["stores"][0]["files-per-batch"]
+    shown = inspect(location, "").out
+    assert f"a batch writes {found['writes-per-batch']:g} files" in shown
+    assert "ago; one in" in shown
+
+
 def test_people_see_the_same_in_words(inspect: Callable[..., Result], tmp_path: Path) -> None:
     location = unpack_location("hdfs", tmp_path)
     (location / "state/0/1/5.delta").unlink()
     result = inspect(location, "")
     assert "batches 0 to 4 are committed" in result.out
-    assert "state of HDFSBackedStateStoreProvider, checkpoint format 1" in result.out
+    assert "state of HDFSBackedStateStoreProvider" in result.out
+    assert "formats: offsets 1, commits 1, checkpoint 1" in result.out
     assert "state/0/1/5.delta" in result.out
     assert "sound up to batch 3" in result.out
     assert "--deep compares checksums" in result.out
@@ -120,6 +137,7 @@ DAMAGE = [
     Case("join-format-2", f"{STORE}/right-keyToNumValues/5_*.changelog", Path.unlink, "", 3),
     Case("join-format-2", f"{STORE}/right-keyToNumValues/5_*.changelog", truncate, "--deep", 3),
     Case("transform-format-2", "state/0/_stateSchema/default/0_*", Path.unlink, "", None),
+    Case("transform-format-2", "state/0/_metadata/v2/0", Path.unlink, "", None),
 ]
 
 

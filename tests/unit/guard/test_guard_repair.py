@@ -50,7 +50,8 @@ def test_a_location_goes_back_to_its_newest_sound_batch(
     assert {**after, **content(Path(done["kept-in"]))} == before
     # A batch that comes again finds no state of the one before it that had its number.
     assert not any(Path(name).name.startswith(("5.", "5_")) for name in after)
-    assert repair(guard).json == {"batch": done["batch"], "removed": [], "kept-in": ""}
+    nothing = {"batch": done["batch"], "removed": [], "kept-in": "", "avoided": []}
+    assert repair(guard).json == nothing
     assert guard.run().json["batch"] == done["batch"]
 
 
@@ -65,6 +66,19 @@ def test_a_sound_location_is_left_alone(guard: Guard) -> None:
     result = repair(guard, "")
     assert result.status == ExitStatus.FINE
     assert "there is nothing to repair" in result.out
+    assert content(guard.location) == before
+
+
+@pytest.mark.parametrize("guard", ["hdfs"], indirect=True)
+def test_a_damaged_snapshot_that_stays_is_reported(guard: Guard) -> None:
+    flip(guard.location / STORE / "3.snapshot")
+    before = content(guard.location)
+    done = repair(guard)
+    assert (done.json["batch"], done.json["removed"]) == (4, [])
+    assert [damage["file"] for damage in done.json["avoided"]] == [f"{STORE}/3.snapshot"]
+    told = repair(guard, "--yes").out
+    assert f"{STORE}/3.snapshot" in told
+    assert "it stays, as an older one serves" in told
     assert content(guard.location) == before
 
 
