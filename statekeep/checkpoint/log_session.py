@@ -106,7 +106,7 @@ class LogSession:
         self._turn = asyncio.Lock()
 
     @classmethod
-    async def of_tool(cls, log: JobLog, owner: str) -> Self:
+    async def of_tool(cls, log: JobLog, owner: str, report: Report = report_nothing) -> Self:
         """Take a log over and abort what older owners left open, without a base record.
 
         A base record says where a driver goes on in its query, which a tool does not know; batches
@@ -115,13 +115,14 @@ class LogSession:
         Args:
             log: Of a job, or of one task in plain Python; closed by the caller.
             owner: Host and process, for people.
+            report: Gets what is aborted.
 
         Raises:
             ConfigError: The backend cannot hold a log.
             CheckpointCorruptError: A record cannot be read.
             TaskFencedError: Yet another owner came in between.
         """
-        session = cls(log)
+        session = cls(log, report=report)
         await session.open()
         await session.take_over(owner)
         for epoch, attempt in sorted(session.view.open_attempts):

@@ -1,4 +1,4 @@
-"""What happens to one task in plain Python, written down beside its log."""
+"""What happens to one task in plain Python, or to copies of a location, written down beside their log."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from statekeep.events import Event, EventSource, Listener
 
 
 class TaskEvents(Listener):
-    """A listener that writes the events of a task in batches; never in the way of the task.
+    """A listener that writes the events of one log's owner in batches; never in the way of the owner.
 
     Nothing is written before `begin`: until then the epoch is not known, and events wait. There is
     no timer: each event calls `poll`, and so do callers now and then.
@@ -21,24 +21,29 @@ class TaskEvents(Listener):
     Used by one event loop.
     """
 
-    def __init__(self, store: CheckpointStore, settings: JobSettings, clock: Clock) -> None:
+    def __init__(self, settings: JobSettings, clock: Clock) -> None:
         """Take what is needed; nothing is written yet.
 
         Args:
-            store: Holds the segments; closed by `end`.
             settings: How long events may wait, and how many.
             clock: Says when a flush is due.
         """
-        self._store = store
+        self._store: CheckpointStore | None = None
         self._settings = settings
         self._clock = clock
         self._waiting: list[tuple[int, str, dict[str, Any]]] = []
         self._recorder: EventRecorder | None = None
         self._deleting: asyncio.Task[None] | None = None
 
-    def begin(self, epoch: int) -> None:
-        """Write events from now on, under an epoch that is this owner's alone."""
-        self._recorder = EventRecorder(self._store, epoch, self._settings, self._clock)
+    def begin(self, epoch: int, store: CheckpointStore) -> None:
+        """Write events from now on.
+
+        Args:
+            epoch: This owner's alone.
+            store: Gets the segments; closed by `end`.
+        """
+        self._store = store
+        self._recorder = EventRecorder(store, epoch, self._settings, self._clock)
         for seen in self._waiting:
             self._recorder.add(*seen)
         self._waiting.clear()
@@ -71,4 +76,5 @@ class TaskEvents(Listener):
         if self._deleting is not None:
             self._deleting.cancel()
             await asyncio.wait({self._deleting})
-        await self._store.close()
+        if self._store is not None:
+            await self._store.close()

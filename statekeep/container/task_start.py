@@ -84,8 +84,7 @@ async def start_task(parts: TaskParts) -> Task:
     async with AsyncExitStack() as undo:
         scope = task_scope(parts.task.job_name, parts.task.operator, parts.task.task_name)
         parts_of_log = (parts.factories, parts.log_backend.name, scope, parts.executor, parts.clock)
-        store = open_checkpoint_store(*parts_of_log)
-        events, metrics = TaskEvents(store, parts.config.job, parts.clock), CommitMetrics()
+        events, metrics = TaskEvents(parts.config.job, parts.clock), CommitMetrics()
         report = Reporter(
             parts.clock,
             parts.task.job_name,
@@ -104,7 +103,7 @@ async def start_task(parts: TaskParts) -> Task:
             checkpoint_id=CheckpointId.at(parts.clock.time_ns()),
             check_new=lambda: _check_new(parts, scope),
         )
-        events.begin(log.epoch)
+        events.begin(log.epoch, open_checkpoint_store(*parts_of_log))
         _report_start(parts, log, report)
 
         parts = replace(parts, task=replace(parts.task, job_uid=identity.job_uid))

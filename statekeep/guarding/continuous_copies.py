@@ -58,7 +58,7 @@ async def keep_copying(
             raise
         except StateBackupError as exc:
             problems.report(exc)
-        await run_to_end(copies.storage.executor, partial(_remove, files))
+        await run_to_end(copies.job.storage.executor, partial(_remove, files))
         await pause()
     raise AssertionError  # pragma: no cover - there is no last number
 
@@ -67,7 +67,7 @@ class _Problems:
     """Why no copy is made now; each kind of error is logged once until a copy is made."""
 
     def __init__(self, copies: Copies) -> None:
-        self._subject = f"job={copies.config.job.name}"
+        self._subject = f"job={copies.job.config.job.name}"
         self._kinds: set[tuple[type, type]] = set()
 
     def report(self, error: StateBackupError) -> None:

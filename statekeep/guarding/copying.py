@@ -1,7 +1,6 @@
 """A copy of a location at one batch, made while the query runs, as a commit in a job log."""
 
 import logging
-import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -9,49 +8,39 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-import msgspec
-
-from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob.index import MAX_IMAGE_FILES
 from statekeep.backends.fan_out import run_all
-from statekeep.backends.optional_powers import FindsLosses
 from statekeep.backends.run_to_end import run_to_early_end
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
-from statekeep.checkpoint.error_summary import message_of
+from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession, random_nonce
-from statekeep.checkpoint.log_view import version_of
-from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
-from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp, TaskSweep
 from statekeep.config.model import Config
 from statekeep.config.redact import redact
 from statekeep.errors import (
-    BlobNotFoundError,
     CheckpointCorruptError,
     CheckpointLocationError,
     CommitFailedError,
     ConfigError,
     RetriableError,
-    StateBackupError,
     VersionDamagedError,
 )
 from statekeep.guarding.batch_files import BatchFiles, content_damage, files_of_batch
 from statekeep.guarding.catalog import (
-    CATALOG_FILE,
     CATALOG_STORE,
     FILES_STORE,
     TASK,
     Catalog,
     CopiedFile,
 )
-from statekeep.guarding.fetching import fetch_stores, require_copies
+from statekeep.guarding.copy_base import Base, CopyJob, find_base
+from statekeep.guarding.copy_commit import FetchedBatch, commit_copy
+from statekeep.guarding.fetching import require_copies
 from statekeep.guarding.listing import FoundFile
+from statekeep.guarding.reporting import CopyReporter
 from statekeep.guarding.spark_location import (
     Damage,
     DamageError,
@@ -64,15 +53,11 @@ from statekeep.inspection.clean_up import Sweep, delete_leftovers
 from statekeep.inspection.job import LogStorage, open_log_storage
 from statekeep.inspection.state_copy import (
     UNSEEN,
-    CommitBackups,
     Uploads,
     prepare_backends,
-    require_markers,
-    validate_backend,
 )
-from statekeep.inspection.task_restore import COPIES_OF_A_LOCATION
-from statekeep.stores.local_files import crc32_of, explained_errors
-from statekeep.stores.version import FileEntry, SealedVersion, SealManifest, image_path
+from statekeep.stores.local_files import crc32_of
+from statekeep.stores.version import image_path
 
 logger = logging.getLogger(__name__)
 
@@ -93,30 +78,6 @@ class Copied:
     new_bytes: int
     is_new: bool
     """False: the newest copy has this batch already."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """The newest copy."""
-
-    position: int
-    commit: CommitRecord
-    catalog: Catalog | None
-    """None: it cannot be read."""
-    is_usable: bool
-    """False: something of it is lost, so that the next copy is whole."""
-    is_everywhere: bool = True
-    """False: a backend has not all of it, and gets all files of the next copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    """A batch of the location, as far as it was fetched."""
-
-    catalog: Catalog
-    query: QueryState
-    new_files: int
-    new_bytes: int
 
 
 class OtherQueryError(CheckpointLocationError):
@@ -154,40 +115,41 @@ async def open_copies(
         TaskFencedError: Another one took the log over meanwhile.
         RetriableError: A service may answer later.
     """
-    async with open_log_storage(config, clock) as storage:
-        _require_backends_of_files(config, storage)
-        commit = await storage.executor.run(newest_commit, uri)
-        if commit is None and not may_wait:
-            raise no_batch(uri)
-        await prepare_backends(storage.factories, storage.executor, clock)
-        await _require_no_other_job(storage, uri)
-        log = await LogSession.of_tool(storage.log, owner)
-        if log.view.last_commit is not None:
-            require_copies(log.view.last_commit.identity)
-        yield Copies(config, uri, storage, log, uploads)
+    reporter = CopyReporter(config, clock)
+    try:
+        async with open_log_storage(config, clock, report=reporter.report) as storage:
+            _require_backends_of_files(config, storage)
+            commit = await storage.executor.run(newest_commit, uri)
+            if commit is None and not may_wait:
+                raise no_batch(uri)
+            await prepare_backends(storage.factories, storage.executor, clock)
+            await _require_no_other_job(storage, uri)
+            log = await LogSession.of_tool(storage.log, owner, reporter.report)
+            if log.view.last_commit is not None:
+                require_copies(log.view.last_commit.identity)
+            async with reporter.session(storage, log):
+                yield Copies(
+                    uri, CopyJob(config, storage, log, uploads, reporter.report, random_nonce())
+                )
+    finally:
+        reporter.close()
 
 
 class Copies:
     """Makes the copies of one location, one after the other; made by `open_copies`."""
 
-    def __init__(
-        self, config: Config, uri: str, storage: LogStorage, log: LogSession, uploads: Uploads
-    ) -> None:
-        self.config = config
+    def __init__(self, uri: str, job: CopyJob) -> None:
         self.uri = uri
-        self.storage = storage
-        self.log = log
-        self.uploads = uploads
-        self.new_job_uid = random_nonce()
-        """Of the job, if none of its copies was completed yet."""
+        self.job = job
         self._shown: set[tuple[int, Damage]] = set()
         self._clean_up = CleanUp(
-            log,
+            job.log,
             [TASK],
             self._delete,
-            config.checkpoint,
-            storage.clock,
-            subject=f"job={config.job.name}",
+            job.config.checkpoint,
+            job.storage.clock,
+            report=job.report,
+            subject=f"job={job.config.job.name}",
         )
 
     async def copy(self, directory: Path) -> Copied:
@@ -209,7 +171,7 @@ class Copies:
             TaskFencedError: Another one makes copies now.
             RetriableError: A service may answer later, or the location changes too fast.
         """
-        await self.log.check_fence()
+        await self.job.log.check_fence()
         copied = await _Copying(self, directory).run()
         await self._clean_up.run()
         return copied
@@ -220,7 +182,7 @@ class Copies:
         Raises:
             ConfigError: The location cannot be reached.
         """
-        return await self.storage.executor.run(newest_commit, self.uri)
+        return await self.job.storage.executor.run(newest_commit, self.uri)
 
     def is_first_sight(self, number: int, damage: Damage) -> bool:
         """Return whether this damage of a batch has not been asked about before."""
@@ -230,11 +192,11 @@ class Copies:
         return True
 
     async def _delete(self, sweep: TaskSweep) -> bool:
-        commit = self.log.view.last_commit
+        commit = self.job.log.view.last_commit
         assert commit is not None  # noqa: S101 - clean-up follows a copy
         retained = {TASK: sweep.retained}
         own = Sweep(commit.identity, retained, sweep.closed)
-        await delete_leftovers(self.storage, self.config, own)
+        await delete_leftovers(self.job.storage, self.job.config, own)
         return True
 
 
@@ -243,10 +205,9 @@ class _Copying:
 
     def __init__(self, copies: Copies, directory: Path) -> None:
         self._copies = copies
-        self._config = copies.config
         self._uri = copies.uri
-        self._storage = copies.storage
-        self._log = copies.log
+        self._storage = copies.job.storage
+        self._log = copies.job.log
         self._directory = directory
         self._image = directory / image_path(FILES_STORE)
         self._local: dict[str, CopiedFile] = {}
@@ -255,13 +216,13 @@ class _Copying:
         """By a listing before."""
 
     async def run(self) -> Copied:
-        base = await self._find_base()
+        base = await find_base(self._copies.job, self._directory / "base")
         fetched = await self._fetch(base)
         if fetched is None:
             assert base is not None  # noqa: S101 - else all is new
             return Copied(base.position, base.commit.batch, 0, 0, is_new=False)
         try:
-            position = await self._commit(fetched, base)
+            position = await commit_copy(self._copies.job, self._directory, fetched, base)
         except CommitFailedError as exc:
             if base is None or not isinstance(exc.__cause__, VersionDamagedError):
                 raise
@@ -270,7 +231,7 @@ class _Copying:
             base = replace(base, is_usable=False)
             fetched = await self._fetch(base)
             assert fetched is not None  # noqa: S101 - without a catalog all is new
-            position = await self._commit(fetched, base)
+            position = await commit_copy(self._copies.job, self._directory, fetched, base)
         return Copied(
             position,
             fetched.catalog.batch,
@@ -279,85 +240,7 @@ class _Copying:
             is_new=True,
         )
 
-    async def _find_base(self) -> _Base | None:
-        """Return the newest copy; delete what a first one left that was never completed."""
-        commit = self._log.view.last_commit
-        if commit is None:
-            for sweep in Sweep.of_remains(await read_remains(self._storage.log), self._log.epoch):
-                await delete_leftovers(self._storage, self._config, sweep)
-            return None
-        position, catalog, is_usable = self._log.view.last_commit_position, None, False
-        is_everywhere = True
-        target = self._directory / "base"
-        try:
-            stores = {CATALOG_STORE: target}
-            await fetch_stores(self._config, self._storage, self._log.view, commit, stores)
-            data = await self._storage.executor.run((target / CATALOG_FILE).read_bytes)
-            catalog = Catalog.decode(data)
-            await self._require_whole(commit)
-            is_usable = True
-            is_everywhere = await self._is_everywhere(commit)
-        except (BlobNotFoundError, CheckpointCorruptError) as exc:
-            logger.warning("the newest copy is damaged, all files are copied: error=%s", exc)
-        return _Base(position, commit, catalog, is_usable, is_everywhere)
-
-    async def _is_everywhere(self, commit: CommitRecord) -> bool:
-        """Return whether each backend that can take the next copy has this one to build on.
-
-        One that was added, or is optional and was left out, has not.
-        """
-        checkpoint = self._log.view.usable_checkpoint(commit, TASK)
-        if checkpoint is None:
-            return True
-        lacking: set[BackendName] = set()
-        for store in (FILES_STORE, CATALOG_STORE):
-            settings = self._config.store(store)
-            for name in map(BackendName, settings.backup_factories):
-                if store in checkpoint.markers_of(name):
-                    continue
-                if name not in settings.optional_factories:
-                    return False
-                lacking.add(name)
-        for name in lacking:
-            factory = self._storage.factories[name]
-            try:
-                await validate_backend(factory, self._storage.executor, self._storage.clock)
-            except StateBackupError as exc:  # else all would be fetched for nothing
-                logger.warning(
-                    "optional backend does not have the copies and does not answer: "
-                    "backend=%s error=%s",
-                    name,
-                    message_of(exc),
-                )
-            else:
-                return False
-        return True
-
-    async def _require_whole(self, commit: CommitRecord) -> None:
-        """Make sure that all of a copy is there still: the next one refers to it.
-
-        Raises:
-            BlobNotFoundError: Something is gone.
-            CheckpointCorruptError: What describes the copy is damaged.
-            RetriableError: A service may answer later.
-        """
-        storage = self._storage
-        checkpoint = self._log.view.usable_checkpoint(commit, TASK)
-        task = TaskIdentity(
-            commit.identity.job_name, MAIN_OPERATOR, TASK, job_uid=commit.identity.job_uid
-        )
-        if checkpoint is None:
-            return
-        for backend, of_stores in checkpoint.state_markers.items():
-            factory: object = storage.factories.get(backend)
-            if not isinstance(factory, FindsLosses):
-                continue
-            for marker in of_stores.values():
-                lost = await factory.lost(task, marker, storage.executor, storage.clock)
-                if lost:
-                    raise BlobNotFoundError(min(lost))
-
-    async def _fetch(self, base: _Base | None) -> _Fetched | None:
+    async def _fetch(self, base: Base | None) -> FetchedBatch | None:
         """Fetch what the newest sound batch needs; None where the newest copy has it all."""
         known: Mapping[str, CopiedFile] = {}
         if base is not None and base.catalog and base.is_usable and base.is_everywhere:
@@ -373,8 +256,8 @@ class _Copying:
         )
 
     async def _fetch_listed(
-        self, location: SparkLocation, base: _Base | None, known: Mapping[str, CopiedFile]
-    ) -> _Fetched | None:
+        self, location: SparkLocation, base: Base | None, known: Mapping[str, CopiedFile]
+    ) -> FetchedBatch | None:
         """Fetch from one listing; what turns out to be damaged is done without, if that can be."""
         query_id = await self._query_id(location)
         while True:
@@ -422,7 +305,7 @@ class _Copying:
                 location.location.shown,
             )
         catalog = Catalog(batch=number, query_id=query_id, files=files)
-        return _Fetched(catalog, query, len(new), sum(new))
+        return FetchedBatch(catalog, query, len(new), sum(new))
 
     async def _fetch_files(
         self, location: SparkLocation, look: BatchFiles, files: Sequence[str]
@@ -459,7 +342,7 @@ class _Copying:
                 if found.get(file) != location.found.get(file):
                     raise _ChangedError
 
-    async def _newest_sound(self, location: SparkLocation, base: _Base | None) -> BatchFiles:
+    async def _newest_sound(self, location: SparkLocation, base: Base | None) -> BatchFiles:
         """Return the newest batch that is sound, with a warning for each newer one.
 
         Raises:
@@ -505,7 +388,7 @@ class _Copying:
         raise exc
 
     @staticmethod
-    def _lost(look: BatchFiles, base: _Base | None) -> list[Damage]:
+    def _lost(look: BatchFiles, base: Base | None) -> list[Damage]:
         """Return the state stores that the newest copy has and a batch has not; a query loses none."""
         if base is None or base.catalog is None:
             return []
@@ -566,83 +449,6 @@ class _Copying:
             if not {f"{directory}/{kind}/{name}" for kind, name, _ in named} <= set(look.files):
                 raise _ChangedError
         return CopiedFile(listed.size, listed.stamp, crc32_of(target))
-
-    async def _commit(self, fetched: _Fetched, base: _Base | None) -> int:
-        """Upload what was fetched and append the commit record; return its position."""
-        log, storage = self._log, self._storage
-        identity = JobIdentity(
-            job_uid=self._copies.new_job_uid if base is None else base.commit.identity.job_uid,
-            job_name=self._config.job.name,
-            partitions=1,
-            stores={MAIN_OPERATOR: [FILES_STORE, CATALOG_STORE]},
-            settings=dict(COPIES_OF_A_LOCATION),
-        )
-        on = _base_of(log, base)
-        version = await storage.executor.run(self._seal, fetched.catalog, identity, on)
-        checkpoint_id = CheckpointId.at(storage.clock.time_ns())
-        versions = {str(TASK): str(version.id)}
-        attempt = await log.begin_attempt(
-            version.id.batch, checkpoint_id, versions, [TASK], None if base else identity
-        )
-        backups = CommitBackups(
-            factories=storage.factories,
-            stores={store: self._config.store(store) for store in (FILES_STORE, CATALOG_STORE)},
-            epoch=log.epoch,
-            attempt=attempt,
-            checkpoint_id=checkpoint_id,
-            executor=storage.executor,
-            clock=storage.clock,
-            uploads=self._copies.uploads,
-        )
-        task = TaskIdentity(identity.job_name, MAIN_OPERATOR, TASK, job_uid=identity.job_uid)
-        try:
-            checkpoint = await backups.back_up(task, version, {}, on)
-            require_markers(TASK, version, checkpoint, (FILES_STORE, CATALOG_STORE))
-            return await log.append(
-                CommitRecord(
-                    attempt_epoch=log.epoch,
-                    attempt=attempt,
-                    batch=version.id.batch,
-                    checkpoint_id=checkpoint_id.serialize(),
-                    identity=identity,
-                    checkpoints={TASK: msgspec.Raw(encode_checkpoint_v2(checkpoint))},
-                    versions=versions,
-                    query=fetched.query,
-                )
-            )
-        except BaseException:
-            with suppress(StateBackupError):  # then the next copy aborts it
-                await log.close_attempt("the copy failed")
-            raise
-
-    def _seal(
-        self, catalog: Catalog, identity: JobIdentity, base: tuple[CheckpointV2, VersionId] | None
-    ) -> SealedVersion:
-        """Make a version that names all files of the copy; only the new ones are in its image.
-
-        An upload reads no file that its base has in the same size and with the same CRC32.
-        """
-        path, data = f"{image_path(CATALOG_STORE)}/{CATALOG_FILE}", catalog.encode()
-        with explained_errors(self._directory):
-            target = self._directory / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-        files = image_path(FILES_STORE)
-        entries = [FileEntry(path, len(data), zlib.crc32(data))] + [
-            FileEntry(f"{files}/{name}", found.size, found.crc32)
-            for name, found in catalog.files.items()
-        ]
-        parent = None if base is None else base[1]
-        manifest = SealManifest(
-            version=VersionId(catalog.batch, random_nonce()),
-            parent=parent,
-            lineage=() if parent is None else (parent,),
-            job_name=identity.job_name,
-            operator=MAIN_OPERATOR,
-            task_name=TASK,
-            files=tuple(sorted(entries, key=lambda entry: entry.path)),
-        )
-        return SealedVersion(self._directory, manifest)
 
 
 def no_batch(uri: str) -> CheckpointLocationError:
@@ -723,14 +529,3 @@ def _is_same(held: CopiedFile | None, listed: FoundFile) -> bool:
     if held is None or not held.stamp:
         return False
     return (held.size, held.stamp) == (listed.size, listed.stamp)
-
-
-def _base_of(log: LogSession, base: _Base | None) -> tuple[CheckpointV2, VersionId] | None:
-    """Return what an upload builds on; None where all files are at hand."""
-    if base is None or not base.is_usable:
-        return None
-    checkpoint, version = (
-        log.view.usable_checkpoint(base.commit, TASK),
-        version_of(base.commit, TASK),
-    )
-    return None if checkpoint is None or version is None else (checkpoint, version)

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import msgspec
+
 from statekeep.backends.base import (
     BlockingExecutor,
     CommitContext,
@@ -23,7 +25,7 @@ from statekeep.clock import Clock
 from statekeep.commit.pipeline import TaskStorageCommitManager
 from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import CommitFailedError
-from statekeep.events import Event, SnapshotTaken
+from statekeep.events import Event, Report, SnapshotTaken, TaskUploaded, report_nothing
 from statekeep.stores.version import SealedVersion
 
 
@@ -67,6 +69,7 @@ class CommitBackups:
     optional_timeout_s: float | None = None
     """How long an upload to an optional backend may take, which is asked first whether it answers; None: as
     long as it wants."""
+    report: Report = report_nothing
 
     async def back_up(
         self,
@@ -88,6 +91,7 @@ class CommitBackups:
             CommitFailedError: With the step that failed; nothing refers to what was uploaded.
             TaskFencedError: A backend found a newer owner.
         """
+        began_ns = self.clock.monotonic_ns()
         pipeline = TaskStorageCommitManager(
             task,
             self.stores,
@@ -113,11 +117,24 @@ class CommitBackups:
                 ),
                 input_offsets,
             )
-            return backed_up.checkpoint
         finally:
             await pipeline.close()
+        self.report(
+            TaskUploaded(
+                task=task.task_name,
+                attempt=self.attempt,
+                batch=version.id.batch,
+                bytes=backed_up.bytes_uploaded,
+                elapsed_ms=(self.clock.monotonic_ns() - began_ns) // 1_000_000,
+                uploads=msgspec.to_builtins(backed_up.uploads),
+                changed_bytes=backed_up.changed_bytes,
+                state_bytes=backed_up.state_bytes,
+            )
+        )
+        return backed_up.checkpoint
 
     def _report(self, event: Event) -> None:
+        self.report(event)
         if isinstance(event, SnapshotTaken):
             self.uploads.expect(sum(event.bytes_by_backend.values()))
 

@@ -17,7 +17,7 @@ from spark_locations_kit import FORMS, flip, without_hadoop
 
 from statekeep.cli.exit_status import ExitStatus
 from statekeep.errors import RetriableError
-from statekeep.guarding import copying
+from statekeep.guarding import copy_base, copy_commit
 from statekeep.guarding.catalog import Catalog, CopiedFile
 from statekeep.guarding.spark_location import SparkLocation
 
@@ -85,7 +85,7 @@ def test_what_a_first_copy_left_that_failed_is_deleted(
         raise RetriableError("the service does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "encode_checkpoint_v2", fail)
+        patch.setattr(copy_commit, "encode_checkpoint_v2", fail)
         assert guard.run().status == ExitStatus.UNAVAILABLE
     left = guard.blobs()
     assert left
@@ -324,7 +324,7 @@ def test_an_optional_backend_that_does_not_answer_has_not_all_files_fetched(
     guard.commit_until(3)
     guard.run()
     guard.commit_until(4)
-    monkeypatch.setattr(copying, "validate_backend", refuse)
+    monkeypatch.setattr(copy_base, "validate_backend", refuse)
     made = guard.run(f"{second_backend(guard)} --set stores.backup.optional=far")
     assert (made.json["batch"], made.json["new-files"]) == (4, 5)
 

@@ -16,7 +16,7 @@ from statekeep.cli.exit_status import ExitStatus
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError, TaskFencedError
-from statekeep.guarding import copying
+from statekeep.guarding import copy_commit
 from statekeep.guarding.continuous_copies import keep_copying
 from statekeep.guarding.copying import Copied, Copies, OtherQueryError, open_copies
 
@@ -108,7 +108,7 @@ async def test_an_outage_is_logged_once_and_over_when_a_copy_is_made(
             guard,
             copies,
             [
-                lambda: monkeypatch.setattr(copying, "encode_checkpoint_v2", fail),
+                lambda: monkeypatch.setattr(copy_commit, "encode_checkpoint_v2", fail),
                 lambda: guard.commit_until(3),
                 nothing,
                 lambda: guard.commit_until(4),
