@@ -72,7 +72,7 @@ from statekeep.spark.driver.query_watch import (
     is_interruption,
 )
 from statekeep.spark.driver.rebalancer import Rebalancer, StallGuard
-from statekeep.spark.driver.recovery import sweep_shadows
+from statekeep.spark.driver.replaying import sweep_shadows
 from statekeep.spark.driver.reshaping import Reshaper, check_reshape
 from statekeep.spark.driver.takeover import Resumption, Takeover, new_identity, resolved_identity
 from statekeep.spark.driver.task_jobs import TaskJobs

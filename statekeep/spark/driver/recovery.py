@@ -1,17 +1,12 @@
 """Bring every task to one head: obtain versions, then replay what is lacking (R6)."""
 
-import json
 import logging
-import sys
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
-from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
@@ -27,10 +22,8 @@ from statekeep.checkpoint.records import (
 from statekeep.checkpoint.serde import decode_events
 from statekeep.clock import Clock
 from statekeep.errors import (
-    CheckpointLocationError,
     ReplayDivergedError,
     RestoreFailedError,
-    StateBackupError,
 )
 from statekeep.events import BatchReplayed, Report, TaskRestored
 from statekeep.fault_points import fault_point
@@ -42,6 +35,12 @@ from statekeep.spark.driver.processing import (
     clock_of,
     process_batch,
     replayed_record,
+)
+from statekeep.spark.driver.replaying import (
+    SOURCE_HINT,
+    recorded_batches,
+    replay,
+    shadow_beside,
 )
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.clock import BatchClock
@@ -65,17 +64,6 @@ _OLDER_COMMITS = (
     "`statekeep checkpoints list` shows them, and `statekeep savepoint restore NAME --as JOB` makes a new "
     "job from a pinned one"
 )
-_SHADOW: Final = "-statekeep-shadow-"
-"""After the query's location, before the epoch and a random part."""
-
-BatchCall = Callable[[DataFrame, int], None]
-
-SOURCE_HINT: Final = (
-    "hint: if the source has lost the data, raise its retention (of a Kafka topic: retention.ms; of"
-    " files: cleanSource=off), or lower task.commit.ms: data must be there back to the oldest"
-    " retained commit"
-)
-"""For errors of a replay whose input is not what it was."""
 
 
 @dataclass
@@ -120,16 +108,6 @@ class RecoverySummary:
             logger.warning(
                 "%s: replays=%d first: %s", _DIVERGED, self.diverged, self.first_diverged
             )
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedBatch:
-    """The boundaries of one batch, as text of the files that Spark wrote for it."""
-
-    offsets: str
-    """``offsets/<batch>``"""
-    commit: str | None
-    """``commits/<batch>``; None for the newest batch, which is never a start of a step."""
 
 
 class _LostAgainError(Exception):
@@ -374,7 +352,7 @@ class Recovery:
         is_optional: bool,
     ) -> None:
         first = min(starts.values())
-        recorded = self._recorded(first, head)
+        recorded = recorded_batches(self._view, self._location, first, head)
         is_fatal = self._is_divergence_fatal or is_optional
 
         def call(rows: DataFrame, batch: int) -> None:
@@ -397,7 +375,7 @@ class Recovery:
             call,
             start=first,
             end=head,
-            epoch=self._view.epoch,
+            shadow=shadow_beside(self._location, self._view.epoch),
         )
         for batch in range(first + 1, head + 1):
             fault_point("replay.before_record")
@@ -482,33 +460,6 @@ class Recovery:
             raise error
         return True
 
-    def _recorded(self, first: int, head: int) -> dict[int, RecordedBatch]:
-        """Gather the boundaries of the batches from ``first`` to ``head``."""
-        found: dict[int, RecordedBatch] = {}
-        for commit in self._view.comparable_commits:
-            if commit.query is not None and commit.query.offsets is not None:
-                found[commit.batch] = RecordedBatch(commit.query.offsets, commit.query.commit)
-        for batch, record in list(self._view.batches.items()):
-            following = self._view.batches.get(batch + 1)
-            commit_text = None if following is None else following.previous_commit
-            known = found.get(batch)
-            found[batch] = RecordedBatch(
-                record.offsets, commit_text or (known.commit if known is not None else None)
-            )
-        return {
-            batch: self._completed(batch, found.get(batch))
-            for batch in range(max(first, 0), head + 1)
-        }
-
-    def _completed(self, batch: int, known: RecordedBatch | None) -> RecordedBatch:
-        """Fill from the query's own location what no record holds."""
-        offsets = known.offsets if known is not None else None
-        commit = known.commit if known is not None else None
-        offsets = offsets or self._location.read(f"offsets/{batch}")
-        if offsets is None:
-            raise boundaries_are_gone(batch)
-        return RecordedBatch(offsets, commit or self._location.read(f"commits/{batch}"))
-
 
 def task_commit(commit: CommitRecord, partition: int) -> TaskCommit:
     """Return what a commit record says of a task, for a restore."""
@@ -520,139 +471,3 @@ def task_commit(commit: CommitRecord, partition: int) -> TaskCommit:
         bytes(raw) if version and raw is not None else None,
         tuple(store for stores in commit.identity.stores.values() for store in stores),
     )
-
-
-def replay(
-    frame: DataFrame,
-    query: CheckpointLocation,
-    recorded: Mapping[int, RecordedBatch],
-    call: BatchCall,
-    *,
-    start: int,
-    end: int,
-    epoch: int,
-) -> None:
-    """Run batches ``start`` + 1 to ``end`` again with their original boundaries.
-
-    Each step is one ``Trigger.Once`` run of the same streaming frame in a *shadow* checkpoint
-    location, where Spark finds one pending batch and runs exactly that. The query's own location
-    is only read, so that a crash in here just begins the recovery anew. Blocking, on the thread
-    that waits for the recovery.
-
-    Args:
-        frame: The streaming input, as the query has it.
-        query: The query's checkpoint location: its ``sources/`` are copied.
-        recorded: Boundaries of the batches from ``start`` - 1 (where there is one) to ``end``.
-        call: Gets the rows of each batch and its number.
-        start: The batch after which the replay begins; -1 replays from the first.
-        end: The last batch to run.
-        epoch: Of this driver: part of the name of the shadow location.
-
-    Raises:
-        CheckpointLocationError: Boundaries are missing, or Spark ran something else.
-        StateBackupError: A batch failed; the cause is chained.
-    """
-    shadow = query.sibling(f"{_SHADOW}{epoch}-{uuid.uuid4().hex[:12]}")
-    try:
-        _prepare_shadow(shadow, query, recorded, start)
-        for batch in range(start + 1, end + 1):
-            _step(frame, shadow, _boundaries(recorded, batch), batch, call)
-    finally:
-        shadow.delete()
-
-
-def sweep_shadows(query: CheckpointLocation, epoch: int) -> int:
-    """Delete the shadow locations that drivers before ``epoch`` left behind; return how many.
-
-    Those drivers have crashed or are fenced, so that no replay of theirs can count any more.
-    """
-    leftovers = [suffix for suffix in query.sibling_suffixes(_SHADOW) if _epoch_of(suffix) < epoch]
-    for suffix in leftovers:
-        query.sibling(suffix).delete()
-    if leftovers:
-        logger.info("shadow locations swept: location=%s count=%d", query.uri, len(leftovers))
-    return len(leftovers)
-
-
-def _epoch_of(suffix: str) -> int:
-    number = suffix.removeprefix(_SHADOW).partition("-")[0]
-    return int(number) if number.isdecimal() else sys.maxsize
-
-
-def _prepare_shadow(
-    shadow: CheckpointLocation,
-    query: CheckpointLocation,
-    recorded: Mapping[int, RecordedBatch],
-    start: int,
-) -> None:
-    shadow.delete()
-    shadow.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
-    shadow.copy_from(query, "sources")
-    if start >= 0:
-        boundaries = _boundaries(recorded, start)
-        if boundaries.commit is None:
-            msg = f"the commit of a recorded batch is missing: batch={start}"
-            raise CheckpointLocationError(msg)
-        shadow.write(f"offsets/{start}", boundaries.offsets)
-        shadow.write(f"commits/{start}", boundaries.commit)
-
-
-def _step(
-    frame: DataFrame,
-    shadow: CheckpointLocation,
-    boundaries: RecordedBatch,
-    batch: int,
-    call: BatchCall,
-) -> None:
-    fault_point("replay.before_step")
-    shadow.write(f"offsets/{batch}", boundaries.offsets)
-    failures: list[BaseException] = []
-    seen: list[int] = []
-
-    def guarded(rows: DataFrame, number: int) -> None:
-        seen.append(number)
-        try:
-            call(rows, number)
-        except BaseException as exc:
-            failures.append(exc)
-            raise
-
-    writer = frame.writeStream.foreachBatch(guarded).option("checkpointLocation", shadow.uri)
-    with shadow.plain_renames():
-        query = writer.trigger(once=True).start()
-    try:
-        query.awaitTermination()
-    except Exception as exc:
-        if failures and not isinstance(failures[0], (PySparkException, Py4JError)):
-            raise failures[0] from exc
-        raise _replay_failed(batch) from (failures[0] if failures else exc)
-    finally:
-        query.stop()  # one that was broken off would go on over a location that is deleted
-    if shadow.newest("commits") != batch or shadow.read(f"offsets/{batch}") != boundaries.offsets:
-        msg = f"replay ran other boundaries than recorded: batch={batch} ran={seen}"
-        raise CheckpointLocationError(msg)
-    logger.debug("batch replayed: batch=%d", batch)
-    fault_point("replay.after_step")
-
-
-def _boundaries(recorded: Mapping[int, RecordedBatch], batch: int) -> RecordedBatch:
-    try:
-        return recorded[batch]
-    except KeyError:
-        raise boundaries_are_gone(batch) from None
-
-
-def boundaries_are_gone(batch: int) -> CheckpointLocationError:
-    """Return the error of a batch that cannot be replayed, as its end is not known."""
-    error = CheckpointLocationError(f"boundaries of a batch are not at hand: batch={batch}")
-    error.add_note(
-        "hint: raise spark.sql.streaming.minBatchesToRetain, or lower task.commit.ms or"
-        " task.replay.max.batches, so that commits keep up with batches"
-    )
-    return error
-
-
-def _replay_failed(batch: int) -> StateBackupError:
-    error = StateBackupError(f"replay of a batch failed: batch={batch}")
-    error.add_note(SOURCE_HINT)
-    return error

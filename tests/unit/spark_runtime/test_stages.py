@@ -23,7 +23,8 @@ from statekeep.events import report_nothing
 from statekeep.spark.driver import recovery as recovery_module
 from statekeep.spark.driver.batch_loop import BatchLoop
 from statekeep.spark.driver.processing import BatchResult, VersionHistory, process_batch
-from statekeep.spark.driver.recovery import RecordedBatch, Recovery, RecoverySummary
+from statekeep.spark.driver.recovery import Recovery, RecoverySummary
+from statekeep.spark.driver.replaying import RecordedBatch
 from statekeep.spark.driver.takeover import new_identity, resolved_identity
 from statekeep.spark.driver.task_jobs import Answer
 from statekeep.spark.driver.ticks import TickRule
@@ -337,7 +338,8 @@ def test_exact_state_does_not_give_way_to_what_an_optional_replay_gives(
     recovery._view.batches[5] = known
     offsets = RecordedBatch("", None)
     monkeypatch.setattr(recovery_module, "process_batch", process_batch)
-    monkeypatch.setattr(recovery, "_recorded", lambda *_: {4: offsets, 5: offsets})
+    monkeypatch.setattr(recovery_module, "recorded_batches", lambda *_: {4: offsets, 5: offsets})
+    monkeypatch.setattr(recovery_module, "shadow_beside", lambda *_: None)
     monkeypatch.setattr(recovery, "_append", lambda _: None)
     monkeypatch.setattr(recovery_module, "clock_of", lambda *_: None)
     monkeypatch.setattr(recovery_module, "replay", call_for_5)
