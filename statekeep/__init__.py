@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         VersionDamagedError,
     )
     from statekeep.events import Event, EventSource, Listener
+    from statekeep.spark.batch_replay.replay import replay_batch
+    from statekeep.spark.batch_replay.result import ReplayedBatch
     from statekeep.spark.batch_token import BatchToken, current_batch
     from statekeep.spark.doctor import Diagnosis, doctor
     from statekeep.spark.fenced_sinks import batch_directory_sink, fence_transaction, upsert_sink
@@ -77,6 +79,7 @@ __all__ = [
     "KeyValueStore",
     "Listener",
     "ReplayDivergedError",
+    "ReplayedBatch",
     "RestoreFailedError",
     "RetriableError",
     "StartingPoint",
@@ -103,6 +106,7 @@ __all__ = [
     "load_job",
     "read_state",
     "register",
+    "replay_batch",
     "session_builder",
     "state_listener",
     "upsert_sink",
@@ -135,6 +139,8 @@ _HOMES: Final = {
         "VersionDamagedError",
     ),
     "events": ("Event", "EventSource", "Listener"),
+    "spark.batch_replay.replay": ("replay_batch",),
+    "spark.batch_replay.result": ("ReplayedBatch",),
     "spark.batch_token": ("BatchToken", "current_batch"),
     "spark.doctor": ("Diagnosis", "doctor"),
     "spark.fenced_sinks": ("batch_directory_sink", "fence_transaction", "upsert_sink"),

@@ -21,6 +21,7 @@ from statekeep.cli import (
     import_query,
     migrate,
     new_jobs,
+    replay,
     report,
     restore,
     savepoints,
@@ -68,6 +69,7 @@ app.command("migrate")(migrate.migrate)
 app.command("migrate-log")(migrate.migrate_log)
 app.command("import")(import_query.import_query)
 app.command("rescale")(new_jobs.rescale_job)
+app.command("replay")(replay.replay)
 app.command("gc")(clean_up.collect_garbage)
 app.command("reset")(clean_up.reset)
 app.command("events")(events.events)

@@ -246,7 +246,7 @@ class Placement:
         taken = {BUCKET_COLUMN, DIGEST_COLUMN, TASK_COLUMN} & set(schema.names)
         if taken:
             raise ConfigError(f"column names are reserved: columns={','.join(sorted(taken))}")
-        nth = F.pmod(F.hash(*routed(schema, key_columns)), F.lit(len(tasks))).cast("int")
+        nth = nth_task(schema, key_columns, len(tasks))
         bucket_of = {
             number: bucket
             for slot, bucket in zip(self.slots, self._buckets, strict=True)
@@ -421,6 +421,11 @@ def routed(schema: StructType, key_columns: Sequence[str]) -> list[Column]:
         else column(name)
         for name in key_columns
     ]
+
+
+def nth_task(schema: StructType, key_columns: Sequence[str], count: int) -> Column:
+    """Return which of an operator's tasks a row goes to, from 0."""
+    return F.pmod(F.hash(*routed(schema, key_columns)), F.lit(count)).cast("int")
 
 
 def row_digest(schema: StructType, columns: Sequence[str]) -> Column:

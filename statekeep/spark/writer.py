@@ -16,6 +16,7 @@ from statekeep.errors import ConfigError
 from statekeep.events import Listener
 from statekeep.metrics.listeners import load_listeners
 from statekeep.spark import narration
+from statekeep.spark.definition import QueryDefinition
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.opening import source_limits
 from statekeep.spark.driver.ticks import Ticks
@@ -284,8 +285,7 @@ class StatefulStreamWriter:
         def deliver(output: DataFrame, batch: int) -> None:
             sink(transformed(output, self._transformations), batch)
 
-        is_timed = any(stage.operator.time_mode is not TimeMode.NONE for stage in self._stages)
-        ticks = Ticks(self._spark) if is_timed else None
+        ticks = self._ticks()
         plan = QueryPlan(
             source=self._source if ticks is None else ticks.beside(self._source),
             stages=self._stages,
@@ -305,6 +305,28 @@ class StatefulStreamWriter:
         weakref.finalize(query, _remove, temporary)
         termination.stop_before_end(query, config.task.shutdown_ms, self._spark.sparkContext)
         return query
+
+    def definition(self) -> QueryDefinition:
+        """Return what the query is; nothing is started, and nothing is written.
+
+        Raises:
+            ConfigError: It has no checkpoint location, or a setting is wrong.
+        """
+        given = self._checkpoint_location()
+        if not given:
+            raise ConfigError(
+                "the query has no checkpoint location",
+                key="checkpointLocation",
+                hint='give .option("checkpointLocation", ...), as where the query is started',
+            )
+        location, ticks = CheckpointLocation(self._spark, given), self._ticks()
+        source = self._source if ticks is None else ticks.beside(self._source)
+        return QueryDefinition(source, self._stages, self._complete(location, None), location)
+
+    def _ticks(self) -> Ticks | None:
+        """Return the source that asks for batches; None where nothing waits for a time."""
+        is_timed = any(stage.operator.time_mode is not TimeMode.NONE for stage in self._stages)
+        return Ticks(self._spark) if is_timed else None
 
     def _checkpoint_location(self) -> str | None:
         """Return where the query's checkpoints are, None if it was not given."""

@@ -1,5 +1,6 @@
 """The how-to pages on a query that has run: their commands in the order of the pages, and new jobs."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ READ = "docs/how-to/read-state.md"
 SINKS = "docs/how-to/sinks.md"
 ARROW = "docs/how-to/arrow.md"
 IMPORT = "docs/how-to/import-from-spark.md"
+REPLAY = "docs/how-to/replay-a-batch.md"
 PANDAS = "docs/coming-from/apply-in-pandas-with-state.md"
 
 
@@ -141,6 +143,41 @@ def test_state_is_read_in_parts_as_it_was_and_as_a_frame_as_printed(
     assert (reader.directory / "changes.parquet").is_file()
     csv = (reader.directory / "totals.csv").read_text().splitlines()
     assert len(csv) == count + 1
+
+
+def test_a_batch_runs_again_as_printed(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        reader.process(START)
+    program = block(REPLAY, "The program", "python")
+    program = program.replace("/mnt/shared/in", str(reader.directory / "in"))
+    own = {name: reader.names[name] for name in ("settings", "path")}
+    head = "".join(f"{name} = {value!r}\n" for name, value in own.items())
+    head += "from processors import Totals\nwrite = print\n"
+    (reader.directory / "job.py").write_text(head + program)
+    reader.run(program)
+    reader.names["spark"] = reader.spark
+    capsys.readouterr()
+    reader.run(block(REPLAY, "In a notebook", "python"))
+    assert capsys.readouterr().out.splitlines() == [
+        "(1,) [{'id': 1, 'v': 10}] [{'id': 1, 'total': 30}]",
+        "total get {'total': 20} {'total': 20}",
+        "total update {'total': 20} {'total': 30}",
+        "True []",
+    ]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "job", None)
+    del sys.modules["job"]  # it is forgotten again at the end
+    one, whole = commands(REPLAY, "From a shell")
+    lines = [line.rstrip() for line in run_command(one, monkeypatch, capsys).splitlines()]
+    assert max(map(len, lines)) <= 100
+    assert lines[-1] == "as recorded"
+    assert any("update" in line and '{"total": 30}' in line for line in lines)
+    found = json.loads(run_command(whole, monkeypatch, capsys))
+    assert found["matches"] is True
+    assert sorted(trace["key"][0] for trace in found["keys"]) == [0, 1, 2, 5]
+    assert list(reader.delivered) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("heading", ["", "As a class"])

@@ -27,6 +27,7 @@ PYSPARK = [
     "import_spark_state",
     "read_state",
     "register",
+    "replay_batch",
     "session_builder",
     "state_listener",
     "upsert_sink",

@@ -53,6 +53,7 @@ PROGRAMS = {
         ("Put values", CHANGES),
         ("Delete keys", CHANGES),
     },
+    "docs/how-to/replay-a-batch.md": {("The program", ON_SPARK), ("In a notebook", ON_SPARK)},
     "docs/how-to/operate.md": {
         ("Watch", ON_SPARK),
         ("Find out what is wrong", "tests/spark/test_doctor.py"),
@@ -119,6 +120,7 @@ RUN = {
     "docs/how-to/move-state.md": MIGRATION,
     "docs/how-to/operate.md": ON_SPARK,
     "docs/how-to/read-state.md": ON_SPARK,
+    "docs/how-to/replay-a-batch.md": ON_SPARK,
     "docs/how-to/rescale.md": ON_SPARK,
     "docs/how-to/savepoints.md": ON_SPARK,
 }

@@ -182,9 +182,9 @@ class ExpiringListState(LocalListState):
         return bool(self._entries.live(self._joined()))
 
     @override
-    def get(self) -> Iterator[tuple[Any, ...]]:
-        runs = self._entries.live(self._joined())
-        return iter([item for run in runs for item in self._codec.decode_list(run)])
+    def _items_of(self, data: bytes | None) -> list[tuple[Any, ...]]:
+        runs = self._entries.live(data)
+        return [item for run in runs for item in self._codec.decode_list(run)]
 
     @override
     def _whole(self, items: list[bytes]) -> bytes:

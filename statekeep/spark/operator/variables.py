@@ -303,8 +303,22 @@ class LocalListState(_Slots, ListState):
 
     @override
     def get(self) -> Iterator[tuple[Any, ...]]:
-        data = self._joined()
-        return iter([] if data is None else self._codec.decode_list(data))
+        return iter(self._items_of(self._joined()))
+
+    def peek(self) -> list[tuple[Any, ...]]:
+        """Return what `get` would: what is written at the end does not depend on this call."""
+        slots = self._slots
+        if slots is None or get_ident() != self._thread:
+            slots = self._load()
+        index = self._cursor.index
+        data, items = slots[index], self._appended.get(index)
+        if items:
+            data = self._whole(items) if data is None else self._extended(data, items)
+        return self._items_of(data)
+
+    def _items_of(self, data: bytes | None) -> list[tuple[Any, ...]]:
+        """Return the elements of an entry as they are now."""
+        return [] if data is None else self._codec.decode_list(data)
 
     @override
     def put(self, newState: list[tuple[Any, ...]]) -> None:
@@ -433,6 +447,15 @@ class LocalMapState(LocalVariable, MapState):
     @override
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         data = self._get(self._map_key(key))
+        return None if data is None else self._codec.make_row(self._codec.decode(data))
+
+    def peek(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return what `getValue` would: what is written at the end does not depend on this call."""
+        map_key = self._map_key(key)
+        if map_key in self._changed:
+            data = self._changed[map_key]
+        else:
+            data = self._store.get(self._group + map_key)
         return None if data is None else self._codec.make_row(self._codec.decode(data))
 
     @override

@@ -114,6 +114,7 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
 SHOWS_NOTHING: Final[Mapping[str, str]] = {
     "backends.list_backends": "reads settings, and reaches no backend",
     "import_query.import_query": "Spark shows how its jobs get on",
+    "replay.replay": "Spark shows how its jobs get on",
     "report.ui": "begins as `report`, and then lasts until it is interrupted",
     "config.explain": "reads settings",
     "config.check": "reads settings",
