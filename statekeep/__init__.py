@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from statekeep.spark.grouped_data import StatefulGroupedData, grouped
     from statekeep.spark.operator.arrow_state import ArrowValueState
     from statekeep.spark.query import StatefulStreamingQuery
+    from statekeep.spark.query_guard import QueryGuard, guard
     from statekeep.spark.session import check_session, session_builder
     from statekeep.spark.starting_point import StartingPoint, find_starting_point
     from statekeep.spark.state.source import register
@@ -78,6 +79,7 @@ __all__ = [
     "KeyUnavailableError",
     "KeyValueStore",
     "Listener",
+    "QueryGuard",
     "ReplayDivergedError",
     "ReplayedBatch",
     "RestoreFailedError",
@@ -100,6 +102,7 @@ __all__ = [
     "fence_transaction",
     "find_starting_point",
     "grouped",
+    "guard",
     "import_spark_state",
     "load_dict",
     "load_file",
@@ -147,6 +150,7 @@ _HOMES: Final = {
     "spark.grouped_data": ("StatefulGroupedData", "grouped"),
     "spark.operator.arrow_state": ("ArrowValueState",),
     "spark.query": ("StatefulStreamingQuery",),
+    "spark.query_guard": ("QueryGuard", "guard"),
     "spark.session": ("check_session", "session_builder"),
     "spark.starting_point": ("StartingPoint", "find_starting_point"),
     "spark.state.source": ("register",),

@@ -53,6 +53,7 @@ PROGRAMS = {
         ("Put values", CHANGES),
         ("Delete keys", CHANGES),
     },
+    "docs/how-to/guard.md": {("Copy", "tests/spark/test_query_guard.py")},
     "docs/how-to/replay-a-batch.md": {("The program", ON_SPARK), ("In a notebook", ON_SPARK)},
     "docs/how-to/operate.md": {
         ("Watch", ON_SPARK),
