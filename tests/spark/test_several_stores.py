@@ -211,6 +211,8 @@ def test_a_variable_stays_in_its_store_until_it_is_given_up(job: Job) -> None:
     assert job.received() == state_of(job.settings) == job.expected(5)
     assert sum(n for n, _ in job.seen().values()) == 200
     assert stores_shown(job) == {"state": {"first", "second"}}
+    with pytest.raises(ConfigError, match="has given up a store of this name: store=large"):
+        job.go_on(1, settings={place: "large", "stores.large.backup.factories": "second"})
 
 
 def test_a_misspelt_variable_is_refused_by_the_first_batch_where_init_fails_on_the_driver(

@@ -80,7 +80,8 @@ def resolved_identity(
         given_up: Stores whose state is not wanted any more, as settings say.
 
     Raises:
-        ConfigError: Something drifted that must not: names both values.
+        ConfigError: Something drifted that must not: names both values. Or a store has the name of one
+            that was given up.
     """
     if commit is None:
         return expected
@@ -103,7 +104,15 @@ def resolved_identity(
             f" stores.{lost[0]}.backup.factories; to drop its state set that and"
             f" stores.{lost[0]}.restore.factories to nothing",
         )
-    return msgspec.structs.replace(found, stores=expected.stores)
+    again = sorted(now.intersection(found.retired_stores))
+    if again:
+        raise ConfigError(
+            f"the job has given up a store of this name: store={again[0]}",
+            key=f"stores.{again[0]}.backup.factories",
+            hint="name the store otherwise: the disk of a host may still have what the old one held",
+        )
+    retired = sorted({*found.retired_stores, *(before - now)})
+    return msgspec.structs.replace(found, stores=expected.stores, retired_stores=retired)
 
 
 _ROLL_FORWARD_NS: Final = 10_000_000_000

@@ -73,4 +73,20 @@ def test_a_store_that_has_state_is_not_forgotten() -> None:
 
 def test_a_store_is_dropped_where_settings_say_so() -> None:
     commit = commit_of(with_stores("large"))
-    assert resolved_identity(commit, FIRST, given_up=["large"]) == FIRST
+    dropped = resolved_identity(commit, FIRST, given_up=["large"])
+    assert dropped == msgspec.structs.replace(FIRST, retired_stores=["large"])
+    assert resolved_identity(commit_of(dropped), FIRST) == dropped
+
+
+def test_the_name_of_a_store_that_was_given_up_is_not_used_again() -> None:
+    two = with_stores("large", "small")
+    first = resolved_identity(commit_of(two), with_stores("small"), given_up=["large"])
+    both = resolved_identity(commit_of(first), FIRST, given_up=["small"])
+    assert both.retired_stores == ["large", "small"]
+    for name in ("large", "small"):
+        with pytest.raises(ConfigError, match=f"has given up a store of this name: store={name}"):
+            resolved_identity(commit_of(both), with_stores(name))
+    assert resolved_identity(commit_of(both), with_stores("other")).retired_stores == [
+        "large",
+        "small",
+    ]
