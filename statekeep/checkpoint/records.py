@@ -101,6 +101,8 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     """Grouping key columns and their types."""
     stores: Mapping[str, list[str]] = {}
     """``{operator: [store]}``."""
+    processors: list[str] = []
+    """Of a query with several operators, the class names of their processors, in their order."""
     retired_stores: list[str] = []
     """Those that the job has given up, sorted: their names are not used again, as the disk of some host may
     still have what they held."""

@@ -275,6 +275,32 @@ def test_operators_that_were_swapped_are_refused(make: Make) -> None:
     assert [max(n for _, n in rows) for rows in stream.batches.values()] == [1, 2]
 
 
+class Other(Named):
+    """Is called otherwise, and keeps its state under the same name."""
+
+
+def test_operators_with_equal_variables_are_known_by_their_classes(make: Make) -> None:
+    def build(*classes: type[Named]) -> Callable[[DataFrame, Group], Any]:
+        def both(rows: DataFrame, group: Group) -> Any:
+            frame: Any = rows
+            for each in classes:
+                frame = group(frame.groupBy("key")).transformWithState(
+                    each("n"), "key string, n long", "Update", "None"
+                )
+            return frame
+
+        return both
+
+    stream = make(build(Named, Other))
+    stream.run(*BATCHES[:1])
+    stream.build = build(Other, Named)
+    with pytest.raises(ConfigError, match="in another order: before=Named,Other now=Other,Named"):
+        stream.start()
+    stream.build = build(Named, Other)
+    stream.run(*BATCHES[1:2])
+    assert [max(n for _, n in rows) for rows in stream.batches.values()] == [1, 2]
+
+
 WHOLE_STREAM: Mapping[str, tuple[str, Callable[[Any, DataFrame], Any]]] = {
     "count": ("an aggregate", lambda frame, _: frame.select(F.count("*").alias("n"))),
     "window": (

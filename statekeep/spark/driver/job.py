@@ -262,7 +262,9 @@ class StatefulJob:
         )
         router = router_of(operators)
         key_schema = "; ".join(stage.operator.key_schema.simpleString() for stage in self._stages)
-        return storage, new_identity(self._config, storage.partitions, router, key_schema)
+        processors = [type(stage.operator.processor).__qualname__ for stage in self._stages]
+        identity = new_identity(self._config, storage.partitions, router, key_schema, processors)
+        return storage, identity
 
     def _check_location(self, takeover: Takeover, identity: JobIdentity) -> None:
         try:

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -54,7 +54,9 @@ _HINTS: Final = {
 _CALLED: Final = {"key_schema": "grouping key"}
 
 
-def new_identity(config: Config, partitions: int, router: str, key_schema: str) -> JobIdentity:
+def new_identity(
+    config: Config, partitions: int, router: str, key_schema: str, processors: Sequence[str] = ()
+) -> JobIdentity:
     """Return the identity of a job as it is configured now, with a fresh ``job_uid``."""
     return JobIdentity(
         job_uid=uuid.uuid4().hex,
@@ -62,6 +64,7 @@ def new_identity(config: Config, partitions: int, router: str, key_schema: str) 
         partitions=partitions,
         router=router,
         key_schema=key_schema,
+        processors=list(processors) if len(processors) > 1 else [],
         stores={MAIN_OPERATOR: list(lasting_stores(config))},
     )
 
@@ -94,6 +97,7 @@ def resolved_identity(
                 f" before={before!r} now={now!r}",
                 hint=_HINTS.get(name, _HINT),
             )
+    _require_same_order(found.processors, expected.processors)
     before, now = ({s for of in job.stores.values() for s in of} for job in (found, expected))
     lost = sorted(before - now - set(given_up))
     if lost:
@@ -112,7 +116,25 @@ def resolved_identity(
             hint="name the store otherwise: the disk of a host may still have what the old one held",
         )
     retired = sorted({*found.retired_stores, *(before - now)})
-    return msgspec.structs.replace(found, stores=expected.stores, retired_stores=retired)
+    return msgspec.structs.replace(
+        found, processors=expected.processors, stores=expected.stores, retired_stores=retired
+    )
+
+
+def _require_same_order(before: Sequence[str], now: Sequence[str]) -> None:
+    """Make sure that operators were not swapped: their keys and variables may be called the same.
+
+    Raises:
+        ConfigError: They were.
+    """
+    is_distinct = len(set(now)) == len(now)
+    if is_distinct and list(before) != list(now) and sorted(before) == sorted(now):
+        raise ConfigError(
+            "the stateful operators are in another order:"
+            f" before={','.join(before)} now={','.join(now)}",
+            hint="put them into the order of before, as each has the state of its position; or start anew"
+            " under another job.name with another checkpoint location",
+        )
 
 
 _ROLL_FORWARD_NS: Final = 10_000_000_000

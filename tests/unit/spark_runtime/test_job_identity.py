@@ -90,3 +90,28 @@ def test_the_name_of_a_store_that_was_given_up_is_not_used_again() -> None:
         "large",
         "small",
     ]
+
+
+def with_processors(*names: str) -> JobIdentity:
+    return msgspec.structs.replace(FIRST, processors=list(names))
+
+
+def test_operators_that_were_swapped_are_refused_though_all_else_is_the_same() -> None:
+    before = commit_of(with_processors("Sessions", "Totals"))
+    with pytest.raises(ConfigError, match="before=Sessions,Totals now=Totals,Sessions"):
+        resolved_identity(before, with_processors("Totals", "Sessions"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ((), ("A", "B")),  # of an older version
+        (("A", "B"), ("A", "B")),
+        (("A", "B"), ("A", "Renamed")),
+        (("A", "A"), ("A", "A")),
+        (("A", "A", "B"), ("A", "B", "A")),  # by the names alone, nothing can be said
+    ],
+)
+def test_processors_may_be_renamed(before: tuple[str, ...], now: tuple[str, ...]) -> None:
+    found = resolved_identity(commit_of(with_processors(*before)), with_processors(*now))
+    assert found.processors == list(now)
