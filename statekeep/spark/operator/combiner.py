@@ -24,6 +24,7 @@ from statekeep.spark.operator.grouping import CALL_ROWS, Grouping
 
 ROWS_COLUMN: Final = "_statekeep_rows"
 """How many rows of the stream a combined row stands for."""
+_RESERVED: Final = "_statekeep_"
 _COUNT: Final = "count"
 _ANY: Final = "*"
 _MOST_BYTES: Final = 64 << 20
@@ -54,10 +55,13 @@ class Combiner:
         Raises:
             ConfigError: A column is not there, or is of a type that cannot be combined so.
         """
+        reserved = [name for name in [*rows.names, *columns] if name.startswith(_RESERVED)]
+        if reserved:
+            raise ConfigError(f"column names are reserved: columns={','.join(reserved)}")
         key_schema = StructType([rows[name] for name in key_columns])
-        fields = [_field(name, *of, rows) for name, of in columns.items()]
+        fields = [_field(name, *_pair(name, of), rows) for name, of in columns.items()]
         names = [*key_columns, *columns]
-        if len(set(names)) < len(names):
+        if len({name.casefold() for name in names}) < len(names):  # Spark does not tell them apart
             raise ConfigError(
                 f"combined columns need names of their own: columns={','.join(names)}"
             )
@@ -125,11 +129,25 @@ def _combined_column(
     return fold(how, fitted(values, kind), starts)
 
 
+def _pair(name: str, given: object) -> tuple[str, str]:
+    """Return the column and the fold of a combined column.
+
+    Raises:
+        ConfigError: What was given is something else.
+    """
+    match given:
+        case (str(column), str(how)):
+            return column, how
+        case _:
+            raise ConfigError(
+                f"a combined column is made of a column and a fold: combined={name} found={given!r}",
+                hint=f'write {{"{name}": ("<column>", "sum")}}',
+            )
+
+
 def _field(name: str, column: str, how: str, rows: StructType) -> StructField:
     """Return the field of a combined column."""
     what = f"combined={name} column={column} found={how}"
-    if name.startswith("_statekeep_"):
-        raise ConfigError(f"column names are reserved: columns={name}")
     if how == _COUNT and (column == _ANY or column in rows.names):
         return StructField(name, LongType())
     if column not in rows.names:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_kit import record_batch
-from pyspark.sql.types import DoubleType, LongType, ShortType
+from pyspark.sql.types import DoubleType, LongType, ShortType, StructType
 
 from statekeep.errors import ConfigError, StateSchemaError
 from statekeep.spark.operator import combiner as module
@@ -91,14 +91,23 @@ def test_columns_have_the_types_of_sparks_aggregates() -> None:
         ({"a": ("*", "sum")}, r"column=\* found=sum"),
         ({"a": ("y", "count")}, "not in the stream"),
         ({"key": ("v", "sum")}, "names of their own"),
+        ({"a": ("v", "sum"), "A": ("v", "max")}, "names of their own: columns=key,a,A"),
+        ({"Key": ("v", "sum")}, "names of their own"),
         ({"_statekeep_rows": ("v", "sum")}, "reserved"),
+        ({"a": "v"}, r"a column and a fold: combined=a found='v'"),
+        ({"a": ("v",)}, r"combined=a found=\('v',\)"),
+        ({"a": None}, "combined=a found=None"),
     ],
 )
-def test_what_cannot_be_combined_is_refused_by_name(
-    combined: dict[str, tuple[str, str]], words: str
-) -> None:
+def test_what_cannot_be_combined_is_refused_by_name(combined: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Combiner.of(combined, ROWS, ("key",))
+
+
+def test_a_stream_with_a_column_of_a_reserved_name_is_refused() -> None:
+    rows = StructType([*ROWS.fields]).add("_statekeep_digest", LongType())
+    with pytest.raises(ConfigError, match="reserved: columns=_statekeep_digest"):
+        Combiner.of({"a": ("v", "sum")}, rows, ("key",))
 
 
 def test_a_sum_that_does_not_fit_is_an_error() -> None:
