@@ -67,6 +67,10 @@ class Named(StatefulProcessor):
         pass
 
 
+class Other(Named):
+    """Has the same variables, and another name."""
+
+
 class Totals(StatefulProcessor):
     """Sums what `Counts` says of many keys; its timer tells the sum once more."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chained_processors import FIRST, SECOND, Counts, Named, Totals
+from chained_processors import FIRST, SECOND, Counts, Named, Other, Totals
 from conftest import PARTITIONS, events_of, lose_directory
 from event_files import PLAIN_SETTINGS, EventFiles, Group, Rows
 from pages_kit import block
@@ -273,10 +273,6 @@ def test_operators_that_were_swapped_are_refused(make: Make) -> None:
     stream.build = build("first", "second")
     stream.run(*BATCHES[1:2])
     assert [max(n for _, n in rows) for rows in stream.batches.values()] == [1, 2]
-
-
-class Other(Named):
-    """Is called otherwise, and keeps its state under the same name."""
 
 
 def test_operators_with_equal_variables_are_known_by_their_classes(make: Make) -> None:
