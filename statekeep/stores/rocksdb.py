@@ -153,6 +153,8 @@ class RocksDbStore(KeyValueStore):
             self._open_db: Rdict | None = Rdict(
                 str(directory), engine_options, column_families={_COLUMN_FAMILY: engine_options}
             )
+        except StateBackupError:
+            raise
         except Exception as exc:
             raise self._explain(exc, "cannot open store") from exc
 
@@ -160,6 +162,8 @@ class RocksDbStore(KeyValueStore):
     def get(self, key: bytes) -> bytes | None:
         try:
             value: bytes | None = self._db.get(key)
+        except StateBackupError:
+            raise
         except Exception as exc:
             raise self._explain(exc, "cannot read store") from exc
         return value
@@ -171,6 +175,8 @@ class RocksDbStore(KeyValueStore):
         try:
             for at in range(0, len(keys), _READ_CHUNK):
                 found += db.get(list(keys[at : at + _READ_CHUNK])) or ()
+        except StateBackupError:
+            raise
         except Exception as exc:
             raise self._explain(exc, "cannot read store") from exc
         return found
@@ -195,6 +201,8 @@ class RocksDbStore(KeyValueStore):
                 if batch.is_empty():
                     return
                 db.write(batch, self._write_options)
+        except StateBackupError:
+            raise
         except Exception as exc:
             raise self._explain(exc, "cannot write store") from exc
 
@@ -208,6 +216,8 @@ class RocksDbStore(KeyValueStore):
     def flush(self) -> None:
         try:
             self._db.flush()
+        except StateBackupError:
+            raise
         except Exception as exc:
             raise self._explain(exc, "cannot flush store") from exc
 
@@ -227,6 +237,8 @@ class RocksDbStore(KeyValueStore):
             db.flush()
             self._check_files()
             Checkpoint(db).create_checkpoint(str(directory))
+        except StateBackupError:
+            raise
         except Exception as exc:
             raise self._explain(exc, "cannot write an image of the store") from exc
 
@@ -240,6 +252,8 @@ class RocksDbStore(KeyValueStore):
         db, self._open_db = self._open_db, None
         try:
             db.close()
+        except StateBackupError:
+            raise
         except Exception as exc:
             raise self._explain(exc, "cannot close store") from exc
 
@@ -258,16 +272,22 @@ class RocksDbStore(KeyValueStore):
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if not entry.is_file(follow_symlinks=False):
-                    raise VersionDamagedError(
-                        f"store has something that is no file: store={self.name} path={entry.path}"
+                    raise self._noted(
+                        VersionDamagedError(
+                            "store has something that is no file:"
+                            f" store={self.name} path={entry.path}"
+                        )
                     )
 
     def _explain(self, exc: Exception, what: str) -> StateBackupError:
-        explained = _explained(exc, self.name, self._directory, what)
-        if isinstance(explained, VersionDamagedError):
-            explained.add_note(START_AGAIN)
+        return self._noted(_explained(exc, self.name, self._directory, what))
+
+    def _noted(self, error: StateBackupError) -> StateBackupError:
+        """Return an error, after what has to be done about damage."""
+        if isinstance(error, VersionDamagedError):
+            error.add_note(START_AGAIN)
             self._on_damage()
-        return explained
+        return error
 
 
 class _Scan(Iterator[tuple[bytes, bytes]]):
@@ -308,6 +328,8 @@ class _Scan(Iterator[tuple[bytes, bytes]]):
     def _check_end(self, entries: RdictIter) -> None:
         try:
             entries.status()
+        except StateBackupError:
+            raise
         except Exception as exc:
             raise self._explain(exc, "cannot scan store") from exc
 
@@ -353,6 +375,8 @@ def check_rocksdb_image(
                 _read_all(db, is_cancelled)
         finally:
             db.close()
+    except StateBackupError:
+        raise
     except Exception as exc:
         raise _explained(exc, name, directory, "cannot open image") from exc
     unlisted = {path.name for path in directory.glob("*.sst")} - listed
@@ -384,8 +408,6 @@ def _read_all(db: Rdict, is_cancelled: threading.Event) -> None:
 
 def _explained(exc: Exception, name: StoreName, directory: Path, what: str) -> StateBackupError:
     """Classify an error of rocksdict, which has only one class, by its text."""
-    if isinstance(exc, StateBackupError):
-        return exc
     text = str(exc)
     for sign, reason in _DISK_REASONS.items():
         if sign in text:

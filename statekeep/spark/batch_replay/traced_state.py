@@ -263,9 +263,9 @@ class TracedMap(MapState):
         return first_of(self._inner.iterator(), shown) or None
 
     def _note(self, operation: str, key: Any, before: Any) -> None:  # noqa: ANN401 - plain
-        given = (key,) if isinstance(key, str) else key
+        given: tuple[Any, ...] = (key,) if isinstance(key, str) else key
         shown = named(given, self._key_fields)
-        self._tracer.add(Step(self._name, operation, before, self._of(key), shown))
+        self._tracer.add(Step(self._name, operation, before, self._of(given), shown))
 
     def _note_all(self, operation: str, before: Any) -> None:  # noqa: ANN401 - plain
         self._tracer.add(Step(self._name, operation, before, self._all()))

@@ -1,6 +1,7 @@
 """RocksDbStore: the conformance kit, options on reopen, damage."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,24 @@ def test_a_scan_says_so_when_its_store_is_closed_meanwhile(tmp_path: Path) -> No
     store.close()
     with pytest.raises(BackendClosedError):
         next(scan)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.get(b"a"),
+        lambda store: store.get_many([b"a"]),
+        lambda store: store.write({b"a": b"1"}),
+        lambda store: store.flush(),
+    ],
+    ids=["get", "get_many", "write", "flush"],
+)
+def test_no_error_is_its_own_cause(tmp_path: Path, use: Callable[[RocksDbStore], object]) -> None:
+    store = RocksDbStore(NAME, tmp_path, is_new=True)
+    store.close()
+    with pytest.raises(BackendClosedError) as caught:
+        use(store)
+    assert caught.value.__cause__ is None
 
 
 def test_a_full_disk_is_reported_with_directory_and_setting(tmp_path: Path) -> None:

@@ -64,8 +64,9 @@ def test_no_image_is_made_of_a_store_a_file_of_which_was_replaced(
     (manifest,) = (tmp_path / "db").glob("MANIFEST-*")
     manifest.unlink()
     put(manifest)
-    with pytest.raises(VersionDamagedError, match=manifest.name):
+    with pytest.raises(VersionDamagedError, match=manifest.name) as caught:
         store.checkpoint(tmp_path / "image")
+    assert caught.value.__cause__ is None
     assert damaged
     store.close()
 
