@@ -92,7 +92,7 @@ SEED ?= 1
 RUNS ?= 100
 BACKENDS ?= blob,blob
 LEVEL ?= plain
-chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|malice|spark|all REPLAY=seed)
+chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|malice|spark|guard|all REPLAY=seed)
 	@PYTHONPATH=tests $(VENV)/python -m chaos --seed $(SEED) --runs $(RUNS) --backends $(BACKENDS) --level $(LEVEL) \
 		$(if $(REPLAY),--replay $(REPLAY)) $(ARGS)
 

@@ -50,8 +50,15 @@ def _spark() -> Level:
     return Level(level.run_schedule, level.points)
 
 
+def _guard() -> Level:
+    from chaos.guard import level  # noqa: PLC0415  # loads PySpark
+
+    atexit.register(level.close)
+    return Level(level.run_schedule, level.points)
+
+
 # In this order: the first two fork, and Spark's session would start threads before.
-LEVELS: Final = {"plain": _plain, "malice": _malice, "spark": _spark}
+LEVELS: Final = {"plain": _plain, "malice": _malice, "spark": _spark, "guard": _guard}
 
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made there has a name of its own
