@@ -1,5 +1,6 @@
 """The page Start from its first program to its last command: a job that is killed and loses its disk."""
 
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from pages_kit import block, commands
+from spark_processes import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -64,6 +66,19 @@ def read_state(directory: Path) -> Totals:
     return {key: int(total) for key, total in map(str.split, done.stdout.splitlines())}
 
 
+def newest_commit(directory: Path) -> int:
+    """Return the batch of the job's newest commit; -1: none has state."""
+    line = ["checkpoints", "list", "--config", "job.properties", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "statekeep.cli", *line],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return max(int(commit["batch"]) for commit in json.loads(done.stdout))
+
+
 def follow(batches: Iterator[Totals], seen: Totals, enough: int) -> None:
     """Take in batches until every total has reached so much; none may be wrong on the way."""
     for totals in batches:
@@ -91,6 +106,9 @@ def test_the_state_is_exact_after_a_crash_and_the_loss_of_the_disk(directory: Pa
     shutil.rmtree(directory / "local")
     with running_job(directory) as batches:
         follow(batches, seen, enough=min(seen.values()) + 200)
+        assert wait_until(
+            lambda: newest_commit(directory) >= 0
+        )  # on a slow machine it takes a while
     for line in commands(PAGE, "Look at the state"):
         if line.startswith("statekeep "):
             command = [sys.executable, "-m", "statekeep.cli", *shlex.split(line)[1:]]
