@@ -9,6 +9,12 @@ _WIDTH: Final = 260
 _HEIGHT: Final = 130
 _MARGIN: Final = 30
 _COLUMNS: Final = 4
+_STYLE: Final = (
+    ".f{fill:#ffffff}text{fill:#1f2328}.s{fill:#59636e}.a{stroke:#d1d9e0}.c{stroke:#0969da}"
+    "@media (prefers-color-scheme: dark){"
+    ".f{fill:#0d1117}text{fill:#e6edf3}.s{fill:#9198a1}.a{stroke:#3d444d}.c{stroke:#4493f8}}"
+)
+"""Colours of light and of dark pages."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ def draw(curves: Sequence[Curve]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_COLUMNS * _WIDTH}" '
         f'height="{rows * _HEIGHT}" font-family="sans-serif" font-size="10">'
-        f'<rect width="100%" height="100%" fill="white"/>{charts}</svg>\n'
+        f"<style>{_STYLE}</style>"
+        f'<rect class="f" width="100%" height="100%"/>{charts}</svg>\n'
     )
 
 
@@ -48,8 +55,8 @@ def _chart(curve: Curve) -> str:
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     return (
         f'<text x="{_MARGIN}" y="14">{escape(curve.name)}</text>'
-        f'<text x="{_MARGIN}" y="26" fill="gray">{top:,.10g} at most</text>'
-        f'<path d="M{_MARGIN},{_MARGIN}V{bottom}H{right}" fill="none" stroke="lightgray"/>'
-        f'<text x="{right}" y="{bottom + 12}" fill="gray" text-anchor="end">{last:,.10g}</text>'
-        f'<polyline points="{line}" fill="none" stroke="steelblue" stroke-width="2"/>'
+        f'<text x="{_MARGIN}" y="26" class="s">{top:,.10g} at most</text>'
+        f'<path d="M{_MARGIN},{_MARGIN}V{bottom}H{right}" class="a" fill="none"/>'
+        f'<text x="{right}" y="{bottom + 12}" class="s" text-anchor="end">{last:,.10g}</text>'
+        f'<polyline points="{line}" class="c" fill="none" stroke-width="2"/>'
     )

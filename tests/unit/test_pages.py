@@ -154,6 +154,18 @@ def test_the_settings_of_the_pages_are_accepted(text: str, tmp_path: Path) -> No
         config.check()
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_line_of_settings_ends_with_a_comment(page: str) -> None:
+    # In a Java .properties file it would be a part of the value.
+    lines = [
+        line
+        for _, kind, text in printed(page)
+        if kind == "properties"
+        for line in text.splitlines()
+    ]
+    assert [line for line in lines if "#" in line.lstrip()[1:]] == []
+
+
 COMMANDS = sorted({line for page in PAGES for line in commands(page)})
 
 

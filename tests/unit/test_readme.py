@@ -55,6 +55,8 @@ def test_the_extras_that_pages_install_are_those_of_the_package() -> None:
     installs = [line for page in PAGES for line in commands(page) if line.startswith("pip ")]
     # From a clone: no package index has a release yet.
     assert [line for line in installs if not line.startswith("pip install '.[")] == []
+    in_text = re.findall(r"`pip install ([^`]+)`", "".join(map(text_of, PAGES)))
+    assert [extra for extra in in_text if not extra.startswith("'.[")] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
