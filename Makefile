@@ -32,8 +32,8 @@ types: setup  ## mypy and pyright, both strict
 	$(VENV)/mypy $(CHECKED)
 	$(VENV)/pyright --pythonpath $(VENV)/python
 
-# Two at once wait for each other's processes to start, and fill two cores.
-ON_SPARK := -n 2 --dist loadfile
+# ON_SPARK="-n 2 --dist loadfile" takes two thirds of the time on two cores, with nothing beside it.
+ON_SPARK ?=
 
 test: setup  ## All tests but the long ones and those that need a server
 	$(VENV)/python scripts/run_tests.py -n auto --dist loadfile -m "not integration and not long and not spark"

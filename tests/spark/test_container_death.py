@@ -92,8 +92,8 @@ def test_containers_that_are_killed_between_batches_are_replaced(stream: Stream)
     killed: list[int] = []
 
     def kill(batch: int) -> None:
-        if batch in {1, 3, 5}:
-            assert wait_until(lambda: container_processes(stream.local_dir) != {})
+        if batch in {1, 3, 5}:  # at the last one there may be none: an upload starts it
+            assert batch == 5 or wait_until(lambda: container_processes(stream.local_dir) != {})
             for pid in container_processes(stream.local_dir):
                 with suppress(ProcessLookupError):  # one that only launches another
                     os.kill(pid, signal.SIGKILL)

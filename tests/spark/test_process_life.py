@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,17 +141,17 @@ def test_a_start_sees_which_uploads_of_an_older_driver_are_in_progress(
         bases={},
         checkpoints={},
     )
-    # The container of this query sweeps what dead ones of other applications left, before it listens.
-    found = partial(stream.local_dir.glob, "*/container-*")
-    assert wait_until(lambda: any(ContainerPaths(path).socket.exists() for path in found()))
+    assert jobs.abandoned(plan) == set(range(PARTITIONS))
     paths = container_paths(stream.local_dir, jobs._spec.local_name, "older", "1")
     paths.prepare()
-    Outbox(paths.outbox).replace(submit_versions(partition=1))
-    assert jobs.abandoned(plan) == set(range(PARTITIONS))
-    container = take_lock(paths)
+    container = take_lock(
+        paths
+    )  # without it, the containers of this query would sweep the directory
     assert container is not None
+    Outbox(paths.outbox).replace(submit_versions(partition=1))
     assert jobs.abandoned(plan) == set(range(PARTITIONS)) - {1}
-    container.leave()
+    container.pass_on()  # to a process that has died
+    assert jobs.abandoned(plan) == set(range(PARTITIONS))
     query.stop()
 
 
