@@ -2,8 +2,10 @@
 
 A query on Spark's own state store reads one file a batch, and a guard copies its location meanwhile. Both
 are killed at random moments. In the end the newest copy and an older one are verified and restored, and the
-query goes on in each: what it delivers must be what the first one delivered after that batch. Beside each
-fault the location is copied plainly too, to count how often such a copy is of no use.
+query goes on in each: what it delivers must be what the first one delivered after that batch. Where the
+copies are on a server, that is killed too and started again on its data. Beside each fault the location is
+copied plainly too, to count how often such a copy is of no use; `benchmarks.guard_copies` has a real tool
+and link for that.
 """
 
 import json
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from chaos.backends import KINDS, Place, places
 from chaos.guard.forms import FORMS, Delivered, Row
 from chaos.guard.session import WriterSession
 from chaos.outcome import Outcome
@@ -30,6 +33,7 @@ from chaos.spark.class_archive import make_archive
 
 LEVEL: Final = "guard"
 _POINTS: Final = ("writer.killed", "guard.killed", "both.killed", "query.stopped")
+_OF_SERVERS: Final = ("server.killed",)
 _KEYS: Final = 6
 _WAIT_S: Final = 90.0
 _A_FILE_S: Final = 0.005
@@ -37,9 +41,9 @@ _A_FILE_S: Final = 0.005
 _archives: list[Path] = []
 
 
-def points(_: Sequence[str]) -> Sequence[str]:
+def points(backends: Sequence[str]) -> Sequence[str]:
     """Return where schedules strike."""
-    return _POINTS
+    return (*_POINTS, *(_OF_SERVERS if KINDS[backends[0]].server else ()))
 
 
 def close() -> None:
@@ -49,18 +53,25 @@ def close() -> None:
 
 
 def run_schedule(
-    seed: int, backends: Sequence[str], directory: Path, _: Mapping[str, Server]
+    seed: int, backends: Sequence[str], directory: Path, servers: Mapping[str, Server]
 ) -> Outcome:
     """Run one schedule and judge it.
 
     Args:
         seed: Draws everything.
-        backends: For the table; copies go to a directory.
-        directory: Gets all that the schedule leaves.
+        backends: Where the copies go: one kind, of those that have blobs.
+        directory: Gets all that the schedule leaves, but what is on a server.
+        servers: That run.
+
+    Raises:
+        ValueError: The guard copies to no such kind.
     """
+    [place] = places(backends, directory / "copies", servers)
+    if not place.has_blobs:
+        raise ValueError(f"the guard copies to blob backends alone: backend={place.kind}")
     if not _archives:
         _archives.append(make_archive(Path(tempfile.mkdtemp(prefix="statekeep-chaos-classes-"))))
-    run = _Run(seed, directory)
+    run = _Run(seed, directory, place)
     began = time.monotonic()
     try:
         run.go()
@@ -77,6 +88,8 @@ class _Run:
 
     seed: int
     directory: Path
+    place: Place
+    """Where the copies go."""
     failures: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
@@ -134,7 +147,19 @@ class _Run:
 
     @property
     def _copies(self) -> str:
-        return (self.directory / "copies").as_uri()
+        return self.place.settings()[f"backends.{self.place.name}.uri"]
+
+    @property
+    def _endpoint(self) -> list[str]:
+        """Return the settings with which a server is reached."""
+        prefix = f"backends.{self.place.name}.s3."
+        given = self.place.settings().items()
+        return [
+            word
+            for key, value in given
+            if key.startswith(prefix)
+            for word in ("--set", f"blob.store.s3.{key.removeprefix(prefix)}={value}")
+        ]
 
     def _writer(self) -> WriterSession:
         if self._session is None:
@@ -163,7 +188,7 @@ class _Run:
             guard.wait(_WAIT_S)
 
     def _strike(self) -> None:
-        point = self._draw.choice(_POINTS)
+        point = self._draw.choice(points([self.place.kind]))
         self._faults[point] += 1
         match point:
             case "writer.killed":
@@ -175,11 +200,13 @@ class _Run:
                 self._kill_writer()
                 self._end_guard(signal.SIGKILL)
                 self._kills += 1
+            case "server.killed":
+                self.place.server.fail()
             case _:
                 self._writer().tell({"stop": True})
         if self._guard is None:
             self._start_guard()
-        if point != "guard.killed":
+        if point not in {"guard.killed", "server.killed"}:
             self._start_writer()
 
     def _add(self, count: int) -> None:
@@ -236,7 +263,7 @@ class _Run:
             self.failures.append("the query itself delivered something else")
         job = self._ask("run", str(self._location), "--once", "--to", self._copies).json["job"]
         where = ["--set", f"job.name={job}", "--set", f"blob.store.uri={self._copies}"]
-        where += ["--set", "stores.backup.factories=blob"]
+        where += ["--set", "stores.backup.factories=blob", *self._endpoint]
         listed = self._ask_about("checkpoints", "list", *where).json
         positions = [row["commit"] for row in listed]
         if not positions:
@@ -281,6 +308,7 @@ class _Run:
 
     def _line(self, *words: str) -> list[str]:
         settings = ["--set", "checkpoint.retain.commits=3", "--set", "checkpoint.clean.up.ms=0"]
+        settings += self._endpoint
         has_settings = words[0] in {"run", "verify", "restore"}
         return [
             *(sys.executable, "-m", "statekeep.cli", "guard", *words),
