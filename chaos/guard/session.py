@@ -1,9 +1,9 @@
 """A Spark session in a process of its own that runs the queries of the guard level, and can be killed.
 
 ``python -m chaos.guard.session DIRECTORY INPUT [ARCHIVE]`` reads commands from stdin, a JSON document a line, and
-answers each with one on stdout: ``{"start": LOCATION, "form": NAME}``, ``{"stop": true}``, and
-``{"finish": LOCATION, "form": NAME}``, which runs a query on what there is and waits for its end. What a batch
-delivers is appended to ``delivered`` in the location's parent, a line for each batch.
+answers each with one on stdout: ``{"start": LOCATION, "form": NAME}``, if wanted with ``"partitions"`` of state,
+``{"stop": true}``, and ``{"finish": LOCATION, "form": NAME}``, which runs a query on what there is and waits
+for its end. What a batch delivers is appended to ``delivered`` in the location's parent, a line for each batch.
 """
 
 import json
@@ -96,6 +96,8 @@ def _serve(directory: Path, source: Path, archive: str | None) -> None:
         command = json.loads(line)
         answer: dict[str, object] = {}
         try:
+            if "partitions" in command:
+                spark.conf.set("spark.sql.shuffle.partitions", command["partitions"])
             if "start" in command:
                 running = _start(spark, source, command["start"], command["form"])
             elif "finish" in command:

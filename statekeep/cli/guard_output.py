@@ -1,6 +1,6 @@
 """What the commands of ``statekeep guard`` print."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -126,6 +126,9 @@ def location_document(found: InspectedLocation) -> dict[str, JsonValue]:
             for batch, damage in found.damage
         ],
         "avoided": [damage_document(damage) for damage in found.avoided],
+        "orphans": None
+        if found.orphans is None
+        else [{"file": file, "bytes": size} for file, size in found.orphans.items()],
     }
 
 
@@ -167,6 +170,8 @@ def show_location(found: InspectedLocation, now_ms: int, *, is_deep: bool, is_fu
         print_table(["batch", "file", "damage"], rows, prose={"damage"}, is_full=is_full)
     if found.avoided:
         print_line(_ONLY_NEWER_SPARK)
+    if found.orphans is not None:
+        print_line(_orphans(found.orphans, is_full=is_full))
     if not found.batches:
         print_line("the query has committed no batch yet")
     elif found.newest_sound is None:
@@ -198,6 +203,17 @@ def _pace(found: InspectedLocation, now_ms: int) -> str:
         return f"{text}; {writes}"
     a_day = round(found.writes_per_batch * _DAY_MS / found.interval_ms)
     return f"{text}; one in {duration(found.interval_ms)}; {writes}: {a_day:,} a day"
+
+
+def _orphans(orphans: Mapping[str, int], *, is_full: bool) -> str:
+    """Return how much Spark could delete; with the names, if they are asked for."""
+    if not orphans:
+        return "each file of state is needed by a batch"
+    size = size_of(sum(orphans.values()))
+    lines = [f"files of state that no batch needs: {len(orphans)}, {size}"]
+    if is_full:
+        lines += [f"  {file}" for file in orphans]
+    return "\n".join(lines)
 
 
 def _batches(found: InspectedLocation) -> str:

@@ -15,8 +15,9 @@ from statekeep.guarding.batch_files import (
     files_of_batch,
     sound_files_of_batch,
 )
+from statekeep.guarding.orphans import orphans_of
 from statekeep.guarding.spark_location import Batch, Damage, DamageError, SparkLocation
-from statekeep.guarding.store_files import provider_of, versions_in
+from statekeep.guarding.store_files import parts_of_name, provider_of
 
 _LOGS_OF_A_QUERY: Final = 2
 """``offsets`` and ``commits``, each of which gets a file from each batch."""
@@ -67,6 +68,8 @@ class InspectedLocation:
     looked_at: Sequence[int]
     sound: Sequence[int]
     """Those of `looked_at` after which Spark can go on."""
+    orphans: Mapping[str, int] | None
+    """Files that no batch needs, with their sizes; None: not every batch was looked at, or one is damaged."""
 
     @property
     def newest_sound(self) -> int | None:
@@ -110,7 +113,10 @@ async def inspect_location(
         listings += 1
         damage = {one for look in looks for one in look.damage} | {one for _, one in begun}
         if damage <= before or listings == _LISTINGS:
-            return _summary(location, looks, begun)
+            orphans = None
+            if looks_at_all and not damage:
+                orphans = await executor.run(orphans_of, location, looks)
+            return _summary(location, looks, begun, orphans)
         before = damage
 
 
@@ -137,7 +143,10 @@ async def _look(
 
 
 def _summary(
-    location: SparkLocation, looks: Sequence[BatchFiles], begun: Sequence[tuple[int, Damage]]
+    location: SparkLocation,
+    looks: Sequence[BatchFiles],
+    begun: Sequence[tuple[int, Damage]],
+    orphans: Mapping[str, int] | None,
 ) -> InspectedLocation:
     committed = location.numbers("commits")
     known = next((look for look in looks if look.batch is not None), None)
@@ -159,6 +168,7 @@ def _summary(
         avoided=sorted({damage for look in looks for damage in look.avoided}),
         looked_at=[look.number for look in looks],
         sound=[look.number for look in looks if not look.damage],
+        orphans=orphans,
     )
 
 
@@ -200,7 +210,8 @@ def _stores(location: SparkLocation, operators: Sequence[Operator]) -> list[Insp
     for operator in operators:
         for name, partitions in operator.stores.items():
             own = [s.directory for s in operator.state_stores() if s.name == name]
-            versions = {v for d in own for v, _ in versions_in(location.names(d))}
+            parts = [parts_of_name(name) for d in own for name in location.names(d)]
+            versions = {part.version for part in parts if part is not None}
             count = sum(files[directory] for directory in own)
             found.append(
                 InspectedStore(

@@ -11,7 +11,7 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +26,7 @@ PROVIDER_KEY: Final = "stateStore.providerClass"
 CODEC_KEY: Final = "stateStore.compression.codec"
 HDFS_PROVIDER: Final = "HDFSBackedStateStoreProvider"
 ROCKSDB_PROVIDER: Final = "RocksDBStateStoreProvider"
-_VERSIONED: Final = re.compile(r"([1-9][0-9]{0,17})(?:_[0-9A-Za-z-]+)?\.([a-z]+)")
+_VERSIONED: Final = re.compile(r"(([1-9][0-9]{0,17})(?:_[0-9A-Za-z-]+)?)\.([a-z]+)")
 _CHUNK_BYTES: Final = 1 << 20
 _METADATA: Final = "metadata"
 _LOG_HEAD: Final = b"v1\n"
@@ -58,6 +58,16 @@ class StateStore:
         """Return where its files lie in the location."""
         own = "" if self.name == DEFAULT_STORE else f"/{self.name}"
         return f"state/{self.operator}/{self.partition}{own}"
+
+
+@dataclass(frozen=True, slots=True)
+class NameParts:
+    """The name of a file that holds one version of a store, or what a batch has changed in it."""
+
+    version: int
+    stem: str
+    """The version, with an id of its own in checkpoint format 2."""
+    ending: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +142,15 @@ def stores_of(files: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for file in files:
         directory, _, name = file.rpartition("/")
-        if directory.startswith("state/") and _VERSIONED.fullmatch(name):
+        if directory.startswith("state/") and parts_of_name(name):
             found.add(directory)
     return found
 
 
-def versions_in(names: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the version and the ending of each file of a store that has them."""
-    for name in names:
-        match = _VERSIONED.fullmatch(name)
-        if match is not None:
-            yield int(match[1]), match[2]
+def parts_of_name(name: str) -> NameParts | None:
+    """Return the parts of a file's name; None: it is not named by a version."""
+    match = _VERSIONED.fullmatch(name)
+    return None if match is None else NameParts(int(match[2]), match[1], match[3])
 
 
 class _Loading:

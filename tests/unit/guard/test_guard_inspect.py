@@ -14,6 +14,7 @@ from cli_kit import CommandLine, Result
 from spark_locations_kit import FORMS, flip, truncate, unpack_location, without_hadoop
 
 from statekeep.cli.exit_status import ExitStatus
+from statekeep.cli.output import size_of
 
 Damaging = Callable[[Path], None]
 
@@ -268,3 +269,69 @@ def test_no_flipped_bit_ends_in_a_traceback_or_is_called_sound_where_spark_reads
             damage = [*result.json["damage"], *result.json["avoided"]]
             assert str(path.relative_to(location)) in {row["file"] for row in damage}, (path, at)
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_batch_needs_is_no_orphan(
+    inspect: Callable[..., Result], tmp_path: Path, form: str
+) -> None:
+    found = inspect(unpack_location(form, tmp_path), "--all --json").json
+    assert found["orphans"] == []
+
+
+ORPHANS = [
+    # The form, the file that is left, and one whose content it gets.
+    ("hdfs", "state/0/1/.6.delta.5a0e.tmp", "state/0/1/5.delta"),
+    ("hdfs", "state/0/1/..6.delta.5a0e.tmp.crc", "state/0/1/.5.delta.crc"),
+    ("hdfs", "offsets/.5.5a0e.tmp", "offsets/4"),
+    ("hdfs", "state/0/7/5.delta", "state/0/1/5.delta"),
+    ("hdfs", "state/0/7/.5.delta.crc", "state/0/1/.5.delta.crc"),
+    ("rocksdb-zip", "state/0/1/SSTs/000099-5a0e.sst", "state/0/1/5.zip"),
+    ("join-format-2", "state/0/1/right-keyToNumValues/5_5a0e.changelog", "metadata"),
+    ("join-format-2", "state/0/1/right-keyToNumValues/5_5a0e.changelog.crc", "metadata"),
+    ("zip-format-2", "state/0/1/4_5a0e.zip", "state/0/1/5_*.zip"),
+]
+
+
+@pytest.mark.parametrize(("form", "orphan", "source"), ORPHANS)
+def test_what_no_batch_needs_is_an_orphan(
+    inspect: Callable[..., Result], tmp_path: Path, form: str, orphan: str, source: str
+) -> None:
+    location = unpack_location(form, tmp_path)
+    (location / orphan).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(newest(location, source), location / orphan)
+    found = inspect(location, "--all --json")
+    size = (location / orphan).stat().st_size
+    assert found.json["orphans"] == [{"file": orphan, "bytes": size}]
+    assert found.status == ExitStatus.FINE
+    words = inspect(location, "--all --full").out
+    assert f"files of state that no batch needs: 1, {size_of(size)}" in words
+    assert orphan in words
+    assert inspect(location).json["orphans"] is None  # not every batch was looked at
+
+
+def test_old_versions_are_orphans_once_no_batch_is_left_that_needs_them(
+    inspect: Callable[..., Result], tmp_path: Path
+) -> None:
+    location = unpack_location("rocksdb-zip", tmp_path)
+    for log in ("offsets", "commits"):
+        for number in range(3):
+            (location / log / str(number)).unlink()
+    found = inspect(location, "--all --json").json
+    assert found["looked-at"] == [4]
+    names = [orphan["file"] for orphan in found["orphans"]]
+    assert "state/0/1/4.zip" in names
+    assert "state/0/1/5.zip" not in names
+    for name in names:
+        (location / name).unlink()
+    again = inspect(location, "--all --deep --json")
+    assert (again.status, again.json["sound"], again.json["orphans"]) == (ExitStatus.FINE, [4], [])
+
+
+def test_files_of_a_batch_that_has_begun_are_no_orphans(
+    inspect: Callable[..., Result], tmp_path: Path
+) -> None:
+    location = unpack_location("rocksdb-zip", tmp_path)
+    (location / "commits/4").unlink()
+    found = inspect(location, "--all --json").json
+    assert (found["open-batch"], found["orphans"]) == (4, [])
