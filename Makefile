@@ -96,8 +96,8 @@ SEED ?= 1
 RUNS ?= 100
 BACKENDS ?= blob,blob
 LEVEL ?= plain
-chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|malice|spark|guard|all REPLAY=seed)
-	@PYTHONPATH=tests $(VENV)/python -m chaos --seed $(SEED) --runs $(RUNS) --backends $(BACKENDS) --level $(LEVEL) \
+chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|malice|spark|guard|changes|all REPLAY=seed)
+	@PYTHONPATH=tests:tests/unit $(VENV)/python -m chaos --seed $(SEED) --runs $(RUNS) --backends $(BACKENDS) --level $(LEVEL) \
 		$(if $(REPLAY),--replay $(REPLAY)) $(ARGS)
 
 docs: setup  ## Check links, code and commands of the documents, and build the site in .site

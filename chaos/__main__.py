@@ -57,8 +57,20 @@ def _guard() -> Level:
     return Level(level.run_schedule, level.points)
 
 
+def _changes() -> Level:
+    from chaos.changes import level  # noqa: PLC0415  # loads PySpark
+
+    return Level(level.run_schedule, level.points)
+
+
 # In this order: the first two fork, and Spark's session would start threads before.
-LEVELS: Final = {"plain": _plain, "malice": _malice, "spark": _spark, "guard": _guard}
+LEVELS: Final = {
+    "plain": _plain,
+    "malice": _malice,
+    "spark": _spark,
+    "guard": _guard,
+    "changes": _changes,
+}
 
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made there has a name of its own

@@ -11,7 +11,7 @@ class Outcome:
 
     seed: int
     level: str
-    """``plain``, ``malice``, ``spark`` or ``guard``."""
+    """``plain``, ``malice``, ``spark``, ``guard`` or ``changes``."""
     backends: Sequence[str]
     """Places that state was backed up to, as the command line names them."""
     faults: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
@@ -20,7 +20,7 @@ class Outcome:
     points: frozenset[str] = frozenset()
     """Fault points that were reached at all."""
     verdicts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of the malice level: what starts came to, and how often; of the guard level, what copies came to."""
+    """Of the malice level: what starts came to, and how often; of the other levels, what copies or commands came to."""
     kills: int = 0
     """Processes that died or were stopped."""
     invariants: frozenset[int] = frozenset()
