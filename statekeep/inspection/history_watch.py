@@ -7,7 +7,8 @@ from statekeep.checkpoint.event_log import KEPT_SESSIONS, EventReader
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.clock import Clock
 from statekeep.config.model import Config
-from statekeep.inspection.history import HistoryFold, JobHistory
+from statekeep.inspection.history import JobHistory
+from statekeep.inspection.history_fold import HistoryFold
 from statekeep.inspection.job import name_of_job, open_log_storage, read_log
 
 

@@ -9,7 +9,8 @@ from benchmarks.report_page import made_events
 from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, EpochRecord, JobIdentity, PinRecord, Record
-from statekeep.inspection.history import HistoryFold, JobHistory
+from statekeep.inspection.history import JobHistory
+from statekeep.inspection.history_fold import HistoryFold
 
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;]]>"
 

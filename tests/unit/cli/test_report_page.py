@@ -19,7 +19,7 @@ from statekeep.cli.page.bins import MOST_BINS, Axis, binned
 from statekeep.cli.page.markup import Markup, joined, tag
 from statekeep.cli.page.page import page
 from statekeep.cli.page.units import ago, duration, number, size
-from statekeep.inspection.history import HistoryFold
+from statekeep.inspection.history_fold import HistoryFold
 
 LOG = f"--task '{TASK}'"
 

@@ -20,7 +20,8 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AbortRecord
 from statekeep.cli.page.page import page
 from statekeep.cli.top import bars, view
-from statekeep.inspection.history import HistoryFold, JobHistory
+from statekeep.inspection.history import JobHistory
+from statekeep.inspection.history_fold import HistoryFold
 
 LOG = f"--task '{TASK}'"
 

@@ -29,7 +29,8 @@ from statekeep.checkpoint.records import (
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.inspection.findings import findings_of
-from statekeep.inspection.history import ABORTED, COMMITTED, OPEN, HistoryFold, JobHistory
+from statekeep.inspection.history import ABORTED, COMMITTED, OPEN, JobHistory
+from statekeep.inspection.history_fold import HistoryFold
 
 NOW_MS = 1_800_000_000_000
 KINDS = [*HistoryFold()._events, "of a newer release"]
