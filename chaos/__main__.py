@@ -50,6 +50,13 @@ def _spark() -> Level:
     return Level(level.run_schedule, level.points)
 
 
+def _reshape() -> Level:
+    from chaos.spark import level  # noqa: PLC0415  # loads Spark
+
+    atexit.register(level.close)
+    return Level(level.run_reshaping, level.reshaping_points)
+
+
 def _guard() -> Level:
     from chaos.guard import level  # noqa: PLC0415  # loads PySpark
 
@@ -68,6 +75,7 @@ LEVELS: Final = {
     "plain": _plain,
     "malice": _malice,
     "spark": _spark,
+    "reshape": _reshape,
     "guard": _guard,
     "changes": _changes,
 }

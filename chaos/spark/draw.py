@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from chaos.backends import draw_late_snapshots
 from chaos.fault_profile import FaultProfile
@@ -80,6 +81,18 @@ RECOVERY_POINTS = (
     "replay.after_step",
     "replay.before_record",
 )
+RESHAPE_POINTS: Sequence[tuple[ProcessKind, str]] = (
+    (ProcessKind.DRIVER, "reshape.before_pin"),
+    (ProcessKind.DRIVER, "reshape.after_pin"),
+    (ProcessKind.WORKER, "reshape.before_split"),
+    (ProcessKind.WORKER, "reshape.before_make"),
+    (ProcessKind.DRIVER, "attempt_record.before"),
+    (ProcessKind.DRIVER, "attempt_record.after"),
+    (ProcessKind.WORKER, "upload.*"),
+    (ProcessKind.DRIVER, "commit_record.before"),
+    (ProcessKind.DRIVER, "commit_record.after"),
+)
+"""Where a start with another number of tasks is struck, which workers upload for."""
 POINTS: Mapping[ProcessKind, Sequence[str]] = {
     ProcessKind.WORKER: _WORKER,
     ProcessKind.CONTAINER: _CONTAINER,
@@ -180,6 +193,31 @@ def draw_schedule(seed: int, more: Sequence[str] = ()) -> Schedule:
 
 
 # What follows has generators of its own: the rest of a seed's schedule stays as it was before.
+
+
+def with_task_counts(schedule: Schedule) -> Schedule:
+    """Let the job of a schedule have another number of tasks at each start, and strike there too.
+
+    The driver dies in its first run, so that there is a second start.
+    """
+    draw = random.Random(f"spark-tasks-{schedule.seed}")  # noqa: S311 - replayable, not secret
+    counts = draw.sample([1, 2, 3, 4, 6], 3)
+    faults = [_stop_driver("way-to-reshape", "batch_record.after", draw.choice([2, 3, 4]))]
+    for run in range(2, 2 + draw.choice([1, 1, 2])):
+        kind, point = draw.choice(RESHAPE_POINTS)
+        action, consequence = draw.choice(
+            _RECOVERY_CHOICES if kind is ProcessKind.DRIVER else _WORKER_CHOICES
+        )
+        fault = ArmedFault(
+            name=f"reshape-{run}",
+            point=point,
+            action=action,
+            nth=draw.choice([1, 1, 2]),
+            kind=kind,
+            seconds=0.5,
+        )
+        faults.append(PlannedFault(fault, consequence, run))
+    return replace(schedule, task_counts=counts, faults=[*schedule.faults, *faults])
 
 
 def _draw_bad_day(seed: int) -> BadDay | None:

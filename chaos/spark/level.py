@@ -12,7 +12,7 @@ from chaos import backends as kinds
 from chaos.outcome import Outcome
 from chaos.servers import NO_SERVER, Server
 from chaos.spark.arming import LOST_ANSWER
-from chaos.spark.draw import draw_schedule, every_point
+from chaos.spark.draw import RESHAPE_POINTS, draw_schedule, every_point, with_task_counts
 from chaos.spark.fault_profile import MANAGER
 from chaos.spark.history import History
 from chaos.spark.ledger import Ledger
@@ -39,6 +39,11 @@ def points(backends: Sequence[str]) -> Sequence[str]:
     return [point for _, point in every_point(kinds.fault_points_of(backends))]
 
 
+def reshaping_points(_: Sequence[str]) -> Sequence[str]:
+    """Return what schedules of another number of tasks aim at besides."""
+    return [point for _, point in RESHAPE_POINTS if point.startswith("reshape")]
+
+
 def run_schedule(
     seed: int,
     backends: Sequence[str],
@@ -55,6 +60,23 @@ def run_schedule(
     """
     schedule = draw_schedule(seed, kinds.fault_points_of(backends))
     return run(schedule, backends, directory, servers)
+
+
+def run_reshaping(
+    seed: int,
+    backends: Sequence[str],
+    directory: Path,
+    servers: Mapping[str, Server] = MappingProxyType({}),
+) -> Outcome:
+    """Run the schedule of a seed with another number of tasks at each start; as `run_schedule`.
+
+    Raises:
+        ValueError: A backend writes over its older commits, so the runtime refuses another number.
+    """
+    if any(kinds.KINDS[kind].form == "kafka" for kind in backends):
+        raise ValueError(f"a job in Kafka keeps its number of tasks: backends={','.join(backends)}")
+    schedule = with_task_counts(draw_schedule(seed, kinds.fault_points_of(backends)))
+    return replace(run(schedule, backends, directory, servers), level="reshape")
 
 
 def run(
@@ -89,7 +111,9 @@ def _run(schedule: Schedule, backup: Sequence[kinds.Place], places: Places) -> O
     damaged: set[str] = set()
 
     def verifier(zombies: frozenset[int] = frozenset()) -> Verifier:
-        return Verifier(places, backup, settings, schedule, zombies, damaged=damaged)
+        count = schedule.task_count(supervisor.history.runs)
+        judged = replace(schedule, partitions=count)
+        return Verifier(places, backup, settings, judged, zombies, damaged=damaged)
 
     supervisor = Supervisor(
         Setting(
@@ -99,7 +123,7 @@ def _run(schedule: Schedule, backup: Sequence[kinds.Place], places: Places) -> O
             watch=watch,
             pool=_pool,
             log_scope=backup[0].directory / JOB if backup[0].is_local else None,
-            at_rest=verifier().at_rest,
+            at_rest=lambda: verifier().at_rest(),
             add_input=add_input,
             servers=list({place.server for place in backup} - {NO_SERVER}),
             blob_places=[place for place in backup if place.kind == "blob"],
@@ -171,7 +195,6 @@ def settings_of(
     settings = {
         "job.name": JOB,
         "job.logged.store.base.dir": str(places.local),
-        "task.count": str(schedule.partitions),
         "stores.backup.factories": ",".join(place.name for place in backup),
         **schedule.settings,
     }

@@ -134,6 +134,8 @@ class LogStory:
         """A batch that runs again has the same boundaries, input, output and changes (07, 11)."""
         if before["offsets"] != now["offsets"]:
             self.failures.append(f"07: batch {now['batch']} at {position} has other boundaries")
+        if before.get("tasks", {}).keys() != now.get("tasks", {}).keys():
+            return  # of another number of tasks: the output of both is compared by the sink
         for task in before.get("tasks", {}):
             for name in ("rows-in", "input-digest", "output-digest", "changes-digest"):
                 was, is_now = (r["tasks"][task].get(name) for r in (before, now))

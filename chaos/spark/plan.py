@@ -131,3 +131,11 @@ class Schedule:
     """What a last start tries to change."""
     modes: Sequence[str] = ("None",)
     """The time modes of the operators, in their order."""
+    task_counts: Sequence[int] = ()
+    """``task.count`` of each run, from the first one again beyond the last; none: `partitions`, always."""
+
+    def task_count(self, run: int) -> int:
+        """Return how many tasks an operator has after a run, counted from 1, that went well."""
+        if not self.task_counts:
+            return self.partitions
+        return self.task_counts[(run - 1) % len(self.task_counts)]

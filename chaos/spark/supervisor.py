@@ -200,7 +200,7 @@ class Supervisor:
             rows=schedule.rows,
             batches=schedule.batches + self._more_batches,
             modes=schedule.modes,
-            settings=dict(self._settings),
+            settings={**self._settings, "task.count": str(schedule.task_count(number))},
             drift=drift,
         )
         deadline = time.monotonic() + _RUN_S

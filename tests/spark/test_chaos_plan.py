@@ -2,7 +2,13 @@
 
 from chaos.backends import fault_points_of
 from chaos.fault_profile import FaultProfile
-from chaos.spark.draw import POINTS, RECOVERY_POINTS, draw_schedule
+from chaos.spark.draw import (
+    POINTS,
+    RECOVERY_POINTS,
+    RESHAPE_POINTS,
+    draw_schedule,
+    with_task_counts,
+)
 from chaos.spark.plan import Consequence, Drift, Loss
 from statekeep.fault_points import (
     FAULT_POINTS,
@@ -111,3 +117,17 @@ def test_what_strikes_a_move_of_tasks_finds_one() -> None:
         assert schedule.settings["task.commit.ms"] == "1"
         assert schedule.batches >= 8
         assert Consequence.EXECUTOR in {planned.consequence for planned in schedule.faults}
+
+
+def test_a_job_with_other_numbers_of_tasks_is_struck_where_it_gets_them() -> None:
+    schedules = [with_task_counts(draw_schedule(seed)) for seed in range(60)]
+    for schedule in schedules:
+        counts = [schedule.task_count(run) for run in range(1, 5)]
+        assert all(before != now for before, now in zip(counts, counts[1:], strict=False))
+        assert any(p.from_run == 1 and p.ends_driver for p in schedule.faults)
+    struck = {planned.fault.point for schedule in schedules for planned in schedule.faults}
+    assert {point for _, point in RESHAPE_POINTS} <= struck
+    assert {point for _, point in RESHAPE_POINTS if point.startswith("reshape")} <= {
+        *SPARK_FAULT_POINTS
+    }
+    assert draw_schedule(17).task_count(1) == draw_schedule(17).task_count(2)
