@@ -1,5 +1,7 @@
 """What the crash harness draws from a seed."""
 
+import itertools
+
 from chaos.backends import fault_points_of
 from chaos.fault_profile import FaultProfile
 from chaos.spark.draw import (
@@ -123,7 +125,7 @@ def test_a_job_with_other_numbers_of_tasks_is_struck_where_it_gets_them() -> Non
     schedules = [with_task_counts(draw_schedule(seed)) for seed in range(60)]
     for schedule in schedules:
         counts = [schedule.task_count(run) for run in range(1, 5)]
-        assert all(before != now for before, now in zip(counts, counts[1:], strict=False))
+        assert all(before != now for before, now in itertools.pairwise(counts))
         assert any(p.from_run == 1 and p.ends_driver for p in schedule.faults)
     struck = {planned.fault.point for schedule in schedules for planned in schedule.faults}
     assert {point for _, point in RESHAPE_POINTS} <= struck
