@@ -1,4 +1,4 @@
-"""A function of ``applyInPandasWithState``, in a module that executors can import."""
+"""Functions of ``applyInPandasWithState``, in a module that executors can import."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +30,13 @@ def obey(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterato
     yield _row(name, "rows", seen)
     seen.append(str(state))
     yield _row(name, "after", seen[-1:])
+
+
+def count(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Count the rows of a key."""
+    (before,) = state.getOption or (0,)
+    state.update((before + sum(map(len, frames)),))
+    yield pd.DataFrame({"key": [key[0]], "n": [state.get[0]]})
 
 
 def _do(order: str, state: GroupState) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import group_functions
 from conftest import conf
 from processors import OUTPUT, Count
 from pyspark.sql import DataFrame, SparkSession
@@ -51,6 +52,12 @@ def transform(left: DataFrame, _: DataFrame) -> DataFrame:
     )
 
 
+def group_state(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.groupBy("key").applyInPandasWithState(
+        group_functions.count, "key string, n long", "n long", "update", "NoTimeout"
+    )
+
+
 @dataclass(frozen=True)
 class Form:
     """How a query keeps its state, and what it does."""
@@ -65,6 +72,7 @@ FORMS = {
     "rocksdb": Form(ROCKSDB, count, "update"),
     "rocksdb changelog, two operators": Form(ROCKSDB | CHANGELOG, distinct_then_count, "update"),
     "join in format 2": Form(ROCKSDB | CHANGELOG | FORMAT_2, join, "append"),
+    "applyInPandasWithState": Form(HDFS, group_state, "update"),
     "transformWithState": Form(ROCKSDB | CHANGELOG, transform, "update"),
 }
 

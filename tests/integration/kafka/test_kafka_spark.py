@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_processors import OUTPUT, Count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from servers.kafka import KafkaBroker, spark_source_jars
 from typer.testing import CliRunner
 
@@ -195,6 +196,48 @@ def test_output_goes_to_a_topic(stream: KafkaStream) -> None:
     found = written.option("kafka.bootstrap.servers", stream.servers).load()
     rows_found = found.selectExpr("cast(key as string) key", "cast(value as string) value")
     assert {row.key: int(row.value) for row in rows_found.collect()} == dict(stream.produced)
+
+
+def test_a_query_on_sparks_own_state_goes_on_from_a_copy_with_its_offsets(
+    stream: KafkaStream,
+) -> None:
+    """The guard's copy has what the source needs: nothing is read twice, and nothing is left out."""
+    copies = (stream.root / "copies").as_uri()
+
+    def run(location: Path) -> None:
+        rows = (
+            stream.spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", stream.servers)
+            .option("subscribe", ",".join(stream.topics))
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", PER_BATCH)
+            .load()
+            .selectExpr("cast(key as string) key")
+        )
+        counts = rows.groupBy("key").agg(F.count("*").alias("n"))
+        writer = counts.writeStream.outputMode("update").foreachBatch(stream._take)
+        writer = writer.option("checkpointLocation", str(location))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def guard(line: str) -> None:
+        assert CliRunner().invoke(app, f"guard {line}", catch_exceptions=False).exit_code == 0
+
+    stream.produce(150)
+    run(stream.location)
+    guard(f"run {stream.location} --once --to {copies}")
+    copied = max(stream.deliveries)
+    stream.produce(90)
+    run(stream.location)
+    shutil.rmtree(stream.location)
+    restored = stream.root / "restored"
+    guard(f"restore {stream.location} --from {copies} --to {restored}")
+    expected, stream.received = dict(stream.received), {}
+    stream.deliveries.clear()
+    run(restored)
+    assert min(stream.deliveries) == copied + 1
+    assert expected == dict(stream.produced)
+    assert stream.received == {key: expected[key] for key in stream.received}
+    assert len(stream.received) == 17
 
 
 def test_a_commit_has_the_last_offset_of_every_partition_once(stream: KafkaStream) -> None:
