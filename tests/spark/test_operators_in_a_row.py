@@ -98,6 +98,22 @@ def test_rows_of_each_batch_are_as_on_spark(make: Make, build: Build) -> None:
         assert {what[:2] for rows in ours.batches.values() for *_, what in rows} >= {"at"}
 
 
+def test_no_watermark_reaches_an_operator_behind_one_in_processing_time(make: Make) -> None:
+    """So its timers never fire and nothing is late in it, as on Spark."""
+    build = Build(("ProcessingTime", "EventTime"))
+    files = [[row for row in rows if row[0] != "late"] for rows in BATCHES]
+    ours, on_spark = (make(build, is_ours=is_ours) for is_ours in (True, False))
+    for stream in (ours, on_spark):
+        for rows in files:
+            stream.add(rows)
+            # By processing time Spark never ends a query with availableNow.
+            stream.start(once=True).awaitTermination()
+    assert list(ours.batches.values()) == list(on_spark.batches.values())
+    said = [what for rows in ours.batches.values() for *_, what in rows]
+    assert len(said) == 7
+    assert all(what.endswith(" rows") for what in said)
+
+
 def lose(stream: EventFiles, tasks: Sequence[int]) -> None:
     """Remove what the local disk has of some tasks; one without keys has nothing."""
     found = {

@@ -80,7 +80,7 @@ from statekeep.spark.driver.ticks import TickRule, Ticks, has_ticks
 from statekeep.spark.operator.clock import TimeMode
 from statekeep.spark.placement import expected_executors, router_of, wait_for_executors
 from statekeep.spark.query_defaults import page_command
-from statekeep.spark.stage import Stage
+from statekeep.spark.stage import Stage, operators_with_watermark
 from statekeep.spark.tasks import operator_tasks
 from statekeep.spark.variable_stores import (
     backends_in_use,
@@ -348,8 +348,14 @@ class StatefulJob:
         if self._ticks is not None:
             self._tick_rules = [
                 TickRule(stage.operator.time_mode, tasks, self._clock, self._watermark_ms)
-                for stage, tasks in zip(self._stages, self._jobs.tasks, strict=True)
-                if stage.operator.time_mode is not TimeMode.NONE
+                for stage, tasks, has_watermark in zip(
+                    self._stages,
+                    self._jobs.tasks,
+                    operators_with_watermark(self._stages),
+                    strict=True,
+                )
+                if stage.operator.time_mode is TimeMode.PROCESSING
+                or (stage.operator.time_mode is TimeMode.EVENT and has_watermark)
             ]
         self._batches = BatchLoop(
             frame=self._frame,

@@ -42,7 +42,7 @@ from statekeep.spark.operator.combiner import ROWS_COLUMN
 from statekeep.spark.operator.declarations import check_declarations, check_order
 from statekeep.spark.operator.registry import variables_in
 from statekeep.spark.placement import Placement, fixed_partitioning
-from statekeep.spark.stage import Stage, transformed
+from statekeep.spark.stage import Stage, operators_with_watermark, transformed
 from statekeep.spark.tasks import operator_tasks, task_name
 from statekeep.spark.variable_stores import check_variables
 from statekeep.spark.worker import task_functions
@@ -189,6 +189,7 @@ class TaskJobs:
         """For jobs in which the operator does not matter."""
         self._specs = specs
         self._stages = stages
+        self._has_watermark = operators_with_watermark(stages)
         self.tasks = [
             operator_tasks(number, len(stages), self.placement.tasks)
             for number in range(len(stages))
@@ -233,7 +234,8 @@ class TaskJobs:
             self._stages[number].initial,
         )
         inline_bytes = _INLINE_BYTES // len(slots) if self._is_inline[number] else 0
-        plan = replace(plan, epoch=self.epoch, inline_bytes=inline_bytes)
+        clock = plan.clock if self._has_watermark[number] else plan.clock.without_watermark()
+        plan = replace(plan, epoch=self.epoch, inline_bytes=inline_bytes, clock=clock)
         schema = spec.operator.row_schema
         first: Column | None = None
         if plan.has_initial_state and initial is not None:

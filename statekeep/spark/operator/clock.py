@@ -1,6 +1,6 @@
 """The time of a batch, and times as parts of stored keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -47,6 +47,10 @@ class BatchClock:
     def now_ms(self, mode: TimeMode) -> int:
         """Return the time up to which timers of a mode fire."""
         return self.watermark_ms if mode is TimeMode.EVENT else self.processing_time_ms
+
+    def without_watermark(self) -> "BatchClock":
+        """Return the same time for an operator that no watermark reaches: it has 0, as in Spark."""
+        return replace(self, watermark_ms=0, late_watermark_ms=0)
 
 
 def encode_time(time_ms: int) -> bytes:

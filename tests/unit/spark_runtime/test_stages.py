@@ -30,7 +30,9 @@ from statekeep.spark.driver.task_jobs import Answer
 from statekeep.spark.driver.ticks import TickRule
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.due import NextTimes
+from statekeep.spark.operator.group_state import GroupStateProcessor
 from statekeep.spark.placement import ROUTER, operators_of, router_of
+from statekeep.spark.stage import operators_with_watermark
 from statekeep.spark.tasks import operator_name, operator_tasks, task_name
 from statekeep.spark.worker.job_spec import BatchPlan, Receipt
 from statekeep.spark.worker.task_functions import MISSING_OUTPUT
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from statekeep.checkpoint.log_session import LogSession
     from statekeep.spark.driver.job_commits import JobCommits
     from statekeep.spark.driver.task_jobs import TaskJobs
+    from statekeep.spark.stage import Stage
 
 STAGES = [range(2), range(2, 4), range(4, 6)]
 
@@ -53,6 +56,23 @@ def test_a_router_says_how_many_operators_there_are() -> None:
     assert router_of(1) == ROUTER
     assert [operators_of(router_of(count)) for count in (1, 2, 12)] == [1, 2, 12]
     assert [operators_of(name) for name in ("", "hash-1", f"{ROUTER}-by-operator-x")] == [None] * 3
+
+
+def test_a_watermark_goes_as_far_as_operators_pass_it_on() -> None:
+    none, processing, event = TimeMode
+    by_function = object.__new__(GroupStateProcessor)
+
+    def reached(*operators: tuple[TimeMode, object]) -> list[bool]:
+        stages = [
+            SimpleNamespace(operator=SimpleNamespace(time_mode=mode, processor=processor))
+            for mode, processor in operators
+        ]
+        return operators_with_watermark(cast("list[Stage]", stages))
+
+    assert reached((none, None), (event, None), (processing, None)) == [True, True, True]
+    assert reached((processing, None), (event, None), (none, None)) == [True, False, False]
+    assert reached((event, by_function), (event, None)) == [True, False]
+    assert BatchClock(7, 5, 4).without_watermark() == BatchClock(7, 0, 0)
 
 
 class StageJobs:
