@@ -3,6 +3,7 @@
 import logging
 import shutil
 import tempfile
+import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ _REFUSED_OPTIONS: Mapping[str, str] = {
 _OUTPUT_MODES: Final = ("append", "update")
 _WITHOUT_LOCATION: Final = ("console", "memory", "noop")
 """Formats for which Spark makes a temporary checkpoint location, as for ``foreachBatch``."""
+_LOCATIONS: Final = "spark.sql.streaming.checkpointLocation"
 _READ_HERE: Final = ("checkpointLocation", "numRows", "path", "truncate")
 """Options that no class of Spark's looks up: as in Spark, they may be given in any case."""
 _WITHOUT_BATCHES: Final = ("continuous", "realTime")
@@ -277,7 +279,7 @@ class StatefulStreamWriter:
 
     def _start(self, sink: BatchSink) -> StatefulStreamingQuery:
         narration.show()
-        given = self._checkpoint_location()
+        given = self._checkpoint_location() or self._unnamed_location()
         temporary = None if given else self._temporary_directory()
         location = CheckpointLocation(self._spark, given or f"{temporary}/checkpoint")
         config = self._complete(location, temporary)
@@ -331,10 +333,15 @@ class StatefulStreamWriter:
     def _checkpoint_location(self) -> str | None:
         """Return where the query's checkpoints are, None if it was not given."""
         given = self._options.get("checkpointLocation")
-        root = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        root = self._spark.conf.get(_LOCATIONS, None)
         if not given and root and self._query_name:
             return f"{root.rstrip('/')}/{self._query_name}"
         return given
+
+    def _unnamed_location(self) -> str | None:
+        """Return a new location where the session says where they are, as Spark does: it stays."""
+        root = self._spark.conf.get(_LOCATIONS, None)
+        return f"{root.rstrip('/')}/{uuid.uuid4()}" if root else None
 
     def _temporary_directory(self) -> Path:
         """Make the directory of a query that leaves nothing behind, where Spark makes one.

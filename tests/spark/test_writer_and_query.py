@@ -1,7 +1,10 @@
 """Writer, query, manager and listeners: what a program for native Spark does with them."""
 
+import gc
 import queue
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ import statekeep as sk
 from statekeep.errors import ConfigError
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+LOCATIONS = "spark.sql.streaming.checkpointLocation"
 
 
 class Heard(StreamingQueryListener):
@@ -93,6 +98,39 @@ def test_options_have_any_case_and_the_last_sink_counts(stream: Stream) -> None:
     writer.format("noop").start().awaitTermination()
     assert (stream.location / "commits" / "1").exists()
     assert len(stream.delivered) == 1
+
+
+def test_a_location_is_that_of_the_session_or_made_for_the_query(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the session's by the name of the query, or by a new one; a temporary one without both."""
+    stream.add_batches(1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+
+    def started(name: str = "") -> None:
+        writer = stream.stateful().writeStream.foreachBatch(stream.sink)
+        if name:
+            writer = writer.queryName(name)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    started()
+    (made,) = (tmp_path / "temporary").glob("statekeep-temporary-*")
+    assert (made / "checkpoint" / "commits" / "0").exists()
+    root = tmp_path / "locations"
+    stream.spark.conf.set(LOCATIONS, str(root))
+    try:
+        started("by_name")
+        gc.collect()
+        assert not made.exists(), "it goes once the next query has taken its place"
+        started()
+    finally:
+        stream.spark.conf.unset(LOCATIONS)
+    found = sorted(path.name for path in root.iterdir() if not path.name.endswith("-statekeep"))
+    assert len(found) == 2
+    assert "by_name" in found
+    assert all((root / name / "commits" / "0").exists() for name in found)
+    assert [batch for batch, _ in stream.delivered] == [0, 0, 0]
 
 
 def test_what_the_writer_cannot_do_is_refused_at_once(stream: Stream) -> None:
