@@ -445,7 +445,7 @@ def _event_time_column(schema: StructType) -> str | None:
     found = [field.name for field in schema.fields if _WATERMARK in field.metadata]
     if len(found) > 1:
         raise ConfigError(
-            f"several columns have a watermark: columns={','.join(found)}",
+            f"[MULTIPLE_EVENT_TIME_COLUMNS] several columns have a watermark: columns={','.join(found)}",
             hint="drop all but one before groupBy",
         )
     return found[0] if found else None

@@ -10,6 +10,7 @@ from conftest import lose_directory
 from event_files import PLAIN_SETTINGS, EventFiles, Group
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.streaming import StatefulProcessor
 from typing_extensions import override
 
@@ -124,9 +125,15 @@ def test_batches_run_again_after_a_loss_by_the_same_watermarks(
     assert [n for rows in stream.batches.values() for *_, n in rows] == [1, 1, 2, 1, 3, 4]
 
 
+def of_two_times(rows: DataFrame, group: Group) -> Any:
+    both = rows.withWatermark("t", "3 seconds").withColumn("also", F.col("t"))
+    return group(both.groupBy("key")).transformWithState(Shifted(), OUTPUT, "Append", "None")
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
+        (of_two_times, r"MULTIPLE_EVENT_TIME_COLUMNS.* columns=t,also"),
         (built(watermark=None), "CANNOT_ASSIGN_EVENT_TIME_COLUMN_WITHOUT_WATERMARK"),
         (built(column="nope"), "eventTimeColumnName=nope columns=key,at,n"),
         (built(column="n"), "EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE"),

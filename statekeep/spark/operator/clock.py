@@ -32,7 +32,10 @@ class TimeMode(Enum):
             if mode.value.lower() == name.lower():
                 return mode
         known = ", ".join(mode.value for mode in cls)
-        raise ConfigError(f"unknown time mode: timeMode={name!r}", hint=f"use one of {known}")
+        raise ConfigError(
+            f"[STATEFUL_PROCESSOR_UNKNOWN_TIME_MODE] unknown time mode: timeMode={name!r}",
+            hint=f"use one of {known}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,10 @@ class LocalHandle(StatefulProcessorHandle):
     def _codec(self, name: str, schema: StructType | str) -> ValueCodec:
         self._require_init(name)
         if name in self._declared:
-            raise StateSchemaError(f"state variable is declared twice in init(): variable={name}")
+            raise StateSchemaError(
+                "[STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED] state variable is declared twice in"
+                f" init(): variable={name}"
+            )
         codec = _codec(name, schema)
         _require_nullable(name, codec.schema)
         return codec
@@ -343,7 +346,8 @@ class LocalHandle(StatefulProcessorHandle):
     def _require_init(self, name: str) -> None:
         if self._is_sealed:
             raise ConfigError(
-                f"state variables are declared and deleted in init() only: variable={name}"
+                "[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] state variables are"
+                f" declared and deleted in init() only: variable={name}"
             )
 
 

@@ -145,7 +145,8 @@ class VariableRegistry:
         if known is None:
             return self._add(name, kind, schema, map_key_schema, expires=expires)
         if known.kind != kind:
-            raise _changed(f"state variable {name}", "kind", known.kind, kind)
+            label = "[STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE] kind"
+            raise _changed(f"state variable {name}", label, known.kind, kind)
         if known.expires != expires:
             stored, declared = ("set" if is_set else "none" for is_set in (known.expires, expires))
             raise _changed(f"state variable {name}", "ttlDurationMs", stored, declared)

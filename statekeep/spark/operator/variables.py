@@ -345,7 +345,9 @@ class LocalListState(_Slots, ListState):
                 f"variable={self._name} found={type(values).__name__}"
             )
         if not values:
-            error = StateSchemaError(f"list state cannot hold no values: variable={self._name}")
+            error = StateSchemaError(
+                f"[ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE] list state cannot hold no values: variable={self._name}"
+            )
             error.add_note("hint: clear() makes a list empty")
             raise error
         try:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_kit import ByFunction, record_batch, run
+from operator_kit import ByFunction, memory_store, record_batch, run
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import (
     ListState,
@@ -213,10 +213,31 @@ def test_a_value_that_spark_stores_as_null_or_dies_of_is_an_error_that_names_it(
         run(processor, [("a", 1)])
 
 
+@pytest.mark.parametrize(
+    ("kinds", "name"),
+    [
+        (["value", "list"], "STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED"),
+        (["list"], "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE"),
+    ],
+    ids=["twice", "another kind"],
+)
+def test_a_wrong_declaration_has_the_class_of_sparks_error(kinds: list[str], name: str) -> None:
+    def keep(variable: Any, key: Any, rows: Iterator[Any]) -> Iterator[Any]:
+        variable.update((1,))
+        return iter(())
+
+    store = memory_store()
+    run(ByFunction(lambda handle: declare("value", handle), keep), [("a", 1)], store=store)
+    wrong = ByFunction(lambda handle: [declare(kind, handle) for kind in kinds])
+    with pytest.raises(StateSchemaError, match=rf"^\[{name}\] .*variable"):
+        run(wrong, [("a", 1)], store=store)
+
+
 @pytest.mark.parametrize("method", ["put", "appendList"])
 def test_an_empty_list_is_an_error_that_says_how_to_clear_one(method: str) -> None:
     processor = use_of("list", lambda handle, variable: getattr(variable, method)([]))
-    with pytest.raises(StateSchemaError, match=r"variable=v; hint: clear\(\) makes a list empty"):
+    words = r"^\[ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE\] .* variable=v; hint: clear\(\) makes"
+    with pytest.raises(StateSchemaError, match=words):
         run(processor, [("a", 1)])
 
 
@@ -234,5 +255,8 @@ def test_an_empty_list_is_an_error_that_says_how_to_clear_one(method: str) -> No
     ids=["registerTimer", "deleteTimer", "listTimers", "deleteIfExists", "value", "list", "map"],
 )
 def test_a_call_that_spark_dies_of_is_an_error_of_ours(use: Any) -> None:
-    with pytest.raises(ConfigError):
+    words = (
+        r"^\[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_(TIME_MODE|HANDLE_STATE)\]"
+    )
+    with pytest.raises(ConfigError, match=words):
         run(use_of("value", lambda handle, variable: use(handle)), [("a", 1)])
