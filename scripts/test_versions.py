@@ -1,7 +1,7 @@
 """Run the tests that matter on each version of Python and PySpark that is supported.
 
-``make test-versions`` makes a virtual environment for each pair in ``.venv/versions``, with the pinned
-packages of ``requirements/development.txt`` but for PySpark, and runs the tests that matter there. A
+``make test-versions`` makes a virtual environment for each pair in ``.venv/versions``, with the packages
+of development but for PySpark, and runs the tests that matter there. A
 Python is looked for on the path and among those of pyenv; a pair without one is reported as not run.
 Exit status 1 if a pair has failed or was not run. What passed, and when, is in ``docs/reference/versions.md``.
 """
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,6 @@ PAIRS: Final = (("3.12", "4.0"), ("3.11", "4.1"), ("3.12", "4.2"), ("3.13", "4.3
 LEAKS: Final = ("-W", "ignore::ResourceWarning")
 """PySpark before 4.2 leaves its sockets to the garbage collector, which warns of each."""
 EXTRAS: Final = "spark,s3,azure,gcs,kafka,hdfs,testing"
-PACKAGES: Final = ("cryptography", "paramiko", "pytest-timeout", "xxhash")
 SPARK_TESTS: Final = (
     "arrow_queries",
     "bad_input",
@@ -54,7 +54,6 @@ SINCE: Final = {
     "initial_state": "4.1",
     "keys_like_spark": "4.1",
     "operators_in_a_row": "4.1",
-    "timers": "4.1",
 }
 """These compare with what older releases lack: the operator on rows, and from 4.2 on its tester."""
 
@@ -84,10 +83,16 @@ def environment_of(python: str, spark: str) -> Path:
         _check([python_of(python), "-m", "venv", "--clear", str(place)])
         pins.write_text(re.sub(r"^pyspark==.*\n", "", PINS.read_text(), flags=re.MULTILINE))
         install = [str(made), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-        wanted = ["-e", f".[{EXTRAS}]", f"pyspark=={spark}.*", *PACKAGES]
+        wanted = ["-e", f".[{EXTRAS}]", f"pyspark=={spark}.*", *_packages_of_development()]
         _check([*install, "-c", str(pins), *wanted])
         stamp.write_text(PINS.read_text())
     return made
+
+
+def _packages_of_development() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages: list[str] = project["dependency-groups"]["dev"]
+    return packages
 
 
 def tests_of(spark: str) -> tuple[Sequence[str], ...]:

@@ -13,7 +13,7 @@ import pytest
 from conftest import events_of, lose_directory
 from processors import Alarms, AlarmsOnFrames, ForgetfulAlarms
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from typing_extensions import override
 
@@ -124,6 +124,13 @@ def make(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Timed]]:
         query.stop()
 
 
+needs_rows_on_spark = pytest.mark.skipif(
+    not hasattr(GroupedData, "transformWithState"),
+    reason="PySpark 4.0 has the operator on frames alone",
+)
+
+
+@needs_rows_on_spark
 def test_event_time_is_as_on_spark(make: Callable[..., Timed]) -> None:
     """Rows, late rows, timers, and a batch without rows once the watermark has moved."""
     batches = (
@@ -143,6 +150,23 @@ def test_event_time_is_as_on_spark(make: Callable[..., Timed]) -> None:
     assert sum(what == "fired" for _, what, _ in on_spark.rows()) == 8
 
 
+@pytest.mark.parametrize("time_mode", ["EventTime", "ProcessingTime"])
+def test_timers_of_frames_are_as_on_spark(make: Callable[..., Timed], time_mode: str) -> None:
+    """On each release of Spark: also those in the past, and those that timers register."""
+    batches = ([("a", 10, 10), ("a", 10, 12), ("b", 10, 60)], [("b", 40, 20)], [("c", 70, 300)])
+    watermark = "3 seconds" if time_mode == "EventTime" else None
+    streams = [
+        make(time_mode, AlarmsOnFrames(), is_ours, is_pandas=True, watermark=watermark)
+        for is_ours in (True, False)
+    ]
+    for stream in streams:
+        for rows in batches:
+            stream.run(rows, once=True)
+    assert streams[0].batches == streams[1].batches
+    assert any(what == "fired" for _, what, _ in streams[0].rows())
+
+
+@needs_rows_on_spark
 def test_processing_time_is_as_on_spark(make: Callable[..., Timed]) -> None:
     """Also of timers that are registered in the past, or while timers fire: Spark 4.3's way.
 
@@ -297,7 +321,7 @@ def test_another_time_mode_of_a_query_is_refused(make: Callable[..., Timed]) -> 
 
 @pytest.mark.parametrize(
     ("time_mode", "words"),
-    [("EventTime", "need a watermark"), ("SometimesTime", "unknown time mode")],
+    [("EventTime", "need a watermark"), ("SometimesTime", "STATEFUL_PROCESSOR_UNKNOWN_TIME_MODE")],
 )
 def test_a_time_mode_that_cannot_work_is_refused(
     make: Callable[..., Timed], time_mode: str, words: str
