@@ -1,13 +1,17 @@
 """Bad input on Spark: a clear error that names what is wrong, before anything is lost."""
 
 import shutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 from conftest import Stream
-from processors import Count, Overflowing
+from processors import OUTPUT, Count, Overflowing
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.streaming import StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import TimerValues
 from typing_extensions import override
 
 import statekeep as sk
@@ -48,11 +52,38 @@ def test_the_checkpoint_location_of_another_query_is_refused(stream: Stream) -> 
         stream.run()
 
 
-def test_a_stateful_operator_upstream_is_refused(stream: Stream) -> None:
+UPSTREAM: Mapping[str, Callable[[DataFrame], DataFrame]] = {
+    "an aggregation": lambda rows: rows.groupBy(F.window("t", "1 minute"), "key").count(),
+    "dropDuplicates": lambda rows: rows.dropDuplicates(["key"]),
+    "dropDuplicatesWithinWatermark": lambda rows: rows.dropDuplicatesWithinWatermark(["key"]),
+    "limit": lambda rows: rows.limit(3),
+    "a stream-stream join": lambda rows: rows.join(
+        rows.selectExpr("key", "t as other"), "key"
+    ).where("other between t - interval 1 minute and t"),
+    "transformWithState": lambda rows: rows.groupBy("key").transformWithState(
+        Count(), OUTPUT, "Append", "None"
+    ),
+    "applyInPandasWithState": lambda rows: rows.groupBy("key").applyInPandasWithState(
+        lambda key, frames, state: frames,
+        "key string, v long, t timestamp",
+        "n long",
+        "Append",
+        "NoTimeout",
+    ),
+}
+"""Spark's own stateful operators, by what the error calls them."""
+
+
+@pytest.mark.parametrize("name", UPSTREAM)
+def test_a_stateful_operator_upstream_is_refused(stream: Stream, name: str) -> None:
     stream.add_batches(1)
-    counted = stream.frame().groupBy("key").count()
-    with pytest.raises(ConfigError, match="an aggregation"):
-        sk.grouped(counted.groupBy("key"))
+    rows = (
+        stream.frame()
+        .selectExpr("key", "v", "timestamp_seconds(v) t")
+        .withWatermark("t", "1 minute")
+    )
+    with pytest.raises(ConfigError, match=f"is upstream: operator={name};"):
+        sk.grouped(UPSTREAM[name](rows).groupBy("key"))
 
 
 def test_a_processor_that_cannot_be_sent_is_refused(stream: Stream) -> None:
@@ -122,15 +153,77 @@ def test_a_session_without_the_settings_is_refused_by_name(
         sk.grouped(stream.frame().groupBy("key"))
 
 
-def test_a_value_that_does_not_fit_the_schema_names_variable_key_and_types(
-    stream: Stream,
+class Timed(Count):
+    """Registers a timer, which needs a time mode."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        super().init(handle)
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        yield from super().handleInputRows(key, rows, timerValues)
+        self._handle.registerTimer(1)
+
+
+class Renamed(Count):
+    """Yields a column that the output does not have."""
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(key=row.key, number=row.n, s=row.s)
+
+
+class Retyped(Count):
+    """Yields a text where the output has a number."""
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(key=row.key, n="many", s=row.s)
+
+
+class Late(Count):
+    """Declares a state variable while rows are processed."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        super().init(handle)
+
+    @override
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Any:
+        self._handle.getValueState("late", "n long")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        (Overflowing, r"count.*key-.*(str|bigint|long)"),
+        (Timed, "CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE"),
+        (Renamed, "missing=n unknown=number"),
+        (Retyped, "column=n expected=int64 found=str"),
+        (Late, r"in init\(\) only: variable=late"),
+    ],
+)
+def test_a_processor_that_does_wrong_commits_nothing_and_goes_on_once_mended(
+    stream: Stream, processor: type[Count], words: str
 ) -> None:
+    """In its second batch: state and output of the first one stay as they are."""
     stream.add_batches(1)
-    with pytest.raises(StreamingQueryException, match=r"count.*key-.*(str|bigint|long)"):
-        stream.start(Overflowing()).awaitTermination()
-    assert stream.delivered == []
     stream.run()
-    assert stream.received() == stream.expected(1)
+    stream.add_batches(1)
+    query = stream.start(processor())
+    with pytest.raises(StreamingQueryException, match=words):
+        query.awaitTermination()
+    assert [batch for batch, _ in stream.delivered] == [0]
+    assert query.lastCommit is None or query.lastCommit.batch == 0
+    stream.run()
+    assert [batch for batch, _ in stream.delivered] == [0, 1]
+    assert stream.received() == stream.expected(2)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated"])

@@ -16,6 +16,7 @@ from random_processor import OUTPUT as RANDOM_OUTPUT
 
 import statekeep as sk
 from statekeep.errors import ConfigError, ReplayDivergedError
+from statekeep.spark.driver.batch_loop import BatchLoop
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -170,18 +171,33 @@ def test_state_that_is_lost_after_the_first_batch_begins_with_the_initial_state_
     assert stream.received() == expected(stream, 3)
 
 
-def test_a_first_batch_that_fails_begins_with_the_initial_state_once(stream: Stream) -> None:
+@pytest.mark.parametrize("where", ["before the record", "in the sink"])
+@pytest.mark.parametrize("is_disk_lost", [False, True], ids=["disk kept", "disk lost"])
+def test_a_first_batch_that_fails_begins_with_the_initial_state_once(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, where: str, *, is_disk_lost: bool
+) -> None:
     stream.add_batches(2, rows=30, keys=5)
-    failed = stream.root / "failed"
+    failed: list[int] = []
+    record = BatchLoop._record_beside
 
     def fail(batch: int) -> None:
-        if not failed.exists():
-            failed.touch()
-            raise RuntimeError("the sink fails")
+        if not failed:
+            failed.append(batch)
+            if is_disk_lost:
+                lose_directory(stream.local_dir)
+            raise RuntimeError("failed as planned")
 
-    stream.on_batch = fail
-    with pytest.raises(StreamingQueryException):
+    def fail_first(loop: BatchLoop, batch: int, *others: Any) -> Any:
+        fail(batch)
+        return record(loop, batch, *others)
+
+    if where == "in the sink":
+        stream.on_batch = fail
+    else:
+        monkeypatch.setattr(BatchLoop, "_record_beside", fail_first)
+    with pytest.raises(StreamingQueryException, match="failed as planned"):
         start(stream).awaitTermination()
+    assert (failed, stream.delivered) == ([0], [])
     start(stream).awaitTermination()
     stream.add_batches(1, rows=30, keys=5)
     start(stream).awaitTermination()
