@@ -150,7 +150,7 @@ class Retrier:
             error = None if state.outcome is None else state.outcome.exception()
             logger.log(
                 logging.WARNING if self._is_worth_a_warning(tries) else logging.DEBUG,
-                "no answer, tried again: operation=%s subject=%s try=%d wait_ms=%.0f"
+                "request failed, retrying: operation=%s subject=%s try=%d wait_ms=%.0f"
                 " gives_up_in_ms=%.0f error=%s%s",
                 operation,
                 subject,

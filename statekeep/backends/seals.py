@@ -136,7 +136,7 @@ class Sealer:
                 return key
         raise missing or KeyUnavailableError(
             f"another key has the id of the key of a record: key_id={seal.key_id} {where}",
-            hint="ids are for one key each: give the old key its id back",
+            hint="each key needs an id of its own: give the old key its id back",
         )
 
     def _mac(self, key: EncryptionKey, what: Sequence[str], seal: "_Seal", data: bytes) -> str:
@@ -281,7 +281,9 @@ class SealedJobLog(JobLog):
                     f"a record of the log does not follow the one before it: {where}"
                 )
         if links.get(position, "") not in {"", mark.link}:
-            raise CheckpointCorruptError(f"a record of the log is another than before: {where}")
+            raise CheckpointCorruptError(
+                f"a record of the log has changed since it was read: {where}"
+            )
         return mark, inner
 
     def _check_plain(self, where: str) -> None:

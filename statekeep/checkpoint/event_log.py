@@ -312,7 +312,9 @@ class EventRecorder:
         error = last.exception() if last.done() else None
         if error is not None or not last.done():
             last.cancel()
-            logger.warning("the last events are not written: epoch=%d error=%s", self._epoch, error)
+            logger.warning(
+                "the last events could not be written: epoch=%d error=%s", self._epoch, error
+            )
 
     async def _flush_rest(self) -> None:
         if self._flushing is not None:

@@ -170,7 +170,7 @@ def _decode(position: int, data: bytes) -> Record | None:
         return decode_record(data, where=f"position={position}")
     except CheckpointCorruptError as exc:
         if is_damaged_batch(data):
-            logger.error("batch record is damaged, its batch is run again: error=%s", exc)  # noqa: TRY400  # the text says it all
+            logger.error("batch record is damaged, its batch runs again: error=%s", exc)  # noqa: TRY400  # the text says it all
             return None
         exc.add_note(DAMAGED_LOG_HINT)
         raise

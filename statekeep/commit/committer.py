@@ -392,8 +392,7 @@ class Committer:
             )
         except Exception:  # of a plug-in; the waiters of the commit get its error all the same
             logger.exception(
-                "the job log fails by an error that is not one of ours, the next commit aborts the"
-                " attempt: %s reason=%s",
+                "unexpected error of the job log, the next commit aborts the attempt: %s reason=%s",
                 self._subject,
                 (attempt.end or end).reason,
             )

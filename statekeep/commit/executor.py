@@ -206,7 +206,7 @@ class BoundedExecutor(BlockingExecutor):
         self._is_closed = True
         for future, (call, result) in list(self._in_flight.items()):
             name = _name_of(call)
-            logger.error("a blocking call hangs and is waited for no longer: call=%s", name)
+            logger.error("a blocking call hangs and is given up: call=%s", name)
             del self._in_flight[future]
             self._free.release()
             if not result.done():

@@ -316,7 +316,7 @@ class TaskStorageCommitManager:
             return not await outdated_markers(self._factories, found, self._executor)
         except (ConfigError, RetriableError) as exc:
             # The next upload needs the key itself, and says so.
-            logger.warning("the key to encrypt with is not known for now: error=%s", exc)
+            logger.warning("the current encryption key cannot be found out: error=%s", exc)
             return True
 
     async def carry_over(

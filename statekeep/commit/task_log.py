@@ -124,7 +124,7 @@ def _require_made(view: LogView, task: TaskIdentity) -> None:
     """
     if view.is_half_made:
         raise ConfigError(
-            f"the job was not made to its end: job={task.job_name} task={task.task_name}",
+            f"the job was only partly made: job={task.job_name} task={task.task_name}",
             key="job.name",
             hint="give the command again that was making it: `statekeep savepoint restore`, "
             "`rescale` or `spark-state import`; or `statekeep reset` this job, to start it with "

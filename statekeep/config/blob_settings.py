@@ -102,12 +102,12 @@ class SnapshotSettings:
     max_delta_ratio: float = setting("blob.store.snapshot.max.delta.ratio", decimal(0, 10), 0.15)
     """A snapshot of a store's files is due when the deltas since the last one reach this part
     of its size; in between, a commit uploads its changes. 0: every commit uploads the files
-    that are new. *A restore reads and applies at most so much more than the files. With a lower
+    that are new. *A restore reads and applies at most this part more than the files. With a lower
     value, more of what compaction rewrites is uploaded.*"""
     max_deltas: int = setting(
         "blob.store.snapshot.max.deltas", whole_number(1, 100_000, what="deltas"), 500
     )
-    """A snapshot of a store's files is due when so many deltas follow the last one. *A restore
+    """A snapshot of a store's files is due when this many deltas follow the last one. *A restore
     fetches each of them, and one index in 32 names them all, at 400 bytes each.*"""
 
 

@@ -23,10 +23,10 @@ class HdfsStoreSettings:
         10,
         aliases=("spark.sql.streaming.stateStore.minDeltasForSnapshot",),
     )
-    """After so many deltas the whole content of a store is uploaded beside the commits. *A
-    restore reads at most about so many files; the value is Spark's.*"""
+    """After this many deltas the whole content of a store is uploaded beside the commits. *A
+    restore reads at most about this many files; the value is Spark's.*"""
     max_delta_bytes: int = setting("hdfs.store.max.delta.bytes", byte_count(1), 256 << 20)
-    """The same after so many bytes of deltas, before compression. *A restore reads so much in a
+    """The same after this many bytes of deltas, before compression. *A restore reads them in a
     few seconds.*"""
     compression: str = setting(
         "hdfs.store.compression",

@@ -81,7 +81,7 @@ class JobSettings:
     standby_copies: int = setting(
         "job.standbytasks.replication.factor", whole_number(1, 10, what="copies"), 1
     )
-    """On Spark: on how many hosts the state of a task lies, the one where it runs among them. With
+    """On Spark: how many hosts keep the state of a task, including the one where it runs. With
     2, another host fetches the newest commit of the task in the background, after each commit. If
     the first host is lost, the task goes on there, and only the batches since that commit are
     replayed. *A copy costs a download after each commit, and as much disk again. The key and the
@@ -100,15 +100,15 @@ class JobSettings:
     depends on these events, and each flush is one request; Flink flushes to a file system every
     second.*"""
     event_buffer_bytes: int = setting("job.event.store.write.buffer.size", byte_count(1024), _MIB)
-    """So many bytes of progress events are written at once, without waiting for the interval.
-    While the store cannot be reached, the job keeps no more than that. *The value is Flink's.*"""
+    """When progress events reach this many bytes, they are written at once, without waiting for the
+    interval. While the store cannot be reached, the job keeps no more than that. *The value is Flink's.*"""
     verify_interval_ms: int = setting("job.verify.interval.ms", milliseconds(0), 0)
-    """Once in this time the driver, or a container in plain Python, proves that its newest commit can
-    be restored. It restores one task, drawn at random, from each backend into a temporary directory
+    """How often the driver, or a container in plain Python, proves that its newest commit can be
+    restored. It restores one task, drawn at random, from each backend into a temporary directory
     and compares every checksum. A task that cannot be restored is reported at once, as an error in
-    the log and an event. 0: never. *The proof fetches the state of a task from each backend and needs
-    room for it where temporary files go, and a service may charge for the transfer. So you decide. A
-    day is a good value.*"""
+    the log and an event. 0: never. *Off, as the proof fetches the state of a task
+    from each backend: it needs room in the directory for temporary files, and a service may charge
+    for the transfer. A day is a good value.*"""
 
     @property
     def instance_name(self) -> str:
@@ -151,8 +151,8 @@ class TaskSettings:
         None,
         default_text="what the job has; for a new one `spark.sql.shuffle.partitions` where it is set, else 32",
     )
-    """Number of tasks of an operator on Spark. A start with another number than the job has gives all
-    state to so many tasks. *A batch takes about the same time with 16, 32 or 64 tasks. More tasks can
+    """Number of tasks of an operator on Spark. A start with another number than the job has
+    splits or merges the state into that many tasks. *A batch takes about the same time with 16, 32 or 64 tasks. More tasks can
     be spread over more executors.*"""
     commit_ms: int = setting("task.commit.ms", milliseconds(), 60_000)
     """Time between two commits; 0 or less: only on request. *A minute of replay at most, for
@@ -196,8 +196,8 @@ class TaskSettings:
     """How long a stop waits for the commit in flight. *Long enough for a usual upload. Cluster
     managers kill a process that takes much longer to stop.*"""
     grouping_max_bytes: int = setting("task.grouping.max.bytes", byte_count(0), 128 * _MIB)
-    """The worker groups the rows of one slot in a batch by itself if they have at most so many
-    bytes in Arrow. Spark sorts more than that, and spills to disk. *Grouping in the worker saves
+    """Up to this many bytes in Arrow, the worker groups the rows of one slot in a batch by itself.
+    Spark sorts larger batches, and spills to disk. *Grouping in the worker saves
     a sort, and the limit bounds its memory.*"""
     replay_max_batches: int = setting(
         "task.replay.max.batches", whole_number(1, what="batches"), 80
@@ -267,7 +267,7 @@ class CheckpointSettings:
     """Newest commits that stay restorable in every backend. *If a blob of the newest commit is
     damaged, the one before it is restored.*"""
     retain_ms: int = setting("checkpoint.retain.ms", milliseconds(0), 0)
-    """Age up to which commits stay restorable, beyond those that their number keeps. *Each commit
+    """Age up to which commits stay restorable, besides the newest `checkpoint.retain.commits`. *Each commit
     that is kept takes up space: its files, and its part of the job log.*"""
     clean_up_ms: int = setting("checkpoint.clean.up.ms", milliseconds(0), 120_000)
     """Shortest time between two clean-ups. A clean-up deletes what only failed commits need, and

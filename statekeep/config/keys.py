@@ -67,8 +67,8 @@ UNSUPPORTED: MappingProxyType[str, str] = MappingProxyType(
         "stores.<store>.key.serde": "stores hold bytes; the schema of the state says what they mean",
         "stores.<store>.msg.serde": "stores hold bytes; the schema of the state says what they mean",
         "stores.<store>.object.cache.size": "there is no cache of objects in front of a store",
-        "stores.<store>.rocksdb.ttl.ms": "the engine would drop keys and no backup would hear of "
-        "it; delete what has expired, as `docs/reference/kafka.md` shows",
+        "stores.<store>.rocksdb.ttl.ms": "the engine would drop keys, and the backups would still have "
+        "them; delete what has expired, as `docs/reference/kafka.md` shows",
         "stores.<store>.side.inputs": "there are no side inputs; join the input in the query",
         "stores.<store>.side.inputs.processor.factory": "there are no side inputs; join the input "
         "in the query",

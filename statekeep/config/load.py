@@ -83,7 +83,7 @@ def load_private_file(path: str | PathLike[str]) -> Config:
     forbidden = stat.S_IRWXO | (stat.S_IWGRP if is_roots else stat.S_IRWXG)
     if not (is_roots or status.st_uid == os.geteuid()) or status.st_mode & forbidden:
         raise ConfigError(
-            f"other users can get at a file of secrets: path={path} "
+            f"a file with secrets is not private: path={path} "
             f"mode={stat.S_IMODE(status.st_mode):o} owner={status.st_uid}",
             hint="make it yours alone: chmod 600",
         )

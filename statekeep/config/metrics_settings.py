@@ -10,7 +10,7 @@ from statekeep.config.values import TEXT, name_list, whole_number
 class MetricsSettings:
     """What listens to the events of a job."""
 
-    listeners: tuple[str, ...] = setting("metrics.listeners", name_list(), ())
+    listeners: tuple[str, ...] = setting("metrics.listeners", name_list(), (), default_text="none")
     """Listeners of the driver, or of the program in plain Python: `prometheus`, `opentelemetry`, on
     Spark `spark` (its metrics system), and dotted paths of classes of yours, which are called without
     arguments. A program can give objects, too: `writeStream.listeners(...)`,

@@ -141,8 +141,8 @@ class StoreSettings:
     bloom_bits: int = setting(
         "stores.<store>.rocksdb.bloom.bits", whole_number(0, 32, what="bits"), 10, for_all=True
     )
-    """Bits per key of the filter that spares reads of absent keys; 0: no filter. *With 1.25 bytes
-    per key, one absent key in a hundred is read in vain.*"""
+    """Bits per key of the filter that avoids reads of absent keys; 0: no filter. *It takes 1.25 bytes
+    per key, and misses one absent key in a hundred.*"""
     compression: Compression = setting(
         "stores.<store>.rocksdb.compression",
         _COMPRESSIONS,

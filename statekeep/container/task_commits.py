@@ -190,7 +190,9 @@ class TaskCommits(CommitListener):
             await self._committer.resolve(timeout_ms / 1000)
         except StateBackupError as exc:
             logger.warning(
-                "the log takes no end of the attempt: task=%s error=%s", self._task.task_name, exc
+                "the end of the attempt could not be written to the job log: task=%s error=%s",
+                self._task.task_name,
+                exc,
             )
         finally:
             self._committer.leave()

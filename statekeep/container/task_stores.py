@@ -170,7 +170,7 @@ def _warn_of_loss(directory: TaskDirectory, store: StoreSettings) -> None:
     if not store.is_begun_empty:
         logger.warning(
             "store is backed up nowhere and begins empty at each start: directory=%s store=%s "
-            "(set stores.%s.backup.factories, or stores.%s.restore.factories to nothing)",
+            "(set stores.%s.backup.factories, or leave stores.%s.restore.factories empty)",
             directory.root,
             store.name,
             store.name,

@@ -227,7 +227,7 @@ class _Copying:
             if base is None or not isinstance(exc.__cause__, VersionDamagedError):
                 raise
             # The backend cannot build on the newest copy, such as after a change of the key.
-            logger.warning("the newest copy is of no use, all files are copied: error=%s", exc)
+            logger.warning("the newest copy cannot be used, all files are copied: error=%s", exc)
             base = replace(base, is_usable=False)
             fetched = await self._fetch(base)
             assert fetched is not None  # noqa: S101 - without a catalog all is new
@@ -251,7 +251,7 @@ class _Copying:
                 location = await run(SparkLocation.open, self._uri)
                 return await self._fetch_listed(location, base, known)
         raise RetriableError(
-            "files of the location went each time before they were copied: "
+            "files of the location were deleted each time before they were copied: "
             f"location={redact(self._uri, is_secret=False)} listings={_LISTINGS}"
         )
 
@@ -471,7 +471,7 @@ def _require_backends_of_files(config: Config, storage: LogStorage) -> None:
             properties = storage.factories[BackendName(name)].properties
             if not properties.needs_files or not properties.is_durable:
                 raise ConfigError(
-                    f"the backend takes no copies of a location: backend={name} store={store}",
+                    f"the backend cannot hold copies of a location: backend={name} store={store}",
                     key="stores.backup.factories",
                     hint="list blob backends alone",
                 )

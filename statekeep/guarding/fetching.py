@@ -92,7 +92,7 @@ def require_copies(identity: JobIdentity) -> None:
     """
     if identity.settings != COPIES_OF_A_LOCATION:
         raise ConfigError(
-            f"the job is no job of copies: job={identity.job_name}",
+            f"the job does not hold copies of a location: job={identity.job_name}",
             key="job.name",
             hint="name another one with --as",
         )
@@ -162,7 +162,9 @@ async def fetch_stores(
 
 
 def _open_nothing(store: StoreName, directory: Path) -> Never:
-    raise CheckpointCorruptError(f"a copy has files alone: store={store} directory={directory}")
+    raise CheckpointCorruptError(
+        f"a copy has no store that can be opened: store={store} directory={directory}"
+    )
 
 
 def _remove(directory: Path) -> None:

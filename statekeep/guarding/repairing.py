@@ -92,12 +92,12 @@ async def repair_location(repair: Repair, kept_in: str, executor: BlockingExecut
     place, keep = repair.location.location, open_location(kept_in)
     run = executor.run
     if await run(_listed, keep):
-        raise CheckpointLocationError(f"there is something already: location={keep.shown}")
+        raise CheckpointLocationError(f"the location is not empty: location={keep.shown}")
     await _require_unchanged(repair, executor)
     await run_all(run(_copy, place, file, keep) for file in repair.removed)
     sizes = {file: found.size for file, found in (await run(_listed, keep)).items()}
     if sizes != {file: repair.location.found[file].size for file in repair.removed}:
-        raise CheckpointLocationError(f"not all of it could be copied: location={keep.shown}")
+        raise CheckpointLocationError(f"not all files could be copied: location={keep.shown}")
     await _require_unchanged(repair, executor)
     for file in repair.removed:
         await run(_remove, place, file)

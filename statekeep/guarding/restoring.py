@@ -157,7 +157,7 @@ class _Place:
             raise _in_use(self._new)
         if found != self._written:
             raise CheckpointLocationError(
-                f"not all of it could be written: location={self._new.shown}"
+                f"not all files could be written: location={self._new.shown}"
             )
         self.put(metadata, _METADATA)
         self._sync()

@@ -84,7 +84,7 @@ def _as_of(job: InspectedJob, time_ms: int) -> tuple[int, CommitRecord]:
     if not found:
         job.find_commit()  # a job without any commit says so
         raise ConfigError(
-            f"no retained commit is as old: time={_shown(time_ms)} "
+            f"no retained commit is that old: time={_shown(time_ms)} "
             f"oldest={_shown(min(began.values()))}",
             hint=_LISTED,
         )

@@ -337,7 +337,7 @@ class _NewTasks:
         """
         if not any(version.store_files(store) for store in task.stores):
             raise ConfigError(
-                f"no store of the task came back: task={task.name} version={version.id} "
+                f"no store of the task could be restored: task={task.name} version={version.id} "
                 f"stores={','.join(task.stores)}",
                 key="stores.restore.factories",
                 hint="give the settings of the job with --config or --set",
@@ -400,7 +400,7 @@ def _union_of_offsets(tasks: Sequence[OldTask]) -> Mapping[SystemStreamPartition
         for ssp, offset in task.input_offsets.items():
             if union.setdefault(ssp, offset) != offset:
                 raise ConfigError(
-                    "two tasks have read one input to different ends: "
+                    "two tasks have read one input up to different offsets: "
                     f"input={ssp.system}.{ssp.stream}.{ssp.partition} task={task.name} "
                     f"offset={offset} other_offset={union[ssp]}"
                 )

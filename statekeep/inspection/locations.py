@@ -81,7 +81,7 @@ def _require_ready(
     query = commit.query
     if query is None:
         raise ConfigError(
-            f"the commit is of no Spark query: batch={commit.batch}",
+            f"the commit is not of a Spark query: batch={commit.batch}",
             hint="leave out --from-location and --to-location",
         )
     old, new = open_location(source), open_location(target)

@@ -160,7 +160,8 @@ class RoutedSplitter(StateSplitter):
             partition = self._router(key, len(targets))
             if not 0 <= partition < len(targets):
                 raise ConfigError(
-                    f"the router names no task: key={shown_key(key)} partition={partition} "
+                    f"the router returned a number that no task has: key={shown_key(key)} "
+                    f"partition={partition} "
                     f"partitions={len(targets)}"
                 )
             writes.add(partition, key, value)

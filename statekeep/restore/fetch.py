@@ -202,7 +202,7 @@ class StoreFetcher:
         try:
             await self._fill_from(store, backend)
         except VersionDamagedError as exc:
-            raise CheckpointCorruptError(f"restored image is of no use: {exc}") from exc
+            raise CheckpointCorruptError(f"restored image cannot be used: {exc}") from exc
 
     async def _fill_from(self, store: StoreName, backend: BackendName) -> None:
         if self._reusable:

@@ -396,7 +396,8 @@ class TaskRestorer:
         """Log every step down as an error: a person should look at it."""
         self._failures.append(failure)
         logger.error(
-            "state cannot be restored from here: task=%s backend=%s store=%s marker=%s error=%s",
+            "state cannot be restored from this backend: task=%s backend=%s store=%s marker=%s "
+            "error=%s",
             self._task.task_name,
             failure.backend,
             failure.store,

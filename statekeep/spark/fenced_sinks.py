@@ -230,7 +230,7 @@ class _BatchDirectory:
             msg = f"a newer driver has published the batch: {where}"
             raise TaskFencedError(msg, own_epoch=own.epoch, newer_epoch=published.epoch)
         if published.epoch < own.epoch:
-            logger.info("the batch was published by a driver before: %s", where)
+            logger.info("an earlier driver has already published the batch: %s", where)
         return True
 
     def _sweep(self) -> None:

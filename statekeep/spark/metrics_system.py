@@ -45,7 +45,7 @@ class SparkMetricsListener(Listener):
         context = SparkContext._active_spark_context  # noqa: SLF001 - the session of this process
         if context is None:
             raise ConfigError(
-                "no Spark session runs, whose metrics system could be used",
+                "no Spark session runs whose metrics system could be used",
                 key="metrics.listeners",
                 hint="take prometheus or opentelemetry in plain Python",
             )

@@ -228,7 +228,7 @@ class Placement:
     def _collect(self, spark: SparkSession, frame: DataFrame) -> list[Row]:
         """Run a job and return its rows; once more if it was cancelled as stalled."""
         if self.is_given_up:
-            raise StateBackupError(f"nothing waits for this job any more: tag={self.tag}")
+            raise StateBackupError(f"this Spark job is no longer waited for: tag={self.tag}")
         with self.tagged(), fixed_partitioning(spark):
             for _ in range(_MAX_TRIES - 1):
                 try:

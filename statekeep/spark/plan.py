@@ -119,7 +119,7 @@ def check_repeatable(frame: DataFrame) -> None:
         or any(node.nodeName() == "Sample" for node, _ in plan_nodes(frame))
     ):
         raise ConfigError(
-            "what is between two stateful operators gives other rows each time it runs",
+            "the steps between two stateful operators give other rows each time they run",
             hint="take random functions, samples and the current time out, or move them before the first"
             " operator; a processor gets the time of the batch from timerValues",
         )

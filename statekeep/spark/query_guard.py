@@ -139,7 +139,7 @@ class QueryGuard:
             except RetriableError as exc:
                 if not is_told:
                     logger.warning(
-                        "the place of the copies cannot be reached, trying again: error=%s",
+                        "the location of the copies cannot be reached, trying again: error=%s",
                         message_of(exc),
                     )
                 is_told = True
@@ -286,7 +286,7 @@ def guard(
     location = str(handle.streamingQuery().resolvedCheckpointRoot())
     if _TEMPORARY.search(location):
         raise ConfigError(
-            "the query has a temporary checkpoint location, which goes when it stops",
+            "the query has a temporary checkpoint location, which is deleted when it stops",
             key="checkpointLocation",
             hint='set .option("checkpointLocation", ...) before start()',
         )

@@ -56,7 +56,7 @@ def check_settings(config: Config) -> None:
         _check_restore(config, store)
     if not config.store(STATE_STORE).is_durable:
         raise ConfigError(
-            f"the state would be backed up nowhere: store={STATE_STORE}",
+            f"the state would not be backed up: store={STATE_STORE}",
             key=f"stores.{STATE_STORE}.backup.factories",
             hint="name its backends, here or for all stores in stores.backup.factories: as soon as"
             " settings list a backend for any store, nothing goes beside the checkpoint location by"
@@ -82,7 +82,7 @@ def _check_restore(config: Config, store: str) -> None:
         raise ConfigError(
             f"a store that is backed up must be restored from somewhere: store={store}",
             key=f"stores.{store}.restore.factories",
-            hint="leave it out, or name backends of the store; to give its state up, also set"
+            hint="leave it out, or name backends of the store; to give up its state, also set"
             f" stores.{store}.backup.factories to nothing"
             if store != STATE_STORE
             else "leave it out, or name backends of the store; to begin anew, run `statekeep reset`",

@@ -109,7 +109,7 @@ class Supervisor:
         if self.wait_ended(self._timeout_s):
             return
         logger.error(
-            "the query is stopped while it starts again, which is waited for no longer:"
+            "the query was stopped while it started again, and that start is given up:"
             " restart=%d waited_s=%.0f",
             self._policy.restarts,
             self._timeout_s,

@@ -101,7 +101,9 @@ def clone_image(source: Path, target: Path) -> None:
             if not is_part_of_image(entry.name):
                 continue
             if not entry.is_file(follow_symlinks=False):
-                raise VersionDamagedError(f"file of an image is none: path={entry.path}")
+                raise VersionDamagedError(
+                    f"image has an entry that is not a regular file: path={entry.path}"
+                )
             if Path(entry.name).suffix in IMMUTABLE_SUFFIXES:
                 os.link(entry.path, target / entry.name)
             else:

@@ -112,7 +112,7 @@ class OpenTask:
                 if damaged is None or not isinstance(exc, VersionDamagedError):
                     raise
                 logger.error(  # noqa: TRY400 - the text says it all
-                    "what a local version is made from is set aside: path=%s error=%s",
+                    "local version cannot be opened, its files are set aside: path=%s error=%s",
                     damaged,
                     exc.message,
                 )

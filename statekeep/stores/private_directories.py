@@ -114,7 +114,7 @@ def _check_base(base: Path) -> None:
         )
     elif is_open or found.st_uid not in trusted:
         raise ConfigError(
-            f"other users can exchange what lies in the local directory: {_described(base, found)}",
+            f"other users can replace files in the local directory: {_described(base, found)}",
             key=LOCAL_DIR_KEY,
             hint=f"let {LOCAL_DIR_KEY} name a directory of this user, such as one below it",
         )

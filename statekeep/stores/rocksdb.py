@@ -274,7 +274,7 @@ class RocksDbStore(KeyValueStore):
                 if not entry.is_file(follow_symlinks=False):
                     raise self._noted(
                         VersionDamagedError(
-                            "store has something that is no file:"
+                            "store has an entry that is not a file:"
                             f" store={self.name} path={entry.path}"
                         )
                     )

@@ -239,7 +239,9 @@ class SealedVersion:
             except (FileNotFoundError, NotADirectoryError) as exc:
                 raise VersionDamagedError(f"file of a version is missing: path={path}") from exc
             if not stat.S_ISREG(found.st_mode):
-                raise VersionDamagedError(f"file of a version is none: path={path}")
+                raise VersionDamagedError(
+                    f"version has an entry that is not a regular file: path={path}"
+                )
             if found.st_size != entry.size:
                 msg = f"file of a version is damaged: path={path} expected_bytes={entry.size} actual_bytes={found.st_size}"
                 raise VersionDamagedError(msg)

@@ -344,7 +344,7 @@ def test_until_its_start_the_location_is_sparks_and_an_import_can_be_repeated(
         patch.setattr(NewJob, "finish", fails)
         with pytest.raises(KeyboardInterrupt):
             moving.moved()
-    with pytest.raises(ConfigError, match="was not made to its end"):
+    with pytest.raises(ConfigError, match="was only partly made"):
         moving.on_ours()
     add_counts(moving, 1)
     moving.on_spark()

@@ -49,7 +49,7 @@ def _cut_off(file: Path, size: int) -> None:
         (empty_metadata, "metadata of the checkpoint location is damaged", "from a copy"),
         (
             cut_commits_off,
-            "not of one time: commits=-1 logged=2",
+            "are of different times: commits=-1 logged=2",
             "as it was at the job's last batch",
         ),
         (empty_newest_commit, "is cut off: .*/commits/2", "a copy"),

@@ -245,15 +245,15 @@ def test_another_number_of_operators_is_refused(make: Make) -> None:
 @pytest.mark.parametrize(
     ("between", "words"),
     [
-        (lambda frame: frame.withColumn("x", F.rand()), "gives other rows each time"),
-        (lambda frame: frame.withColumn("x", F.current_timestamp()), "gives other rows each time"),
+        (lambda frame: frame.withColumn("x", F.rand()), "give other rows each time"),
+        (lambda frame: frame.withColumn("x", F.current_timestamp()), "give other rows each time"),
         (
             lambda frame: frame.transform(
                 lambda rows: rows.join(
                     rows.sparkSession.range(3).sample(0.5), F.col("id") == F.col("n")
                 )
             ),
-            "gives other rows each time",
+            "give other rows each time",
         ),
     ],
     ids=["random", "time", "sample of a static frame"],

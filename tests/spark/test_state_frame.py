@@ -167,7 +167,7 @@ def test_the_frame_is_the_table_of_read_state(job: Stream) -> None:
         ({"stateVarNam": "count"}, "did you mean 'stateVarName'"),
         ({"stateVarName": "count", "commit": "absent"}, "no such commit: commit=absent"),
         ({"stateVarName": "count", "batchId": "one"}, "batchId='one'"),
-        ({"stateVarName": "count", "readChangeFeed": "true"}, "a change feed needs its begin"),
+        ({"stateVarName": "count", "readChangeFeed": "true"}, "a change feed needs a start"),
         ({"stateVarName": "count", "changeEndBatchId": "1"}, "use batchId"),
         ({"stateVarName": "count", "job.nmae": "x"}, "job.nmae"),
     ],

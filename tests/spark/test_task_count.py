@@ -60,7 +60,7 @@ def tasks_of(stream: Stream, commit: str | None = None) -> int:
 
 
 def kept_as(caplog: pytest.LogCaptureFixture) -> str:
-    """Return the name under which the commit of before is kept."""
+    """Return the name under which the commit before is kept."""
     found = re.finditer(r"before-task-count-[0-9]+-commit-[0-9]+", caplog.text)
     (pin,) = {match[0] for match in found}
     return pin

@@ -116,7 +116,7 @@ def content(
 
 
 def pin_of(view: LogView) -> str:
-    """Return the name under which the commit of before is kept."""
+    """Return the name under which the commit before is kept."""
     (name,) = view.pins
     return name
 

@@ -207,7 +207,7 @@ def at_most(frames: Iterable[bytes], max_bytes: int, where: str) -> Iterator[byt
         left -= len(frame)
         if left < 0:
             raise CheckpointCorruptError(
-                f"an encoded stream stands for too much: {where} max_bytes={max_bytes}"
+                f"an encoded stream would decode to too many bytes: {where} max_bytes={max_bytes}"
             )
         yield frame
 

@@ -268,7 +268,7 @@ class StreamDecoder:
         if key_check_of(key) != header.key_check:
             raise KeyUnavailableError(
                 f"another key has the id of the encryption key: key_id={key.id} {self._where}",
-                hint="ids are for one key each: give the old key its id back",
+                hint="each key needs an id of its own: give the old key its id back",
             )
         place = self._place if version > 1 else place_of_version_1(self._place)
         return _cipher(key, salt, start, place, version)

@@ -75,7 +75,7 @@ async def plan_load(
         if name not in files:
             raise BlobNotFoundError(str(name if chain else FileName(step, FileKind.SNAPSHOT)))
         if step in passed:
-            raise CheckpointCorruptError(f"lineage leads in a circle: upload={step}")
+            raise CheckpointCorruptError(f"lineage contains a cycle: upload={step}")
         passed.add(step)
         chain.append(step)
         if not following:

@@ -169,7 +169,8 @@ class KafkaBackupManager(TaskBackupManager):
         )
         if not found:
             logger.info(
-                "changelog has no records of the job, or of others too, and is left as it is: "
+                "changelog is not cleared, as it has no records of this job, or also those of "
+                "other jobs: "
                 "task=%s backend=%s topic=%s partition=%d",
                 self._context.task.task_name,
                 self._backend,
@@ -199,8 +200,8 @@ class KafkaBackupManager(TaskBackupManager):
             except ProducerFencedError as exc:
                 last_error = exc
                 logger.warning(
-                    "transactional id was taken by another writer, or its transaction was open for too "
-                    "long, taking it back: task=%s checkpoint_id=%s backend=%s "
+                    "transactional id was taken by another writer, or its transaction timed out; "
+                    "taking it back: task=%s checkpoint_id=%s backend=%s "
                     "transaction_timeout_ms=%d",
                     self._context.task.task_name,
                     commit.checkpoint_id,

@@ -205,8 +205,9 @@ class Cluster:
             return
         self._warned.add(topic)
         logger.warning(
-            "topic takes its times from the hosts that write, and a clock that is wrong may have records "
-            "refused or compacted too early, change that with kafka-configs: topic=%s %s=%s needed=%s",
+            "topic takes timestamps from the hosts that write to it, so with a wrong clock "
+            "records may be refused or compacted too early; change it with kafka-configs: "
+            "topic=%s %s=%s needed=%s",
             topic,
             name,
             found[name],

@@ -206,7 +206,9 @@ class KafkaJobLog(JobLog):
             else:
                 self._fold_own(writer.offsets.get(self._partition), key, data)
                 return
-        raise RetriableError(f"others keep taking the job log: topic={self._partition.topic}")
+        raise RetriableError(
+            f"other writers keep taking over the job log: topic={self._partition.topic}"
+        )
 
     async def _check_behind(self, offset: int | None) -> None:
         """Make sure that a record of our own went behind all that was read.
@@ -218,7 +220,8 @@ class KafkaJobLog(JobLog):
         if offset is not None and offset < self._next_offset:
             await self._watch.check(self._reach(), self._executor)
             raise RetriableError(
-                f"a record went to a log that begins anew: topic={self._partition.topic} offset={offset}"
+                "a record went to a job log that was created anew: "
+                f"topic={self._partition.topic} offset={offset}"
             )
 
     def _fold_own(self, offset: int | None, key: bytes, data: bytes) -> None:

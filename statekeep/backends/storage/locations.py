@@ -146,7 +146,7 @@ def check_certificates(path: str | None, key: str) -> None:
     """Refuse a file that is not there: the SDKs would look for it only after a connection."""
     if path is not None and not Path(path).is_file():
         msg = f"no such file of certificates: key={key} path={path}"
-        raise ConfigError(msg, hint="it has to be on every machine that talks to the store")
+        raise ConfigError(msg, hint="it must be on every machine that talks to the store")
 
 
 @contextmanager

@@ -385,7 +385,7 @@ class StorageManager(BlobStoreManager):
         found = await self._get(client, name, 1, client.read, name, 0, 1)
         if found.object_bytes != size:
             raise RetriableError(
-                f"another blob is where one was put: name={name} "
+                f"another blob has the name of one that was just written: name={name} "
                 f"expected_bytes={size} actual_bytes={found.object_bytes}"
             )
 

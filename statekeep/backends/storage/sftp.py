@@ -183,7 +183,7 @@ class SftpClient(FileClient):
             calls = traceback.walk_tb(exc.__traceback__)
             if not any(frame.f_code.co_name == _AUTHENTICATION for frame, _ in calls):
                 raise
-            raise ConfigError("access denied: the SFTP server took none of the keys") from exc
+            raise ConfigError("access denied: the SFTP server accepted none of the keys") from exc
 
     def _give_back(self, connection: "_Connection") -> None:
         self._idle.append(connection)

@@ -372,7 +372,11 @@ class ContainerServer:
         if task.cancelled():
             return
         if task.exception() is not None:
-            logger.error("upload has no entry: attempt=%s", key, exc_info=task.exception())
+            logger.error(
+                "the result of an upload could not be stored: attempt=%s",
+                key,
+                exc_info=task.exception(),
+            )
         elif key[:2] == self._newest:
             self._resolved.add(key)
 

@@ -311,7 +311,7 @@ class BatchLoop:
         except TaskFencedError:
             raise
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-            logger.warning("tasks stay where they are, they could not be moved: error=%s", exc)
+            logger.warning("tasks could not be moved and stay where they are: error=%s", exc)
 
     def _move_due_tasks(self) -> None:
         """Not while an attempt is open, as its versions are submitted where they are; nor where it takes long.
@@ -330,7 +330,9 @@ class BatchLoop:
         if move is None or move.is_asking:
             return
         if move.error is not None:
-            logger.warning("tasks stay for now, no state was fetched: error=%s", move.error)
+            logger.warning(
+                "tasks are not moved yet, their state could not be fetched: error=%s", move.error
+            )
             rebalancer.give_up_move(is_again=True)
             return
         if move.tasks and not (move.is_there and self._is_near(move.batch)):
@@ -660,7 +662,7 @@ class BatchLoop:
         if after is not None:
             self._jobs.rebalancer.rearrange(after)
             moved = sum(len(set(was) - set(now)) for was, now in zip(slots, after, strict=True))
-            logger.info("tasks go on where copies of them lie: tasks=%d", moved)
+            logger.info("tasks go on at hosts that have standby copies of them: tasks=%d", moved)
 
     def _version_at_open(self, partition: int) -> str:
         open_batch = self._commits.open_batch

@@ -210,7 +210,7 @@ class CommitRecords:
             return await self._find_outdated(_markers_by_backend(bases.values()))
         except (ConfigError, RetriableError) as exc:
             # Tasks that upload need the key themselves, and say so; the others can wait.
-            logger.warning("the key to encrypt with is not known for now: error=%s", exc)
+            logger.warning("the current encryption key cannot be found out: error=%s", exc)
             return ()
 
     async def build(

@@ -67,7 +67,7 @@ def is_new_query(location: CheckpointLocation, view: LogView, start_from: str | 
         return False
     if commit.checkpoint_id != start_from:
         raise ConfigError(
-            f"the job has another newest commit by now: {KEY}={start_from} "
+            f"the job has made another commit since: {KEY}={start_from} "
             f"newest={commit.checkpoint_id}",
             key=KEY,
             hint="take the starting point again, once the job has stopped",
@@ -159,7 +159,7 @@ def _check_start(location: CheckpointLocation, commit: CommitRecord) -> None:
             last = ended.get(ssp, before)
             if before != last:
                 raise ConfigError(
-                    "the query does not read on where the commit ends: "
+                    "the query would not go on reading where the commit ends: "
                     f"topic={ssp.stream} partition={ssp.partition} begins_at={int(before) + 1} "
                     f"expected={int(last) + 1} location={location.uri}",
                     key=KEY,
@@ -284,7 +284,8 @@ def _put_aside(location: CheckpointLocation, operator: str) -> None:
     names = (f"{_METADATA}-aside-{number}" for number in count(1))
     name = next(name for name in names if name not in taken)
     logger.warning(
-        "Spark's own operator was started here, what it left is put aside: location=%s name=%s/%s",
+        "Spark's own operator was started here; its metadata is moved aside: location=%s "
+        "name=%s/%s",
         location.uri,
         operator,
         name,

@@ -412,7 +412,7 @@ class StatefulJob:
         """Return the watermark of the next batch, on the query's thread between two batches."""
         # The first batch may end before the thread that starts the query has its handle.
         if not self._is_attached.wait(_ATTACH_S) or self._query is None:
-            raise StateBackupError("the query was not started whole")
+            raise StateBackupError("the query was only partly started")
         return self._query.watermark_ms()
 
     def _wire_commits(self, storage: JobStorage, spec: JobSpec) -> None:

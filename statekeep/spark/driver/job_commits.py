@@ -181,7 +181,7 @@ def _check_chain(entry: FinishedTask, task: TaskName, plan: SubmitPlan) -> None:
     found = entry.checkpoint.checkpoint_id.serialize()
     if found != plan.checkpoint_id:
         raise CommitFailedError(
-            f"a task's checkpoint is another commit's: task={task} found={found}",
+            f"a task's checkpoint belongs to another commit: task={task} found={found}",
             checkpoint_id=plan.checkpoint_id,
             step="chain",
         )

@@ -64,7 +64,7 @@ class JobStorage:
             try:
                 await held.close()
             except BackendClosedError as exc:
-                logger.warning("the job log is left as it is: error=%s", exc)
+                logger.warning("the job log could not be closed: error=%s", exc)
 
 
 def wanted_tasks(config: Config, operators: int) -> int | None:

@@ -95,7 +95,9 @@ class StopDeadline:
             except (TaskFencedError, BackendClosedError):
                 return  # who waits for the commit meets it too
             except (RetriableError, PySparkException, Py4JError, OSError) as exc:
-                logger.warning("what a stop waits for could not be ended: error=%s", exc)
+                logger.warning(
+                    "what the stop of the query waits for could not be cancelled: error=%s", exc
+                )
 
     async def poll(self) -> None:
         """Look once; end what is waited for if the time is over.
@@ -108,7 +110,7 @@ class StopDeadline:
             return
         if self._committer.open_batch is not None:
             logger.warning(
-                "the query is to stop, its commit is waited for no longer: batch=%s",
+                "the query is stopping and no longer waits for its commit: batch=%s",
                 self._committer.open_batch,
             )
             await self._committer.abandon("the query was told to stop")

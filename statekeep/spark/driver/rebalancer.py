@@ -242,7 +242,9 @@ class Rebalancer:
             try:
                 table.run(task_functions.executor_of)
             except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-                logger.info("tasks stay, as executors could not be made ready: error=%s", exc)
+                logger.info(
+                    "tasks are not moved, as the executors could not be prepared: error=%s", exc
+                )
                 raise
             finally:
                 table.close()
@@ -392,9 +394,7 @@ class StallGuard:
         if stalled is None:
             self._is_suspicious = False
         elif stalled:
-            logger.warning(
-                "jobs wait for an executor that is gone, they run again: jobs=%s", stalled
-            )
+            logger.warning("Spark jobs that wait for a lost executor run again: jobs=%s", stalled)
             self._context.cancelJobsWithTag(self._tag)
             self._idle_polls.clear()
 

@@ -256,7 +256,7 @@ class Recovery:
         absent = [p for p in partitions if p not in located]
         if absent and fetched is not None:
             raise RestoreFailedError(
-                f"what was fetched is not there any more: tasks={len(absent)}",
+                f"the restored state is gone again: tasks={len(absent)}",
                 task_name=task_name(absent[0]),
                 store_names=(),
             )

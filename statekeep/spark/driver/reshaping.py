@@ -123,7 +123,7 @@ class Reshaper:
         pin = f"before-task-count-{partitions // self.operators}-commit-{position}"
         logger.info(
             "the number of tasks changes, all state is read and written once: job=%s before=%d now=%d"
-            " with_state=%d batch=%d; the commit of before is kept as savepoint %s",
+            " with_state=%d batch=%d; the commit before is kept as savepoint %s",
             commit.identity.job_name,
             before,
             partitions,

@@ -127,8 +127,8 @@ class Standbys:
         if any(len(copies.get(task, ())) < self._others for task in executors):
             self._is_warned = True
             logger.warning(
-                "there are fewer local disks than copies of a task, as"
-                " job.standbytasks.replication.factor=%d wants them: disks=%d",
+                "there are fewer local disks than copies of each task: "
+                "job.standbytasks.replication.factor=%d disks=%d",
                 self._others + 1,
                 len({disks[name] for name in executors.values()}),
             )

@@ -351,7 +351,7 @@ def find_resumption(
     """
     if view.is_half_made:
         raise ConfigError(
-            f"the job was not made to its end: location={location.uri}",
+            f"the job was only partly made: location={location.uri}",
             key="job.name",
             hint="run `statekeep savepoint restore`, `rescale` or `import` again; or `statekeep reset`"
             " this job, to start it with empty state",
@@ -385,7 +385,7 @@ def find_resumption(
     if not view.newest_done_batch <= newest <= view.newest_possible_batch:
         raise _mismatch(
             location,
-            f"the checkpoint location and the job log are not of one time: commits={newest}"
+            f"the checkpoint location and the job log are of different times: commits={newest}"
             f" logged={max([*view.batches, commit.batch])} committed={commit.batch}"
             f" done={view.newest_done_batch}",
             "put the checkpoint location back as it was at the job's last batch; a copy of an"
@@ -405,7 +405,7 @@ def _check_begun(location: CheckpointLocation, view: LogView, batch: int) -> Non
     if known is not None and location.read(f"offsets/{batch}") != known:
         raise _mismatch(
             location,
-            f"the checkpoint location has not the boundaries of a batch that was run: batch={batch}",
+            f"the checkpoint location lacks the offsets of a batch that was run: batch={batch}",
             f"put the checkpoint location back as it was, with offsets/{batch}: Spark would run the"
             " batch with other rows, and what was delivered would be delivered again",
         )

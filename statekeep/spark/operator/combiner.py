@@ -156,7 +156,7 @@ def _field(name: str, column: str, how: str, rows: StructType) -> StructField:
     kind = arrow_schema(StructType([StructField(name, data_type)])).field(0).type
     if not can_fold(how, kind):
         raise ConfigError(
-            f"rows cannot be combined so: {what} type={data_type.simpleString()}",
+            f"rows cannot be combined like this: {what} type={data_type.simpleString()}",
             hint=f"use {', '.join(FOLDS)} of numbers, min and max of times, or count",
         )
     return StructField(name, _wide(data_type) if how == "sum" else data_type)

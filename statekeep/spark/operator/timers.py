@@ -164,7 +164,7 @@ def _encode(time_ms: Any) -> bytes:  # noqa: ANN401 - what a processor gives
         time = time_ms.__index__()
     except (AttributeError, TypeError):
         raise ConfigError(
-            f"the time of a timer is no number of milliseconds: found={time_ms!r}",
+            f"the time of a timer is not a number of milliseconds: found={time_ms!r}",
             hint="give an int, such as timerValues.getCurrentProcessingTimeInMs() + 1000",
         ) from None
     if not -LAST_TIME_MS <= time <= LAST_TIME_MS:

@@ -243,7 +243,7 @@ class _Erasing:
         for front, entries in self._found.items():
             if not entries and not self._is_forced:
                 raise ConfigError(
-                    f"the newest state has nothing of the key: key={self._texts[front]!r}",
+                    f"the newest state does not have the key: key={self._texts[front]!r}",
                     hint="check how it is written, with `statekeep state get`; if it is right, an older"
                     " commit may still hold it: give --force to delete all older commits",
                 )

@@ -60,7 +60,7 @@ def rows_of_json(text: str, *, is_deletion: bool) -> GiveRows:
     found = as_sequence(rows)
     if found is None or not all(isinstance(row, dict) for row in found):
         raise ConfigError(
-            "the file is no array of rows", hint="write what state read --json prints"
+            "the file is not an array of rows", hint="write what state read --json prints"
         )
 
     def give(plan: StatePlan) -> Iterator[StateRow]:
@@ -108,7 +108,7 @@ def typed_rows(
         is_map = declared.map_key_schema is not None
         if (map_key is not None and not is_map) or (is_map and map_key is None and not is_deletion):
             raise ConfigError(
-                "a key within a map goes with a map, and only with it: "
+                "a map key is needed for a map, and only for a map: "
                 f"variable={plan.table.name} kind={declared.kind}",
                 hint="give --map-key for a map, and leave it out otherwise",
             )
@@ -164,7 +164,7 @@ def _parts(
         )
     if is_deletion and plan.table.declared.kind == "list" and _POSITION in names:
         raise ConfigError(
-            f"a deletion takes whole lists: variable={plan.table.name} column={_POSITION}",
+            f"a deletion removes whole lists: variable={plan.table.name} column={_POSITION}",
             hint="leave the column out; to delete elements, put the list without them",
         )
     optional = {"time_ms"} | ({"within"} if is_deletion else set())

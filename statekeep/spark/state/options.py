@@ -65,7 +65,7 @@ def request_of(options: Mapping[str, str]) -> StateRequest:
     since = CommitChoice(read.text("changeStartCommit"), _before(read.number("changeStartBatchId")))
     if is_feed is (since == CommitChoice()):
         raise ConfigError(
-            "a change feed needs its begin: "
+            "a change feed needs a start: "
             f"readChangeFeed={str(is_feed).lower()} changeStartCommit={since.name}",
             hint="set readChangeFeed to true together with changeStartCommit or changeStartBatchId",
         )

@@ -188,7 +188,9 @@ class _SlotRun:
                     )
                     directory.sweep()
                 except (StateBackupError, OSError) as exc:  # the next look finds it
-                    logger.warning("left-over versions stay: task=%s error=%s", task, exc)
+                    logger.warning(
+                        "leftover versions could not be removed: task=%s error=%s", task, exc
+                    )
 
     def answers(self) -> pa.RecordBatch:
         """Return a row per task: its receipt in JSON, and its output as Arrow record batches."""

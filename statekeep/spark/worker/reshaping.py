@@ -196,7 +196,7 @@ async def _restore(reshape: Reshape, source: int, directory: Path) -> SealedVers
     version = outcome.version
     if version is None or not any(map(version.store_files, reshape.stores)):
         raise RestoreFailedError(
-            "no store of the task came back", task_name=name, store_names=reshape.stores
+            "no store of the task could be restored", task_name=name, store_names=reshape.stores
         )
     return version
 
@@ -331,7 +331,7 @@ class Filling:
         """
         if self._missing:
             raise CheckpointCorruptError(
-                f"a new task has not heard of each old one: task={self._task}"
+                f"a new task did not get the state of every old one: task={self._task}"
                 f" missing={sorted(self._missing)}"
             )
 

@@ -448,7 +448,7 @@ def end_session(
     try:
         ask_to_stop(paths, epoch)
     except (RetriableError, ContainerError) as exc:
-        logger.info("the container goes on for now: error=%s", exc)
+        logger.info("the container could not be stopped now: error=%s", exc)
     for task in range(tasks):
         directory = spec.directory(task)
         directory.remove_work(session_prefix(epoch))

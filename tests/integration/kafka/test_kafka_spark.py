@@ -323,7 +323,7 @@ def test_a_query_that_begins_elsewhere_than_its_commit_ends_processes_nothing(
     with pytest.raises(StreamingQueryException) as caught:
         stream.run("earliest", job__start__from__checkpoint=start.checkpoint_id)
     assert isinstance(caught.value.__cause__, ConfigError)
-    assert "does not read on where the commit ends" in str(caught.value.__cause__)
+    assert "would not go on reading where the commit ends" in str(caught.value.__cause__)
     assert stream.deliveries == []
     stream.location = stream.root / "another checkpoint"
     stream.go_on(start)

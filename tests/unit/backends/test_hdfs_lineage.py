@@ -86,9 +86,9 @@ async def test_a_file_that_is_needed_and_gone_is_named(lost: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_circle_of_lineages_ends_in_an_error() -> None:
+async def test_a_cycle_of_lineages_ends_in_an_error() -> None:
     lineages = {"2_00000002": ["1_00000001"], "1_00000001": ["2_00000002"]}
-    with pytest.raises(CheckpointCorruptError, match="circle"):
+    with pytest.raises(CheckpointCorruptError, match="cycle"):
         await plan("2_00000002", ["1_00000001.delta", "2_00000002.delta"], lineages)
 
 

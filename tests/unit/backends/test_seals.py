@@ -156,7 +156,7 @@ async def test_a_log_that_is_set_back_while_it_is_open_is_noticed(place: Place) 
     names = sorted(place.stored)
     del place.stored[names[3]]
     await place.log().append(3, RECORDS[0])
-    assert "another than before" in told(list(await log.read(0)))[3]
+    assert "changed since it was read" in told(list(await log.read(0)))[3]
 
 
 @pytest.mark.asyncio

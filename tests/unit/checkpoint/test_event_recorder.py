@@ -144,7 +144,7 @@ async def test_a_store_that_never_answers_does_not_keep_the_job_from_ending(
 
     monkeypatch.setattr(recorder._writer, "flush", never)
     await recorder.finish()
-    assert "the last events are not written: epoch=1" in caplog.text
+    assert "the last events could not be written: epoch=1" in caplog.text
 
 
 def test_the_summary_of_an_error_has_neither_stack_nor_secret() -> None:

@@ -40,7 +40,7 @@ LOG = f"--task '{TASK}'"
         (f"savepoint drop nope {LOG}", "name=nope names=keep,weekly", "shows what is pinned"),
         (
             f"savepoint restore keep --as copy --from-location /a --to-location /b {LOG}",
-            "the commit is of no Spark query",
+            "the commit is not of a Spark query",
             "leave out --from-location and --to-location",
         ),
         (
@@ -103,12 +103,12 @@ def test_warnings_are_shown_as_lines_and_those_of_clients_are_not(
     statekeep: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(_: Config) -> None:
-        logging.getLogger("statekeep.backends.retry").warning("no answer, tried again")
+        logging.getLogger("statekeep.backends.retry").warning("request failed, retrying")
         logging.getLogger("client").error("what it tried", exc_info=OSError("refused"))
 
     monkeypatch.setattr(Config, "check", check)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     before = list(logging.getLogger("statekeep").handlers)
     result = statekeep("config check")
-    assert (result.status, result.err) == (0, "WARNING: no answer, tried again\n")
+    assert (result.status, result.err) == (0, "WARNING: request failed, retrying\n")
     assert logging.getLogger("statekeep").handlers == before

@@ -114,7 +114,7 @@ def test_programs_get_json(statekeep: CommandLine, job: dict[str, str]) -> None:
         ("put cuont user-7 1 --reason r", 2, "did you mean 'count'?"),
         ("put count user-7 one --reason r", 2, "the value cannot be read: value='one'"),
         ('put count user-7 "[1, 2]" --reason r', 6, "field=n declared=bigint found=list"),
-        ("put count user-7 1 --map-key 1 --reason r", 2, "goes with a map, and only with it"),
+        ("put count user-7 1 --map-key 1 --reason r", 2, "is needed for a map, and only for a map"),
         ("put count user-7 1 --ttl-ms 5 --reason r", 2, "has no time to live"),
         ("put count user-7 1 --operator mian --reason r", 2, "did you mean 'main'?"),
         ("put count user-7 1 --reason ''", 2, "needs a reason"),

@@ -16,9 +16,7 @@ from statekeep.container.container import Container
 from statekeep.errors import CommitFailedError
 
 TASK = "Partition 0"
-GIVEN_UP = (
-    "a blocking call hangs and is waited for no longer: call=file_server_kit.FileServer.answer"
-)
+GIVEN_UP = "a blocking call hangs and is given up: call=file_server_kit.FileServer.answer"
 
 
 @pytest.fixture

@@ -78,7 +78,9 @@ async def test_a_damaged_backend_is_passed_over_and_whole_again_after_the_next_c
         assert (task.store("s").get(b"k"), task.input_offsets[INPUT]) == (b"two", "2")
         await put_and_commit(task, b"three", 3)
     (told,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    assert told.startswith("state cannot be restored from here: task=Partition 0 backend=first")
+    assert told.startswith(
+        "state cannot be restored from this backend: task=Partition 0 backend=first"
+    )
     assert await recorded_failures(config(tmp_path)) == [[], ["s first"]]
 
     damage(tmp_path / "second")

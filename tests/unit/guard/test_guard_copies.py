@@ -338,7 +338,7 @@ def test_a_backend_that_cannot_build_on_files_it_has_is_refused(guard: Guard, ba
     settings = "--set kafka.bootstrap.servers=localhost:1 --set hdfs.store.uri=hdfs://localhost:1/x"
     result = guard.run(f"--set stores.backup.factories=blob,{backend} {settings}")
     assert result.status == ExitStatus.USAGE
-    assert f"backend takes no copies of a location: backend={backend}" in result.err
+    assert f"backend cannot hold copies of a location: backend={backend}" in result.err
 
 
 def test_a_location_that_is_in_use_is_not_written_to(guard: Guard) -> None:

@@ -296,7 +296,7 @@ def test_another_job_is_not_taken_over(guard: Guard) -> None:
     assert made.json["job"] != "orders"
     assert made.json["batch"] == 4
     assert refused.status == ExitStatus.USAGE
-    assert "the job is no job of copies" in refused.err
+    assert "the job does not hold copies of a location" in refused.err
 
 
 def copies_of(guard: Guard) -> list[Path]:

@@ -46,7 +46,7 @@ async def test_a_time_whose_commit_may_be_released_is_an_error_that_names_its_ne
     first, before, *_ = job.view.commits
     with pytest.raises(ConfigError, match=rf"may be released: .*before={first} .*after={before} "):
         CommitChoice(as_of_ms=began(job, before) - 1).find(job)
-    with pytest.raises(ConfigError, match="no retained commit is as old"):
+    with pytest.raises(ConfigError, match="no retained commit is that old"):
         CommitChoice(as_of_ms=began(job, first) - 1).find(job)
 
 

@@ -147,9 +147,9 @@ def test_a_stop_ends_though_a_call_hangs(
     assert server.hung_calls.acquire(timeout=10)
     run.stop()
     assert job._ended.is_set()
-    assert (
-        "a blocking call hangs and is waited for no longer: call=file_server_kit.FileServer.answer"
-    ) in [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert ("a blocking call hangs and is given up: call=file_server_kit.FileServer.answer") in [
+        record.getMessage() for record in caplog.records if record.levelname == "ERROR"
+    ]
     with pytest.raises(BackendClosedError, match="hangs"):
         run.await_termination(None)
 

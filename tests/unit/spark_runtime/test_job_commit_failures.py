@@ -51,7 +51,7 @@ async def test_an_entry_with_the_checkpoint_of_another_commit_is_refused() -> No
     await rig.finish(replace(plan, checkpoint_id="5-5"), 0)
     await rig.committer.submitted(plan, {})
     await rig.committer.resolve(60)
-    assert "is another commit's" in rig.notes[-1][1]["reason"]
+    assert "belongs to another commit" in rig.notes[-1][1]["reason"]
 
 
 @pytest.mark.asyncio

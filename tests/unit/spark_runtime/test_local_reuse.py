@@ -241,7 +241,7 @@ def test_what_was_fetched_ahead_is_taken_though_there_is_a_newer_commit() -> Non
 
 def test_nothing_is_restored_where_what_was_fetched_ahead_is_gone() -> None:
     jobs = FakeJobs(f"0_{UID}")
-    with pytest.raises(RestoreFailedError, match="not there any more"):
+    with pytest.raises(RestoreFailedError, match="gone again"):
         recover(jobs, 3, commits=[0, 1, 2], batches=[0, 1, 2, 3], fetched=1)
     assert jobs.restored == []
 

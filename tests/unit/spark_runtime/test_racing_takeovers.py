@@ -137,7 +137,7 @@ def test_a_location_behind_its_log_is_refused_while_the_log_grows(drivers: Drive
 
     drivers.location.newest_commit = 1
     drivers.location.on_look = go_on_elsewhere
-    with pytest.raises(CheckpointLocationError, match="not of one time: commits=1"):
+    with pytest.raises(CheckpointLocationError, match="are of different times: commits=1"):
         starting.check_location()
     assert starting.epoch == 0
     living.append(batch_record(batch + 1))

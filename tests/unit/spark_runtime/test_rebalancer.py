@@ -177,7 +177,7 @@ def test_a_table_that_is_given_up_runs_nothing_any_more() -> None:
     table = object.__new__(Placement)
     table.tag, table._given_up = "tag", threading.Event()
     table._given_up.set()
-    with pytest.raises(StateBackupError, match="nothing waits for this job"):
+    with pytest.raises(StateBackupError, match="this Spark job is no longer waited for"):
         table._collect(cast("SparkSession", None), cast("DataFrame", None))
 
 

@@ -100,7 +100,7 @@ def test_a_location_that_has_gone_on_meanwhile_is_refused(job: Path) -> None:
     driver = open_driver(job, "rescaled", newest=BATCH + 1)
     try:
         driver.open(3)
-        with pytest.raises(CheckpointLocationError, match="not of one time"):
+        with pytest.raises(CheckpointLocationError, match="are of different times"):
             driver.check_location()
     finally:
         driver.close()

@@ -102,9 +102,9 @@ async def test_a_recorded_batch_counts_once_spark_has_ended_it() -> None:
 @pytest.mark.parametrize(
     ("newest_commit", "query_id", "text"),
     [
-        (0, "q", "not of one time: commits=0 logged=2"),
-        (-1, "q", "not of one time: commits=-1 logged=2"),
-        (3, "q", "not of one time: commits=3 logged=2"),
+        (0, "q", "are of different times: commits=0 logged=2"),
+        (-1, "q", "are of different times: commits=-1 logged=2"),
+        (3, "q", "are of different times: commits=3 logged=2"),
         (2, "other", "is of another query: query_id=other"),
         (-1, None, "is empty"),
     ],
@@ -173,7 +173,7 @@ async def test_a_batch_that_was_run_must_have_its_boundaries(
     find_resumption(cast("CheckpointLocation", location), new.view)
     location.files["offsets/2"] = found
     with pytest.raises(
-        CheckpointLocationError, match="not the boundaries of a batch that was run: batch=2"
+        CheckpointLocationError, match="lacks the offsets of a batch that was run: batch=2"
     ):
         find_resumption(cast("CheckpointLocation", location), new.view)
 
@@ -184,7 +184,7 @@ async def test_a_job_that_a_tool_has_made_half_is_refused() -> None:
     owner = await LogSession.of_tool(log_on(blobs), "tool")
     await owner.begin_attempt(3, CheckpointId(1, 1), {}, [])
     driver = await driver_on(blobs)
-    with pytest.raises(ConfigError, match="not made to its end"):
+    with pytest.raises(ConfigError, match="only partly made"):
         resumption_of(driver.view, -1, None)
 
 

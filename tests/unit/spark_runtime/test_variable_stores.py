@@ -113,7 +113,7 @@ def test_the_main_store_needs_a_backend_of_its_own_where_another_store_has_one(
     complete = with_query_defaults(
         given, "/ckpt", "q", shared_uri="file:///ckpt", is_every_batch=False
     )
-    with pytest.raises(ConfigError, match="the state would be backed up nowhere") as error:
+    with pytest.raises(ConfigError, match="the state would not be backed up") as error:
         check_settings(complete)
     assert any("stores.backup.factories" in hint for hint in error.value.hints)
 

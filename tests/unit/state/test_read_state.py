@@ -155,7 +155,7 @@ def test_only_the_columns_that_are_asked_for_are_read(job: dict[str, str]) -> No
         ({"variable": "count", "operator": "mian"}, "operator=mian.*did you mean 'main'"),
         ({"variable": "count", "commit": 99}, "no such commit: commit=99.*checkpoints list"),
         ({"variable": "count", "batch": 99}, "no retained commit is of this batch.*batches=5"),
-        ({"variable": "count", "as_of": "2001-01-01"}, "no retained commit is as old.*oldest="),
+        ({"variable": "count", "as_of": "2001-01-01"}, "no retained commit is that old.*oldest="),
         ({"variable": "count", "as_of": "yesterday"}, "not a time: found='yesterday'"),
         ({"variable": "count", "batch": 5, "commit": 1}, "named more than once"),
         ({"variable": "count", "backend": "far"}, "backend=far backends=blob"),

@@ -52,7 +52,7 @@ def test_options_name_commits(options: dict[str, str], expected: Any) -> None:
         ({"readRegisteredTimers": "yes"}, "readRegisteredTimers='yes' expected='true or false'"),
         ({"readRegisteredTimers": "true"}, "either a state variable or the timers"),
         ({"changeStartCommit": "v1"}, "set readChangeFeed to true"),
-        ({"readChangeFeed": "true"}, "a change feed needs its begin"),
+        ({"readChangeFeed": "true"}, "a change feed needs a start"),
         ({"changeEndBatchId": "1"}, "use batchId"),
         (
             {"readChangeFeed": "true", "changeStartCommit": "v1", "batchId": "1"},

@@ -447,7 +447,7 @@ def test_a_commit_that_is_pinned_while_a_key_is_erased_is_named(
 
 def test_a_mistyped_key_costs_no_commit(job: dict[str, str], tmp_path: Path) -> None:
     before = retained(job)
-    with pytest.raises(ConfigError, match="nothing of the key: key='User-7'"):
+    with pytest.raises(ConfigError, match="does not have the key: key='User-7'"):
         erase(job, tmp_path, "User-7")
     assert retained(job) == before
 

@@ -152,7 +152,7 @@ def test_a_null_names_no_entry_of_a_map(job: dict[str, str]) -> None:
 
 
 def test_a_deletion_takes_no_element_of_a_list(job: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="a deletion takes whole lists"):
+    with pytest.raises(ConfigError, match="a deletion removes whole lists"):
         write_json(job, "items", [{"key": [1, "bert-vkz"], "list_position": 0}], "delete")
     assert len(read(job, "items", 1)) == 2
 
@@ -262,7 +262,7 @@ def test_a_key_that_the_state_has_lost_is_erased_from_older_commits(
     write(job, "one", [{"key": key(0), "value": {"n": 1, "s": "y"}}])
     before = asyncio.run(retained(job))
     for lost in ('[1, "bert-vkz"]', '[99, "absent"]'):
-        with pytest.raises(ConfigError, match=r"has nothing of the key: .*--force"):
+        with pytest.raises(ConfigError, match=r"does not have the key: .*--force"):
             erase(job, tmp_path, '[2, "carl-wfy"]', lost)
     assert asyncio.run(retained(job)) == before
     erase(job, tmp_path, *keys, is_forced=True)

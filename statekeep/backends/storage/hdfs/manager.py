@@ -52,7 +52,7 @@ def open_manager(location: Location, executor: BlockingExecutor) -> BlobStoreMan
         client = HdfsClient(location.uri, location.options)
     except ValueError as exc:
         key = f"{location.key.removesuffix('uri')}storage.options"
-        raise ConfigError(f"a setting of Hadoop makes no sense: {key} {exc}", key=key) from exc
+        raise ConfigError(f"a Hadoop setting has an invalid value: {key} {exc}", key=key) from exc
     return HdfsBlobStoreManager(location.uri, client, executor)
 
 
