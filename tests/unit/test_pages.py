@@ -10,17 +10,20 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
-from pages_kit import PAGES, ROOT, commands, printed, text_of
+from pages_kit import PAGES, ROOT, block, blocks, commands, printed, text_of
 from pyspark.sql import DataFrame
 from typer.core import TyperGroup
 from typer.main import get_command
 
 import statekeep
+from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
+from statekeep.checkpoint.checkpoints import Marker
 from statekeep.cli.app import app
 from statekeep.commit.metrics import COUNTERS, GAUGES, TIMERS
 from statekeep.config.load import load_properties
 from statekeep.config.lookup import find_key
 from statekeep.spark.dataframe import _STATELESS
+from statekeep.spark.fenced_sinks import FENCE_TABLE
 from statekeep.spark.sinks import _OTHERS, FILE_FORMATS
 
 PARSED = "scripts/check_docs.py"
@@ -110,6 +113,78 @@ def test_it_is_known_what_runs_each_program_of_the_pages() -> None:
     for programs in PROGRAMS.values():
         for _, test in programs:
             assert (ROOT / test).is_file(), test
+
+
+CODE = "\n".join(
+    path.read_text(encoding="utf-8") for path in Path(statekeep.__file__).parent.rglob("*.py")
+)
+
+CLUSTER = "tests/integration/spark/test_spark_cluster.py"
+SAMPLES = {"docs/reference/formats.md": "tests/unit/checkpoint/test_formats_page.py"}
+"""What stored formats look like: decoded, whatever the language of the block."""
+OTHERS = {
+    "docs/start.md": {("A first crash", "text", "tests/unit/test_pages.py")},
+    "docs/how-to/cluster.md": {
+        ("Give executors the package", "bash", CLUSTER),
+        ("Kubernetes", "bash", "tests/unit/test_pages.py"),  # its syntax: there is no such cluster
+        ("Kubernetes", "dockerfile", "docs/how-to/cluster.md"),  # not run, as "What was run" says
+    },
+    "docs/how-to/sinks.md": {("Upsert into a database", "sql", KILLED)},
+    BACKEND: {
+        ("In short", "toml", "tests/unit/test_readme.py"),
+        ("What you provide", "toml", PARSED),
+    },
+    "docs/reference/kafka.md": {("The marker", "json", "tests/unit/test_pages.py")},
+    "docs/developing/architecture.md": {("Layers", "", "pyproject.toml")},  # import-linter's layers
+}
+"""By page: below which heading a block of another kind stands, and what runs or reads it."""
+_CHECKED_ABOVE = {"python", "diff", "properties", "console"}
+
+
+def test_it_is_known_what_reads_each_block_that_is_no_program_setting_or_command() -> None:
+    found = {
+        page: {
+            (heading, language)
+            for heading, language, _ in printed(page)
+            if language not in _CHECKED_ABOVE
+        }
+        for page in PAGES
+        if page not in SAMPLES
+    }
+    assert {page: blocks for page, blocks in found.items() if blocks} == {
+        page: {(heading, language) for heading, language, _ in read}
+        for page, read in OTHERS.items()
+    }
+    readers = [reader for read in OTHERS.values() for _, _, reader in read]
+    for reader in [*readers, *SAMPLES.values()]:
+        assert (ROOT / reader).is_file(), reader
+
+
+@pytest.mark.parametrize("text", blocks("docs/how-to/cluster.md", "Kubernetes", "bash"))
+def test_the_shell_can_read_the_commands_that_no_test_runs(text: str) -> None:
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_a_marker_of_kafka_is_read_as_printed() -> None:
+    sample = Marker(block("docs/reference/kafka.md", "The marker", "json"))
+    marker = KafkaStateCheckpointMarker.decode(sample)
+    assert marker.version == "2_2787f1d947614667"
+    assert marker.content.live_keys == 999
+
+
+def test_the_table_of_the_upserts_is_made_as_printed() -> None:
+    printed_table = block("docs/how-to/sinks.md", "Upsert into a database", "sql")
+    assert printed_table.split() == FENCE_TABLE.split()
+
+
+@pytest.mark.parametrize("line", block("docs/start.md", "A first crash", "text").splitlines())
+def test_the_code_writes_the_lines_of_the_log_that_the_start_page_shows(line: str) -> None:
+    level, name, message = line.split(maxsplit=2)
+    assert (level, name) == ("INFO", "statekeep:")
+    text, _, facts = message.partition(": ")
+    assert re.sub(r" \d+$", " %d", text) in CODE
+    for key in re.findall(r"(\w+)=", facts):
+        assert f"{key}=%" in CODE or key.endswith("_s")  # a phase of the start
 
 
 RUN = {
@@ -205,9 +280,6 @@ def test_every_other_command_of_the_pages_is_known_to_a_test() -> None:
     }
 
 
-CODE = "\n".join(
-    path.read_text(encoding="utf-8") for path in Path(statekeep.__file__).parent.rglob("*.py")
-)
 ERRORS = re.findall(r"^\| `([^`]+)` \|", text_of("docs/how-to/troubleshoot.md"), re.MULTILINE)
 
 
