@@ -12,8 +12,7 @@ from statekeep.errors import StateBackupError
 from statekeep.events import CommitSummary
 from statekeep.reporter import ListenerThread, Reporter, RequestCounter
 from statekeep.spark.driver.job import StatefulJob
-from statekeep.spark.driver.progress import EventList, QueryEvent
-from statekeep.spark.driver.ticks import SOURCE_NAME
+from statekeep.spark.driver.progress import EventList, QueryEvent, add_operators
 from statekeep.spark.query_run import QueryPlan, QueryRun, as_query_failure
 from statekeep.spark.restart_policy import RestartPolicy
 from statekeep.spark.supervisor import Supervisor
@@ -227,10 +226,7 @@ class StatefulStreamingQuery:
         return error
 
     def _with_state(self, progress: Any, job: StatefulJob) -> Any:  # noqa: ANN401 - Spark's class
-        sources = progress["sources"]
-        progress["sources"] = [s for s in sources if s["description"] != SOURCE_NAME]
-        entries = job.operator_progress(progress["batchId"], self._restarts())
-        progress["stateOperators"] = [*progress["stateOperators"], *entries]
+        add_operators(progress, job.operator_progress(progress["batchId"], self._restarts()))
         return progress
 
 

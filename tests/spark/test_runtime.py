@@ -1,6 +1,7 @@
 """Whole queries on two executors: state and output equal a plain fold over the input."""
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -79,6 +80,10 @@ def test_progress_and_status_have_the_habits_of_spark(stream: Stream) -> None:
     assert metrics["stateOnCurrentVersionSizeBytes"] > 0
     assert metrics["localVersionsSizeBytes"] > 0
     assert metrics["localVersionCount"] >= PARTITIONS
+    text = json.loads(query.lastProgress.json)
+    assert text["stateOperators"] == [operator]
+    assert [source["numInputRows"] for source in text["sources"]] == [200]
+    assert '"rowsIn": 200' in str(query.lastProgress)
     assert not query.isActive
     assert query.exception() is None
     assert query.status["isTriggerActive"] is False

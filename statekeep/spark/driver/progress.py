@@ -1,18 +1,20 @@
 """What people see of a query: its events, its progress reports, how long its phases took."""
 
+import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark.sql.streaming.listener import StateOperatorProgress
+from pyspark.sql.streaming.listener import StateOperatorProgress, StreamingQueryProgress
 from typing_extensions import override
 
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.events import CommitSummary, Event, EventSource, Listener
 from statekeep.spark.driver.processing import BatchResult, LocalSizes, LocalState
+from statekeep.spark.driver.ticks import SOURCE_NAME
 from statekeep.spark.operator.runner import OperatorSpec, TimedOutcome
 from statekeep.spark.stage import Stage
 from statekeep.spark.variable_stores import stores_of_query
@@ -122,6 +124,25 @@ def operator_progress(
     progress = StateOperatorProgress.fromJson(entry)
     progress.update(entry)
     return progress
+
+
+def add_operators(
+    progress: StreamingQueryProgress, entries: Sequence[StateOperatorProgress]
+) -> None:
+    """Add entries to Spark's progress, in its fields and in its text, and take our source out.
+
+    Args:
+        progress: Is changed.
+        entries: One for each operator.
+    """
+    of_others = [source for source in progress["sources"] if source["description"] != SOURCE_NAME]
+    shown = json.loads(progress.json)
+    shown["sources"] = [s for s in shown["sources"] if s["description"] != SOURCE_NAME]
+    shown["stateOperators"] += entries
+    progress["sources"] = of_others
+    progress["stateOperators"] = [*progress["stateOperators"], *entries]
+    # `json`, `prettyJson` and `repr` are else the JVM's, which knows only Spark's operators.
+    progress._jprogress, progress._jdict = None, shown  # noqa: SLF001 - there is no other way
 
 
 _KEPT: Final = 1000

@@ -5,12 +5,18 @@ import json
 from collections.abc import Mapping
 
 import pytest
-from pyspark.sql.streaming.listener import StateOperatorProgress
+from pyspark.sql.streaming.listener import StateOperatorProgress, StreamingQueryProgress
 
 from statekeep.spark.driver import processing
 from statekeep.spark.driver.processing import BatchResult, LocalSizes, LocalState
-from statekeep.spark.driver.progress import BatchStatistics, operator_progress, statistics_of
+from statekeep.spark.driver.progress import (
+    BatchStatistics,
+    add_operators,
+    operator_progress,
+    statistics_of,
+)
 from statekeep.spark.driver.task_jobs import Answer
+from statekeep.spark.driver.ticks import SOURCE_NAME
 from statekeep.spark.worker.job_spec import Receipt
 
 BASE = "0_000000000a"
@@ -78,6 +84,31 @@ def test_progress_has_every_field_of_sparks_entry_and_what_is_declared() -> None
     assert declared.items() <= progress.customMetrics.items()
     assert progress["restarts"] == 3
     assert json.loads(progress.json) == progress
+
+
+def test_the_text_of_a_progress_has_the_entries_of_our_operators_and_not_our_source() -> None:
+    offsets = dict.fromkeys(["startOffset", "endOffset", "latestOffset"], "1")
+    source = {**offsets, "numInputRows": 3, "metrics": {}}
+    rates = dict.fromkeys(["inputRowsPerSecond", "processedRowsPerSecond"], 1.0)
+    sources = [{**source, **rates, "description": name} for name in ("rate", SOURCE_NAME)]
+    progress = StreamingQueryProgress.fromJson(
+        {
+            **dict.fromkeys(["id", "runId"], "00000000-0000-0000-0000-000000000001"),
+            "name": None,
+            "timestamp": "t",
+            "batchId": 7,
+            "batchDuration": 1,
+            "sources": sources,
+            "stateOperators": [],
+            "sink": {"description": "s", "numOutputRows": 1, "metrics": {}},
+        }
+    )
+    entry = operator_progress(BatchStatistics(changed_keys=7), 4, None, {}, {})
+    add_operators(progress, [entry])
+    assert progress["stateOperators"] == [entry]
+    for shown in (json.loads(progress.json), json.loads(repr(progress)), progress):
+        assert [operator["numRowsUpdated"] for operator in shown["stateOperators"]] == [7]
+        assert [given["description"] for given in shown["sources"]] == ["rate"]
 
 
 def _fields_of_spark() -> list[str]:
