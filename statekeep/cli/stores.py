@@ -60,7 +60,7 @@ def show(
 ) -> None:
     """Show the snapshot of each store as a tree.
 
-    At one commit: files, deltas, sizes, lineage.
+    At one commit: files, deltas, sizes, lineage. `statekeep verify --count` counts the entries.
     """
 
     async def run() -> tuple[int, list[SnapshotNode]]:

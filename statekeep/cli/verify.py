@@ -41,8 +41,11 @@ def verify(
     which: Which = None,
     *,
     backend: Annotated[
-        str | None, typer.Option(help="Only this backend; left out: each one that has markers.")
+        str | None, typer.Option(help="Only this backend; by default each one that has markers.")
     ] = None,
+    is_counted: Annotated[
+        bool, typer.Option("--count", help="Read and count the entries of all stores too.")
+    ] = False,
     options: JobOptions,
     task: LogOfTask = None,
     is_full: IsFull = False,
@@ -66,7 +69,12 @@ def verify(
                 raise _not_there(job, position, backend, {holder for _, holder in held})
             async with job.held(position):
                 with RestoreProgressBar(clock.monotonic_ns, is_lasting=True) as bar:
-                    found = [await _verify(job, commit, *part, bar.update) for part in parts]
+                    found = [
+                        await _verify(
+                            job, commit, *part, is_counted=is_counted, on_progress=bar.update
+                        )
+                        for part in parts
+                    ]
             if backend is not None:
                 found += missing_from(job, commit, tasks, BackendName(backend))
             return found + [unheld(commit, name) for name in _versions_without(commit, held)]
@@ -77,12 +85,13 @@ def verify(
         print_json(rows)
     else:
         print_table(
-            ["task", "backend", "size", "state"],
+            ["task", "backend", "size", *(["entries"] if is_counted else []), "state"],
             [
                 [
                     row["task"],
                     row["backend"],
                     size_of(row["bytes"]),
+                    *([row["entries"]] if is_counted else []),
                     state_of(row["error"], is_damaged=bool(row["is-damaged"])),
                 ]
                 for row in rows
@@ -128,6 +137,8 @@ async def _verify(
     commit: CommitRecord,
     task: TaskName,
     backend: BackendName,
+    *,
+    is_counted: bool,
     on_progress: Progress,
 ) -> VerifiedCopy:
     with (
@@ -135,7 +146,13 @@ async def _verify(
         tempfile.TemporaryDirectory(prefix="statekeep-verify-") as directory,
     ):
         return await verify_copy(
-            job, commit, task, backend, Path(directory), on_progress=on_progress
+            job,
+            commit,
+            task,
+            backend,
+            Path(directory),
+            is_counted=is_counted,
+            on_progress=on_progress,
         )
 
 
@@ -144,6 +161,7 @@ def _row(copy: VerifiedCopy) -> dict[str, JsonValue]:
         "task": copy.task,
         "backend": copy.backend,
         "bytes": copy.bytes,
+        "entries": copy.entries,
         "error": copy.error,
         "is-damaged": copy.is_damaged,
     }

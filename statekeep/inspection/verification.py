@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import RestoreFailedError
 from statekeep.inspection.job import InspectedJob
-from statekeep.inspection.task_restore import Progress
+from statekeep.inspection.task_restore import Progress, stores_of, task_identity
+from statekeep.stores.task_directory import TaskDirectory
+from statekeep.stores.version import SealedVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,8 @@ class VerifiedCopy:
     """None: no backend has anything of it."""
     bytes: int = 0
     """That were fetched."""
+    entries: int | None = None
+    """In all stores of the task; None: not counted."""
     error: str | None = None
     """None: it is fine."""
     is_damaged: bool = False
@@ -65,9 +71,19 @@ async def verify_copy(
     backend: BackendName,
     directory: Path,
     *,
+    is_counted: bool = False,
     on_progress: Progress = lambda _: None,
 ) -> VerifiedCopy:
     """Restore one task from one backend into an empty directory, and compare every checksum.
+
+    Args:
+        job: Whose commit it is.
+        commit: To be verified.
+        task: Of the commit.
+        backend: To restore from.
+        directory: Gets the files.
+        is_counted: Read all entries too, and count them.
+        on_progress: Called as bytes arrive.
 
     Raises:
         ConfigError: The settings lack the backend, or the directory cannot be used.
@@ -87,7 +103,26 @@ async def verify_copy(
     if lost := _lost_stores(job, commit, task):
         error = f"no backend holds a store that the commit lists: stores={','.join(sorted(lost))}"
         return VerifiedCopy(task, backend, outcome.bytes_fetched, error=error, is_damaged=True)
-    return VerifiedCopy(task, backend, outcome.bytes_fetched)
+    entries: int | None = None
+    if is_counted:
+        count = partial(_count_entries, job, commit, task, directory, outcome.version)
+        entries = await job.executor.run(count)
+    return VerifiedCopy(task, backend, outcome.bytes_fetched, entries)
+
+
+def _count_entries(
+    job: InspectedJob,
+    commit: CommitRecord,
+    task: TaskName,
+    directory: Path,
+    version: SealedVersion | None,
+) -> int:
+    """Open what was restored, and count what all stores hold. Blocks."""
+    identity = task_identity(commit, task)
+    stores = stores_of(commit)[identity.operator]
+    with TaskDirectory.of(directory, identity).begin(random_nonce(), version, stores) as work:
+        opened = [work.open_store(store, job.config.store(store).factory) for store in stores]
+        return sum(1 for store in opened for _ in store.scan())
 
 
 def _lost_stores(job: InspectedJob, commit: CommitRecord, task: TaskName) -> set[StoreName]:

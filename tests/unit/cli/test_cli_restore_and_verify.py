@@ -42,6 +42,14 @@ def test_every_backend_of_a_commit_is_verified(statekeep: CommandLine) -> None:
     assert all(row["bytes"] > 0 for row in result.json)
 
 
+def test_the_entries_of_each_copy_are_counted_on_demand(statekeep: CommandLine) -> None:
+    assert [row["entries"] for row in statekeep(f"verify {LOG} --json").json] == [None, None]
+    assert [row["entries"] for row in statekeep(f"verify {LOG} --count --json").json] == [4, 4]
+    head, *rows = statekeep(f"verify {LOG} --count").out.splitlines()
+    column = head.index("entries")
+    assert [row[column:].split()[0] for row in rows if " fine" in row] == ["4", "4"]
+
+
 def test_damage_is_found_in_the_backend_that_has_it(statekeep: CommandLine, job: Path) -> None:
     damage_a_blob(job / "far")
     result = statekeep(f"verify {LOG} --json")
