@@ -109,7 +109,7 @@ def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="The commit to compare with.")],
     new: Annotated[
         str | None,
-        typer.Argument(metavar="NEW", help="The other; left out: the current one."),
+        typer.Argument(metavar="NEW", help="The other; by default the current one."),
     ] = None,
     *,
     options: JobOptions,
@@ -146,7 +146,7 @@ def diff(
 @app.command()
 @shared_options
 def pin(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the commit is kept under.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name to keep the commit under.")],
     which: Which = None,
     *,
     options: JobOptions,

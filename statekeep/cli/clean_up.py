@@ -36,7 +36,7 @@ Grace = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="Leave alone what was begun less than this ago, such as 24h, as a margin.",
+        help="Keep what was begun less than this time ago, such as 24h.",
     ),
 ]
 _DURATION: Final = milliseconds(0)
@@ -63,7 +63,7 @@ def collect_garbage(
         clock = SystemClock()
         for log in task or (None,):
             async with (
-                waiting("looking for what nothing reaches", clock),
+                waiting("looking for unreachable backups", clock),
                 open_job(settings, clock, task=log) as job,
             ):
                 _, commit = job.find_commit()
@@ -82,7 +82,8 @@ def reset(
     *,
     is_dry_run: IsDryRun = False,
     is_dropping_savepoints: Annotated[
-        bool, typer.Option("--with-savepoints", help="Also if commits are kept under names.")
+        bool,
+        typer.Option("--with-savepoints", help="Reset it also if commits are kept under names."),
     ] = False,
     is_sure: IsSure = False,
     options: JobOptions,

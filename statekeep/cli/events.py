@@ -44,7 +44,7 @@ from statekeep.config.redact import redact_text
 def events(
     *,
     last: Annotated[
-        int | None, typer.Option("--last", "-n", min=1, help="Only so many, the newest.")
+        int | None, typer.Option("--last", "-n", min=1, help="Only this many, the newest.")
     ] = None,
     is_progress: Annotated[
         bool,
@@ -177,7 +177,7 @@ def describe(record: Record) -> str:  # noqa: PLR0911 - one line for each kind o
             until = f" until {utc(record.expires_ms)}" if record.expires_ms else ""
             return f"commit {record.position} is pinned as {record.name}{until}"
         case UnpinRecord():
-            return f"{record.name} is no pin any more"
+            return f"{record.name} is not a pin any more"
         case KeptRecord():
             return f"commit {record.position} is written again for {', '.join(sorted(record.pins))}"
         case MovedRecord():

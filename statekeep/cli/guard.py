@@ -53,15 +53,16 @@ from statekeep.stores.temporary_directory import temporary_directory
 
 app = typer.Typer(
     name="guard",
-    help="Look after queries on Spark's own state store.",
+    help="Back up queries on Spark's own state store.",
     no_args_is_help=True,
 )
 
 _THREADS = 16
 _EVERY: Final = milliseconds(1)
 _SINK_SKIPS: Final = (
-    "later batches have numbers that the sink may know already: a sink of files, by its\n"
-    "_spark_metadata, and a Delta table skip these, even if the rows are others now"
+    "the sink may know the numbers of later batches already: a sink of files, by its "
+    "_spark_metadata,\n"
+    "and a Delta table skip these batches, even if their rows differ now"
 )
 
 IsDryRun: TypeAlias = Annotated[
@@ -74,7 +75,7 @@ Copy: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="COPY",
-        help="Position, checkpoint id or pin of a copy; left out: the newest one.",
+        help="Position, checkpoint id or pin of a copy; by default the newest one.",
         show_default=False,
     ),
 ]
@@ -84,7 +85,7 @@ Source: TypeAlias = Annotated[
 JobName: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--as", metavar="JOB", help="The job of the copies; left out: named after the location."
+        "--as", metavar="JOB", help="The job of the copies; by default named after the location."
     ),
 ]
 
@@ -141,7 +142,7 @@ def run(
         str, typer.Option("--to", metavar="URI", help="Where the copies go, as blob.store.uri.")
     ],
     is_once: Annotated[
-        bool, typer.Option("--once", help="Make one copy and end; left out: copy until Ctrl-C.")
+        bool, typer.Option("--once", help="Make one copy and end; by default copy until Ctrl-C.")
     ] = False,
     every: Annotated[
         str,

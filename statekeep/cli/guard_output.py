@@ -15,7 +15,7 @@ from statekeep.guarding.verifying import LoadedStore, VerifiedCopy
 
 _DAY_MS: Final = 86_400_000
 _ONLY_NEWER_SPARK: Final = (
-    "only Spark 4.1 or later goes on from an older snapshot where one is damaged"
+    "only Spark 4.1 or later goes on from an older snapshot if one is damaged"
 )
 
 
@@ -164,7 +164,7 @@ def show_location(found: InspectedLocation, now_ms: int, *, is_deep: bool, is_fu
         [batch, damage.file, Text(damage.what, style="red")] for batch, damage in found.damage
     ]
     rows += [
-        [None, d.file, Text(f"{d.what}; an older one serves", "yellow")] for d in found.avoided
+        [None, d.file, Text(f"{d.what}; an older one can be used", "yellow")] for d in found.avoided
     ]
     if rows:
         print_table(["batch", "file", "damage"], rows, prose={"damage"}, is_full=is_full)
@@ -190,7 +190,7 @@ def damage_document(damage: Damage) -> dict[str, JsonValue]:
 def show_avoided(damaged: Sequence[Damage]) -> None:
     """Print the snapshots that a repair leaves although they are damaged."""
     for damage in damaged:
-        print_line(f"{damage.file}: {damage.what}; it stays, as an older one serves")
+        print_line(f"{damage.file}: {damage.what}; it stays, as an older one can be used")
     if damaged:
         print_line(_ONLY_NEWER_SPARK)
 

@@ -43,7 +43,7 @@ def require_apart(directory: Path, local_dir: Path) -> None:
     if found is not None:
         raise ConfigError(
             f"jobs keep their local state there: directory={directory} local_dir={found}",
-            hint=f"name a directory that neither lies in {found} nor around it",
+            hint=f"name a directory that is neither inside {found} nor above it",
         )
 
 
@@ -83,6 +83,6 @@ def explained_disk(directory: Path, remedy: str) -> Generator[None]:
 def explained_temporary_files() -> Generator[None]:
     """Name the directory of temporary files, as `explained_disk` does."""
     with explained_disk(
-        Path(tempfile.gettempdir()), "make room there, or let TMPDIR name another directory"
+        Path(tempfile.gettempdir()), "make room there, or set TMPDIR to another directory"
     ):
         yield

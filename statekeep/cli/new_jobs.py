@@ -47,7 +47,7 @@ FromLocation: TypeAlias = Annotated[
 ]
 ToLocation: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="URI", help="On Spark: where that of the new query is made."),
+    typer.Option(metavar="URI", help="On Spark: where to make that of the new query."),
 ]
 
 
@@ -131,7 +131,8 @@ def rescale_job(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Plain Python: from key (bytes) and number of tasks to the number of its task.",
+            help="Plain Python: a function from key (bytes) and number of tasks to the number of"
+            " the key's task.",
         ),
     ] = None,
     from_location: FromLocation = None,

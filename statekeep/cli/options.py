@@ -50,7 +50,7 @@ Which: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="COMMIT",
-        help="Position, checkpoint id or pin of a commit; left out: the current one.",
+        help="Position, checkpoint id or pin of a commit; by default the current one.",
         show_default=False,
     ),
 ]
@@ -170,7 +170,9 @@ def _split(setting: str) -> tuple[str, str]:
 
 SparkMaster: TypeAlias = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", help="Spark's master; left out: as spark-submit says."),
+    typer.Option(
+        "--master", metavar="URL", help="Spark's master; by default as spark-submit says."
+    ),
 ]
 SparkSettings: TypeAlias = Annotated[
     list[str] | None,

@@ -44,7 +44,7 @@ def replay(
     ] = False,
     master: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Spark's master; left out: as spark-submit says."),
+        typer.Option(metavar="URL", help="Spark's master; by default as spark-submit says."),
     ] = None,
     spark_setting: Annotated[
         list[str] | None,
@@ -109,7 +109,7 @@ def print_replayed(again: Any, *, is_full: bool) -> None:  # noqa: ANN401 - of a
         [[d.batch, d.task, d.what, d.recorded, d.replayed, d.keys] for d in again.differences],
         is_full=is_full,
     )
-    print_line("not as recorded: the source, the program, or the order of rows is another one")
+    print_line("not as recorded: the source, the program or the order of rows has changed")
 
 
 def _lines(again: Any) -> Iterator[list[object]]:  # noqa: ANN401 - as above

@@ -37,7 +37,7 @@ _FRESH_FOR_NS: Final = 2_000_000_000
 def report(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="Where it goes; left out: <job>.html, here."),
+        typer.Argument(metavar="FILE", help="Where it goes; by default <job>.html, here."),
     ] = None,
     *,
     options: JobOptions,

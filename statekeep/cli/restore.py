@@ -51,7 +51,7 @@ def restore(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Restore from this backend alone, not from the first that can; stores that only "
+            help="Restore only from this backend, not from the first that can; stores that only "
             "others hold are left out."
         ),
     ] = None,

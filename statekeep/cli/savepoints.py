@@ -44,7 +44,7 @@ def create(
         typer.Option(
             "--to",
             metavar="BACKEND",
-            help="Where it goes; left out: every backend of the job that keeps old commits.",
+            help="Where it goes; by default every backend of the job that keeps old commits.",
         ),
     ] = None,
     is_live: Annotated[

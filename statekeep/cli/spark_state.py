@@ -52,7 +52,7 @@ def import_state(
     store: Store,
     operator: Annotated[int, typer.Option(min=0, help="Number of the stateful operator.")] = 0,
     spark_store: Annotated[
-        str, typer.Option(metavar="NAME", help="Its store, where it has several: a join has.")
+        str, typer.Option(metavar="NAME", help="Its store, if it has several, as a join does.")
     ] = DEFAULT_STORE,
     options: SettingOptions,
     as_json: AsJson = False,
@@ -101,7 +101,7 @@ def export_state(
     *,
     store: Store,
     version: Annotated[
-        int, typer.Option(min=1, help="The number of batches that Spark takes the state for.")
+        int, typer.Option(min=1, help="The number of batches that the query has committed.")
     ],
     options: SettingOptions,
     task: LogsOfTasks = None,

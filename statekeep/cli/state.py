@@ -46,7 +46,7 @@ Commit = Annotated[
     str | None,
     typer.Option(
         metavar="COMMIT",
-        help="Position, checkpoint id, pin or savepoint of a commit; left out: the newest one.",
+        help="Position, checkpoint id, pin or savepoint of a commit; by default the newest one.",
     ),
 ]
 Batch = Annotated[
@@ -62,7 +62,7 @@ AsOf = Annotated[
 ]
 Backend = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Read from this backend alone, not from the first that can."),
+    typer.Option(metavar="NAME", help="Read only from this backend, not from the first that can."),
 ]
 Operator = Annotated[
     str | None,
@@ -84,7 +84,7 @@ def read(
     ] = None,
     *,
     is_timers: Annotated[
-        bool, typer.Option("--timers", help="Read the timers, and no variable.")
+        bool, typer.Option("--timers", help="Read the timers instead of a variable.")
     ] = False,
     columns: Annotated[
         str | None,
@@ -99,7 +99,7 @@ def read(
     ] = Format.TABLE,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where it goes; left out: to stdout. Not overwritten."),
+        typer.Option(metavar="FILE", help="Where it goes; by default to stdout. Not overwritten."),
     ] = None,
     commit: Commit = None,
     batch: Batch = None,

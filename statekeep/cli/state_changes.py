@@ -54,13 +54,13 @@ class ChangeOptions:
     """How the state of a stopped job is changed."""
 
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why; stands in the job log with your name.")
+        str, typer.Option(metavar="TEXT", help="Why; it is kept in the job log with your name.")
     ]
     is_taking_over: Annotated[
         bool,
         typer.Option(
             "--take-over",
-            help="Also if no event says that the job has stopped: its driver is fenced.",
+            help="Change it also if no event says that the job has stopped: its driver is fenced.",
         ),
     ] = False
     is_sure: IsSure = False
@@ -205,7 +205,7 @@ def erase(
         bool,
         typer.Option(
             "--force",
-            help="Also if the newest state has nothing of a key: for older commits, which may hold it.",
+            help="Go on also if the newest state does not have a key: older commits may hold it.",
         ),
     ] = False,
     operator: Operator = None,

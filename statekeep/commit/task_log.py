@@ -126,7 +126,7 @@ def _require_made(view: LogView, task: TaskIdentity) -> None:
         raise ConfigError(
             f"the job was only partly made: job={task.job_name} task={task.task_name}",
             key="job.name",
-            hint="give the command again that was making it: `statekeep savepoint restore`, "
+            hint="run the command again that was making it: `statekeep savepoint restore`, "
             "`rescale` or `spark-state import`; or `statekeep reset` this job, to start it with "
             "empty state",
         )

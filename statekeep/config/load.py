@@ -85,7 +85,7 @@ def load_private_file(path: str | PathLike[str]) -> Config:
         raise ConfigError(
             f"a file with secrets is not private: path={path} "
             f"mode={stat.S_IMODE(status.st_mode):o} owner={status.st_uid}",
-            hint="make it yours alone: chmod 600",
+            hint="let only yourself read it: chmod 600",
         )
     return load_toml(path) if Path(path).suffix == ".toml" else load_properties(path)
 

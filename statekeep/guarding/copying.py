@@ -473,7 +473,7 @@ def _require_backends_of_files(config: Config, storage: LogStorage) -> None:
                 raise ConfigError(
                     f"the backend cannot hold copies of a location: backend={name} store={store}",
                     key="stores.backup.factories",
-                    hint="list blob backends alone",
+                    hint="list only blob backends",
                 )
 
 

@@ -204,7 +204,7 @@ def check_pin_name(name: str) -> None:
     if name.startswith(HOLD_PREFIX) or _OTHER_NAME.fullmatch(name):
         raise ConfigError(
             f"no commit can be kept under this name: name={name}",
-            hint="choose one that is no position or checkpoint id and does not begin with "
+            hint="choose one that is not a position or checkpoint id and does not begin with "
             f"{HOLD_PREFIX!r}",
         )
 

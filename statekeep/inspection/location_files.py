@@ -45,7 +45,7 @@ def explained_location_errors(location: LocationFiles) -> Generator[None]:
     except Exception as exc:
         raise ConfigError(
             f"the checkpoint location cannot be reached: location={location.shown}",
-            hint=f"is its name right, and is this machine let in there? {redact_text(repr(exc))}",
+            hint=f"is its name right, and may this machine access it? {redact_text(repr(exc))}",
         ) from exc
 
 

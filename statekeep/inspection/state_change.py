@@ -247,7 +247,7 @@ async def undo_change(job: InspectedJob, reason: str, changing: Changing) -> Cha
     if commit.change.kind == RESHAPE:
         raise ConfigError(
             f"the newest commit changed the number of tasks, not the state: commit={position}",
-            hint="start the query with the former task.count to have so many tasks again",
+            hint="start the query with the former task.count to have that many tasks again",
         )
     if commit.change.kind == ERASE:
         raise ConfigError(

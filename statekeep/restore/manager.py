@@ -312,7 +312,9 @@ class TaskRestorer:
             if not plan.is_held:
                 error = "no backend has it: it was not backed up at this commit"
             if not (backends and plan.is_held):
-                error += f" (to begin it empty, set stores.{name}.restore.factories to nothing)"
+                error += (
+                    f" (to begin it empty, set stores.{name}.restore.factories to an empty value)"
+                )
             self._record(RestoreFailure(name, backends, Marker(""), error=error))
         if stranded:
             # What another backend holds is not lost, and what none held is in no older commit either.

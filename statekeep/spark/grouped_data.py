@@ -96,7 +96,7 @@ def _grouped_again(data: GroupsBehindOperator, settings: Settings | None) -> "St
         if given.as_dict() != upstream.config.as_dict():
             raise ConfigError(
                 "the settings differ from those of the operator before",
-                hint="give them to the first operator of the query alone",
+                hint="give them only to the first operator of the query",
             )
     return StatefulGroupedData(frame, _keys(data.groups, frame), upstream.config, upstream)
 

@@ -59,8 +59,8 @@ def check_settings(config: Config) -> None:
             f"the state would not be backed up: store={STATE_STORE}",
             key=f"stores.{STATE_STORE}.backup.factories",
             hint="name its backends, here or for all stores in stores.backup.factories: as soon as"
-            " settings list a backend for any store, nothing goes beside the checkpoint location by"
-            " itself",
+            " settings list a backend for any store, nothing is stored beside the checkpoint "
+            "location by default",
         )
 
 
@@ -71,7 +71,8 @@ def _check_backups(config: Config, store: str) -> None:
         raise ConfigError(
             f"no setting says where the store is backed up: store={store}",
             key=key,
-            hint="name its backends; nothing, for a cache that begins empty at each start",
+            hint="name its backends; with an empty value it is a cache, which begins empty at"
+            " each start",
         )
 
 
@@ -83,7 +84,7 @@ def _check_restore(config: Config, store: str) -> None:
             f"a store that is backed up must be restored from somewhere: store={store}",
             key=f"stores.{store}.restore.factories",
             hint="leave it out, or name backends of the store; to give up its state, also set"
-            f" stores.{store}.backup.factories to nothing"
+            f" stores.{store}.backup.factories to an empty value"
             if store != STATE_STORE
             else "leave it out, or name backends of the store; to begin anew, run `statekeep reset`",
         )

@@ -11,11 +11,11 @@ from statekeep.spark.query import complete_progress
 def state_listener(listener: StreamingQueryListener) -> StreamingQueryListener:
     """Wrap a listener of Spark's, so that it gets ``stateOperators`` as ``query.lastProgress`` has them.
 
-    Spark makes the progress of a query in the JVM, from its own operators alone. Add what this returns::
+    Spark makes the progress of a query in the JVM, only from its own operators. Add what this returns::
 
         spark.streams.addListener(sk.state_listener(MyListener()))
 
-    Queries without an operator of ours are as Spark has them.
+    Queries without one of Statekeep's operators get what Spark reports.
 
     Args:
         listener: Gets the events of all queries, as from Spark.

@@ -39,15 +39,15 @@ def write_state(
         settings: Names the job and its backends, as the query has them.
         variable: The state variable's name. Timers cannot be written.
         rows: An Arrow table, or a DataFrame of Spark, which is collected.
-        reason: Why; stands in the job log with user and host.
+        reason: Why; kept in the job log with user and host.
         delete: Delete the keys: of a map the entries of ``user_map_key`` if that column is there.
-        ttl_ms: Of a variable with ``ttlDurationMs``, the same number: values live so long from the time of
+        ttl_ms: Of a variable with ``ttlDurationMs``, the same number: values live that long from the time of
             the job's newest batch. A column ``expiration_timestamp_ms`` says it for each row.
         operator: The stateful operator; None: the job's only one.
         take_over: Also if no event of the job says that its driver has stopped. It is fenced.
 
     Returns:
-        The position of the job's newest commit: the new one, or that of before where nothing differs.
+        The position of the job's newest commit: the new one, or the former one if nothing differs.
 
     Raises:
         ConfigError: There is no such job, variable or column; a key does not fit or is given twice; the

@@ -64,7 +64,7 @@ def disk_error(reason: str, directory: Path) -> StateBackupError:
     return ConfigError(
         f"{reason}: directory={directory} setting={LOCAL_DIR_KEY}",
         key=LOCAL_DIR_KEY,
-        hint=f"make room there, or let {LOCAL_DIR_KEY} name a directory that can be written",
+        hint=f"make room there, or set {LOCAL_DIR_KEY} to a directory that can be written",
     )
 
 

@@ -116,7 +116,7 @@ def _check_base(base: Path) -> None:
         raise ConfigError(
             f"other users can replace files in the local directory: {_described(base, found)}",
             key=LOCAL_DIR_KEY,
-            hint=f"let {LOCAL_DIR_KEY} name a directory of this user, such as one below it",
+            hint=f"set {LOCAL_DIR_KEY} to a directory of this user, such as one below it",
         )
 
 
@@ -125,7 +125,7 @@ def _foreign(path: Path, found: os.stat_result) -> ConfigError:
         f"not a directory of this user: {_described(path, found)}",
         key=LOCAL_DIR_KEY,
         hint=f"run the job as the user that has its local state, remove {path} if it is not needed,"
-        f" or let {LOCAL_DIR_KEY} and TMPDIR name directories of this user",
+        f" or set {LOCAL_DIR_KEY} and TMPDIR to directories of this user",
     )
 
 

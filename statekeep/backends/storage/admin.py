@@ -253,7 +253,7 @@ class StorageAdmin(StateBackendAdmin):
                 f"the object store refuses what a setting puts into every request: "
                 f"backend={self._backend} setting={setting}",
                 key=f"backends.{self._backend}.{setting}",
-                hint=f"a blob without it is taken; what was refused: {refusal}",
+                hint=f"a blob without it is accepted; what was refused: {refusal}",
             ) from refusal
 
     async def _creates_atomically(self, name: str, metadata: BlobMetadata) -> bool:

@@ -136,7 +136,7 @@ def session_state(history: JobHistory) -> str:
         return "failed"
     if session.has_stopped:
         return f"stopped {ago(session.ended_ms, history.now_ms)}"
-    return f"last told of itself {ago(session.last_event_ms, history.now_ms)}"
+    return f"last event {ago(session.last_event_ms, history.now_ms)}"
 
 
 def _charts(history: JobHistory) -> Markup:
@@ -209,7 +209,7 @@ def charts(
         Chart(
             "state",
             "Size of the state",
-            "On the local disks, all tasks together, as far as each has told.",
+            "On the local disks, all tasks together, as last reported by each.",
             axis,
             size,
             lines=[Series("state", [each.state_bytes for each in bins])],
@@ -355,7 +355,7 @@ def _aborted(history: JobHistory) -> Markup:
         _attempt_row(each) for each in reversed(history.attempts) if each.outcome in {ABORTED, OPEN}
     ]
     heads = ["time", "attempt", "batch", "state", "sent", "reason"]
-    return _section("Attempts that are no commits", heads, rows)
+    return _section("Attempts that did not become commits", heads, rows)
 
 
 def _attempt_row(attempt: Attempt) -> list[str]:
@@ -471,13 +471,14 @@ def _price(day: Day) -> str:
 def _unrecorded(history: JobHistory) -> Markup:
     """Say what the figures above leave out."""
     facts = [
-        "Progress events are kept for the newest ten driver sessions, of a long one its beginning and"
-        " its newest, and some may be lost: "
+        "Progress events are kept for the newest ten driver sessions; of a long one, its first "
+        "and its"
+        " newest. Some may be lost: "
         + (
-            "no event of this job is there, so times and bytes are not known."
+            "there is no event of this job, so times and bytes are unknown."
             if history.first_event_ms is None
-            else f"the oldest here is of {moment(history.first_event_ms)}, and"
-            f" {number(history.missing_events)} since then are not there."
+            else f"the oldest event is of {moment(history.first_event_ms)}, and"
+            f" {number(history.missing_events)} later ones are missing."
         ),
         "Requests are recorded on Spark only. Of Kafka they are calls to its client, which have no price.",
         "What a backend keeps for older commits is not recorded.",

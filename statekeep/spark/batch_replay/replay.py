@@ -59,8 +59,8 @@ def replay_batch(
             just before ``start``.
         batch: The number of the batch.
         key: One grouping key, as `read_state` takes it: its task alone runs, and only this key is traced.
-        debug: Whether ``breakpoint()`` stops in the processor, while it has a key that is traced. Else it is
-            passed by.
+        debug: Whether ``breakpoint()`` stops in the processor, while it has a key that is traced.
+            Else it is ignored.
 
     Returns:
         What each key had and did. Another result than recorded is no error; `ReplayedBatch.differences` has it.

@@ -124,7 +124,7 @@ class ContainerPaths:
             raise ConfigError(
                 f"there is no directory for the sockets of containers: directory={sockets.parent} "
                 f"user={os.geteuid()}",
-                hint=f"let TMPDIR name a directory of this user whose path has at most {room} bytes",
+                hint=f"set TMPDIR to a directory of this user whose path has at most {room} bytes",
             ) from exc
 
 

@@ -310,7 +310,7 @@ def job_key(paths: ContainerPaths) -> bytes:
             raise ConfigError(
                 f"not a file of this user: path={path} owner={found.st_uid} user={os.geteuid()}",
                 key=LOCAL_DIR_KEY,
-                hint=f"remove it, or let {LOCAL_DIR_KEY} name a directory of this user",
+                hint=f"remove it, or set {LOCAL_DIR_KEY} to a directory of this user",
             )
         key = path.read_bytes()
         if len(key) == _KEY_BYTES and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -342,5 +342,5 @@ def check_container(connection: socket.socket, path: Path) -> None:
             f"another user listens at the container's socket: socket={path} owner={user} "
             f"user={os.geteuid()}",
             key=LOCAL_DIR_KEY,
-            hint="let TMPDIR name a directory of this user",
+            hint="set TMPDIR to a directory of this user",
         )

@@ -173,7 +173,7 @@ def _in_use(location: CheckpointLocation, start_from: str) -> ConfigError:
         f"the checkpoint location is in use, its query goes on where it was: {KEY}={start_from} "
         f"location={location.uri}",
         key=KEY,
-        hint="take the setting out, or give a fresh checkpoint location",
+        hint="remove the setting, or give a fresh checkpoint location",
     )
 
 

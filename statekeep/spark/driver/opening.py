@@ -400,7 +400,7 @@ def check_sources(frame: DataFrame, *, is_replay_needed: bool) -> None:
                 f"a source removes files that a replay would read again: source={source}"
                 f" cleanSource={clean_source}",
                 key="cleanSource",
-                hint="take the option out and remove files that are older than the oldest retained"
+                hint="remove the option, and remove files that are older than the oldest retained"
                 " commit by other means, or set task.commit.every.batch=true",
             )
         if options.get("failondataloss", "true").lower() == "false":

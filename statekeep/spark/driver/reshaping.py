@@ -147,7 +147,7 @@ class Reshaper:
             raise
         logger.info(
             "the number of tasks has changed: job=%s before=%d now=%d entries=%d bytes_uploaded=%d"
-            " elapsed_ms=%d; `statekeep savepoint drop %s` releases the state in the tasks of before,"
+            " elapsed_ms=%d; `statekeep savepoint drop %s` releases the state in the former tasks,"
             " once you do not need it",
             commit.identity.job_name,
             before,

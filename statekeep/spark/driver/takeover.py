@@ -106,14 +106,14 @@ def resolved_identity(
             key=f"stores.{lost[0]}",
             hint=f"name it again by state.variables.<variable>.store={lost[0]}, with its backends in"
             f" stores.{lost[0]}.backup.factories; to drop its state set that and"
-            f" stores.{lost[0]}.restore.factories to nothing",
+            f" stores.{lost[0]}.restore.factories to an empty value",
         )
     again = sorted(now.intersection(found.retired_stores))
     if again:
         raise ConfigError(
             f"the job has given up a store of this name: store={again[0]}",
             key=f"stores.{again[0]}.backup.factories",
-            hint="name the store otherwise: the disk of a host may still have what the old one held",
+            hint="choose another name: the disk of a host may still have what the old one held",
         )
     retired = sorted({*found.retired_stores, *(before - now)})
     return msgspec.structs.replace(
@@ -132,7 +132,7 @@ def _require_same_order(before: Sequence[str], now: Sequence[str]) -> None:
         raise ConfigError(
             "the stateful operators are in another order:"
             f" before={','.join(before)} now={','.join(now)}",
-            hint="put them into the order of before, as each has the state of its position; or start anew"
+            hint="restore their former order, as each has the state of its position; or start anew"
             " under another job.name with another checkpoint location",
         )
 
@@ -328,7 +328,7 @@ def check_stores(identity: JobIdentity, view: LogView, resumption: Resumption) -
         "the stores that are backed up cannot change now, as not all state is committed:"
         f" before={before} now={now} head={resumption.head} committed={resumption.committed}",
         key="state.variables.<variable>.store",
-        hint=f"start once with the settings of before, which gave the stores {before}; end the query"
+        hint=f"start once with the former settings, which had the stores {before}; end the query"
         " by stop(), which commits; then change the settings",
     )
 

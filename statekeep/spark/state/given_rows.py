@@ -89,7 +89,7 @@ def rows_of_file(path: Path, *, is_deletion: bool) -> GiveRows:
             case _:
                 raise ConfigError(
                     f"the file is of an unknown kind: file={path}",
-                    hint="call it name.json, name.arrow or name.parquet, as what it is",
+                    hint="name it by its format: .json, .arrow or .parquet",
                 )
     except (OSError, ValueError) as exc:
         raise ConfigError(f"the file cannot be read: file={path} reason={exc}") from exc

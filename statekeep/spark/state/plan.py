@@ -181,7 +181,7 @@ async def plan_state(
         if since_position > position:
             raise ConfigError(
                 f"the change feed begins after its end: begin={since_position} end={position}",
-                hint="give the older commit as its begin",
+                hint="give the older commit as its start",
             )
         if since is not None and since.identity.partitions != commit.identity.partitions:
             raise ConfigError(

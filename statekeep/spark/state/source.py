@@ -30,8 +30,8 @@ FORMAT: Final = "statekeep"
 def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("statekeep")`` known to a session.
 
-    Spark looks for all data sources in Python at the first one, which takes about a second: so
-    sessions that only run queries are spared it.
+    Spark looks for all data sources in Python at the first one, which takes about a second. Sessions
+    that only run queries do without it.
 
     Args:
         spark: The session; others are not changed.

@@ -61,7 +61,7 @@ def test_the_local_directory_of_jobs_is_refused_for_a_restore(
         f"jobs keep their local state there: directory={job / place} local_dir={job / 'local'}"
         in result.err
     )
-    assert f"hint: name a directory that neither lies in {job / 'local'}" in result.err
+    assert f"hint: name a directory that is neither inside {job / 'local'} nor" in result.err
     assert sorted(job.rglob("*")) == before
 
 
@@ -111,5 +111,5 @@ def test_a_full_disk_under_temporary_files_is_reported_with_their_variable(
     result = statekeep(f"{command.format(current=current)} {LOG}")
     assert result.status == 2
     assert f"the directory cannot be used: directory={tempfile.gettempdir()}" in result.err
-    assert "hint: make room there, or let TMPDIR name another directory" in result.err
+    assert "hint: make room there, or set TMPDIR to another directory" in result.err
     assert SETTING_HINT not in result.err

@@ -99,7 +99,7 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
         "migrate-log --to far --yes",
         [LOG_IS_READ, "copying the job log"],
     ),
-    "clean_up.collect_garbage": ("gc", ["looking for what nothing reaches"]),
+    "clean_up.collect_garbage": ("gc", ["looking for unreachable backups"]),
     "clean_up.reset": (
         "reset --with-savepoints --yes",
         ["looking at the backups", LOG_IS_READ, "deleting"],

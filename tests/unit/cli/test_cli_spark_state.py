@@ -112,7 +112,7 @@ def test_a_full_disk_is_not_taken_for_a_location_out_of_reach(
     monkeypatch.setattr(LocalFileSystem, "get_file", fill)
     result = statekeep(f"spark-state import {location} --store counts {NEW}")
     assert result.status != 0
-    assert "let TMPDIR name another directory" in result.err
+    assert "set TMPDIR to another directory" in result.err
     assert "let in there" not in result.err
 
 

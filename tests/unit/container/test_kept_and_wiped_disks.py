@@ -93,7 +93,9 @@ async def test_settings_that_forget_a_backend_begin_nothing_empty(
         shutil.rmtree(tmp_path / "local")
     with pytest.raises(RestoreFailedError) as caught:
         await start(tmp_path, stores__durable__backup__factories="")
-    assert "set stores.durable.restore.factories to nothing" in "".join(caught.value.__notes__)
+    assert "set stores.durable.restore.factories to an empty value" in "".join(
+        caught.value.__notes__
+    )
     assert (await start(tmp_path))["durable"] == {b"key": b"committed"}
     given_up = await start(
         tmp_path, stores__durable__backup__factories="", stores__durable__restore__factories=""
@@ -124,7 +126,9 @@ async def test_a_store_that_gets_a_backend_takes_no_other_to_an_older_commit(
     with pytest.raises(RestoreFailedError) as caught:
         await start(tmp_path, stores__volatile__backup__factories="blob")
     assert not caught.value.is_for_good
-    assert "set stores.volatile.restore.factories to nothing" in "".join(caught.value.__notes__)
+    assert "set stores.volatile.restore.factories to an empty value" in "".join(
+        caught.value.__notes__
+    )
 
 
 @pytest.mark.asyncio

@@ -324,7 +324,7 @@ except ConfigError as exc:
         shared_temporary,
     )
     assert f"directory={squatted}" in told
-    assert "hint: let TMPDIR name a directory of this user whose path has at most" in told
+    assert "hint: set TMPDIR to a directory of this user whose path has at most" in told
 
 
 @needs_root

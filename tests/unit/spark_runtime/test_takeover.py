@@ -316,7 +316,7 @@ async def test_stores_change_only_where_all_state_is_committed(
     check(view, now, head=-1)
     with pytest.raises(ConfigError, match=r"cannot change now, .*before=.* now=.* head=0") as error:
         check(view, now, head=0)
-    assert any("start once with the settings of before" in hint for hint in error.value.hints)
+    assert any("start once with the former settings" in hint for hint in error.value.hints)
     view.open_attempts[1, 2] = attempt_record(2)
     with pytest.raises(ConfigError, match="cannot change now"):
         check(view, now, head=-1)
