@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,12 @@ def test_state_is_read_inside_a_running_event_loop_too(job: dict[str, str]) -> N
         return sk.read_state(job, "count")
 
     assert counts(asyncio.run(cell())) == CONTENT
+
+
+def test_an_error_of_reading_comes_without_one_of_the_event_loop(job: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="no such state variable") as raised:
+        sk.read_state(job, "cuont")
+    assert "event loop" not in "".join(traceback.format_exception(raised.value))
 
 
 def counts(rows: Any) -> dict[str, int]:
