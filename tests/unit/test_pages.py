@@ -254,6 +254,28 @@ def test_the_command_line_knows_the_commands_of_the_pages(line: str) -> None:
     command.make_context("statekeep", words).close()  # a wrong option or argument raises
 
 
+_NO_COMMANDS = ("does not run", "key", "seal", "stream")
+"""An error, and what formats call things."""
+MENTIONED = sorted(
+    {
+        span
+        for page in PAGES
+        for span in re.findall(r"`statekeep ([a-z][^`]*)`", text_of(page))
+        if not page.startswith("docs/decisions/") and not span.startswith(_NO_COMMANDS)
+    }
+)
+
+
+@pytest.mark.parametrize("words", MENTIONED)
+def test_the_command_line_knows_what_pages_mention_of_it(words: str) -> None:
+    command: Any = get_command(app)
+    for word in words.split():
+        if isinstance(command, TyperGroup) and not word.startswith("-"):
+            command = command.commands[word]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {*re.findall(r"--[a-z-]+|(?<= )-[a-z]\b", words)} <= known | {"--install-completion"}
+
+
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("make ")])
 def test_make_knows_the_targets_of_the_pages(line: str) -> None:
     dry_run = ["make", "--dry-run", *shlex.split(line)[1:]]
