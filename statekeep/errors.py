@@ -137,7 +137,7 @@ class CommitFailedError(StateBackupError):
 
     def __init__(self, message: str, *, checkpoint_id: str, step: str) -> None:
         super().__init__(f"{message}: checkpoint_id={checkpoint_id} step={step}")
-        self.add_note("hint: mend what the cause names; a start goes on from the commit before")
+        self.add_note("hint: fix what the cause names; a start goes on from the commit before")
         self.checkpoint_id = checkpoint_id
         self.step = step
 

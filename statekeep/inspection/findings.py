@@ -54,7 +54,8 @@ def _problems(history: JobHistory) -> Iterator[Finding]:
             yield Finding(
                 "bad",
                 f"the newest commit lacks state in backend {backend.name}",
-                f"mend the backend; the job adds what is missing by itself: {backend.last_failure}",
+                f"repair the backend; the job then adds what is missing by itself: "
+                f"{backend.last_failure}",
             )
         if backend.bad_markers:
             yield Finding(
@@ -66,7 +67,8 @@ def _problems(history: JobHistory) -> Iterator[Finding]:
         yield Finding(
             "bad",
             f"a copy cannot be restored: {error}",
-            "`statekeep verify` looks at all tasks; mend the backend while other copies are whole",
+            "`statekeep verify` looks at all tasks; repair the backend while other copies are "
+            "whole",
         )
     if history.clean_up_error:
         yield Finding(

@@ -173,7 +173,7 @@ async def _read_remains(log: JobLog) -> LogRemains:
     try:
         return await read_remains(log)
     except UnknownFormatError as exc:
-        exc.add_note("the log is not reset: what it says of the job's backups is not known here")
+        exc.add_note("the log is not reset: this version cannot read which backups it names")
         raise
 
 

@@ -333,7 +333,7 @@ def test_a_replay_whose_boundaries_were_purged_names_the_setting(stream: Stream)
     damage_record_of(stream, 1)
     (stream.location / "offsets" / "1").unlink()
     lose_directory(stream.local_dir)
-    with pytest.raises(CheckpointLocationError, match="offsets of a batch that was run") as caught:
+    with pytest.raises(CheckpointLocationError, match="offsets of a batch are gone") as caught:
         stream.run()
     assert "spark.sql.streaming.minBatchesToRetain" in "".join(caught.value.hints)
 

@@ -423,8 +423,8 @@ class BatchLoop:
                 self._commit_now(batch)
         except CommitFailedError as exc:
             exc.add_note(
-                f"hint: {limit} batches (task.replay.max.batches) are without a commit; mend the"
-                " backend, or raise this together with spark.sql.streaming.minBatchesToRetain"
+                f"hint: {limit} batches (task.replay.max.batches) are without a commit; repair "
+                f"the backend, or raise this together with spark.sql.streaming.minBatchesToRetain"
             )
             raise
 

@@ -231,7 +231,9 @@ def _boundaries(recorded: Mapping[int, RecordedBatch], batch: int) -> RecordedBa
 
 def boundaries_are_gone(batch: int) -> CheckpointLocationError:
     """Return the error of a batch that cannot be replayed, as its end is not known."""
-    error = CheckpointLocationError(f"boundaries of a batch are not at hand: batch={batch}")
+    error = CheckpointLocationError(
+        f"the offsets of a batch are gone, it cannot run again: batch={batch}"
+    )
     error.add_note(
         "hint: raise spark.sql.streaming.minBatchesToRetain, or lower task.commit.ms or"
         " task.replay.max.batches, so that commits keep up with batches"

@@ -60,7 +60,7 @@ def test_a_reset_says_why_it_is_refused(
 ) -> None:
     assert newer_log
     told = statekeep(f"reset --yes {LOG}").err
-    assert "the log is not reset: what it says of the job's backups is not known here" in told
+    assert "the log is not reset: this version cannot read which backups it names" in told
 
 
 def test_its_state_is_not_called_damaged(statekeep: CommandLine, job: Path) -> None:
