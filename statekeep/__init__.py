@@ -37,9 +37,11 @@ if TYPE_CHECKING:
         VersionDamagedError,
     )
     from statekeep.events import Event, EventSource, Listener
+    from statekeep.inspection.cloning import Clone
     from statekeep.spark.batch_replay.replay import replay_batch
     from statekeep.spark.batch_replay.result import ReplayedBatch
     from statekeep.spark.batch_token import BatchToken, current_batch
+    from statekeep.spark.clones import clone, drop_clone, promote_clone
     from statekeep.spark.doctor import Diagnosis, doctor
     from statekeep.spark.fenced_sinks import batch_directory_sink, fence_transaction, upsert_sink
     from statekeep.spark.grouped_data import StatefulGroupedData, grouped
@@ -68,6 +70,7 @@ __all__ = [
     "BlobNotFoundError",
     "CheckpointCorruptError",
     "CheckpointLocationError",
+    "Clone",
     "CommitFailedError",
     "Config",
     "ConfigError",
@@ -97,8 +100,10 @@ __all__ = [
     "VersionDamagedError",
     "batch_directory_sink",
     "check_session",
+    "clone",
     "current_batch",
     "doctor",
+    "drop_clone",
     "fence_transaction",
     "find_starting_point",
     "grouped",
@@ -107,6 +112,7 @@ __all__ = [
     "load_dict",
     "load_file",
     "load_job",
+    "promote_clone",
     "read_state",
     "register",
     "replay_batch",
@@ -142,9 +148,11 @@ _HOMES: Final = {
         "VersionDamagedError",
     ),
     "events": ("Event", "EventSource", "Listener"),
+    "inspection.cloning": ("Clone",),
     "spark.batch_replay.replay": ("replay_batch",),
     "spark.batch_replay.result": ("ReplayedBatch",),
     "spark.batch_token": ("BatchToken", "current_batch"),
+    "spark.clones": ("clone", "drop_clone", "promote_clone"),
     "spark.doctor": ("Diagnosis", "doctor"),
     "spark.fenced_sinks": ("batch_directory_sink", "fence_transaction", "upsert_sink"),
     "spark.grouped_data": ("StatefulGroupedData", "grouped"),

@@ -64,6 +64,17 @@ HDFS_FAULT_POINTS: Final = (
 """Names in use besides where deltas and snapshots are written, in the order in which a commit
 reaches them; those in the middle where a lineage has become long."""
 
+CLONE_FAULT_POINTS: Final = (
+    "clone.before_pins",
+    "clone.after_pins",
+    "clone.before_record",
+    "clone.after_record",
+    "clone.before_release",
+    "clone.before_unpin",
+    "clone.before_last_record",
+)
+"""Names in use where a clone is made, then promoted or dropped."""
+
 SPARK_FAULT_POINTS: Final = (
     "epoch_record.before",
     "epoch_record.after",

@@ -141,6 +141,11 @@ class MemoryBackendFactory(StateBackendFactory):
     ) -> CheckpointStore:
         return BlobCheckpointStore(MemoryBlobStoreManager(self._place.blob_root, executor), scope)
 
+    def is_own(self, task: TaskIdentity, store: StoreName, marker: Marker) -> bool:  # noqa: ARG002 - an image is of one store
+        """Return whether an image is the task's, or gone: see `SharesBackups`."""
+        image = self._place.images.get(marker)
+        return image is None or image.owner == (self.name, task)
+
 
 class MemoryBackupManager(TaskBackupManager):
     """Copies every file of a version, each time."""

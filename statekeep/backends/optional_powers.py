@@ -97,6 +97,19 @@ class WritesInPlace(Protocol):
 
 
 @runtime_checkable
+class SharesBackups(Protocol):
+    """A `StateBackendFactory` whose backups commits of other jobs may name.
+
+    A marker names a backup in full, whoever restores it. No increment builds on a backup of another job,
+    and no clean-up deletes one.
+    """
+
+    def is_own(self, task: TaskIdentity, store: StoreName, marker: Marker) -> bool:
+        """Return whether a marker is of a backup that this task made, by its name and the uid of its job."""
+        ...
+
+
+@runtime_checkable
 class FindsState(Protocol):
     """A `StateBackendFactory` that can tell whether a task has backups, without its log."""
 

@@ -16,6 +16,7 @@ from statekeep.checkpoint.records import (
     MovedRecord,
     PinRecord,
     Record,
+    Share,
     UnpinRecord,
     decode_record,
     encode_record,
@@ -45,12 +46,22 @@ class LogRemains:
     """Names of those that hold what the commits need."""
     pins: set[str] = field(default_factory=set[str])
     """Names under which commits are kept."""
+    clones: dict[str, str] = field(default_factory=dict[str, str])
+    """``{name: job}`` of those of `pins` that clones hold."""
+    shares: set[Share] = field(default_factory=set[Share])
+    """What those of `identities` that are clones use of other jobs."""
     link: str = ""
     """What a record behind all these has as ``previous``."""
     moved_to: str | None = None
     """The backend in which the log goes on, and with it the job whose backups these are."""
     _job_uid: str | None = field(default=None, init=False)
     """Of the job whose commits stand before the next record: its attempts do not say it again."""
+
+    @property
+    def is_clone(self) -> bool:
+        """Whether the job uses backups of another one, or would: it may be half made, or half reset."""
+        current = self.identities.get(self._job_uid or "")
+        return bool(self.shares if current is None else current.shares)
 
     def fold(self, record: Record) -> None:
         """Take in the next record."""
@@ -59,6 +70,7 @@ class LogRemains:
             case EpochRecord() if record.is_reset:
                 self.commits = 0
                 self.pins.clear()
+                self.clones.clear()
                 self._job_uid = None
             case AttemptRecord():
                 if record.identity is not None:
@@ -76,10 +88,14 @@ class LogRemains:
                 self.tasks[record.commit.identity.job_uid].update(record.commit.versions)
                 self._record_backends(record.commit)
                 self.pins.update(record.pins)
+                self.clones.update(record.clones)
             case PinRecord():
                 self.pins.add(record.name)
-            case UnpinRecord():
+                if record.clone:
+                    self.clones[record.name] = record.clone
+            case UnpinRecord() if record.clone == self.clones.get(record.name, ""):
                 self.pins.discard(record.name)
+                self.clones.pop(record.name, None)
             case MovedRecord():
                 self.moved_to = record.backend
             case _:
@@ -99,6 +115,7 @@ class LogRemains:
             for operator in {**before, **identity.stores}
         }
         self.identities[uid] = msgspec.structs.replace(identity, stores=stores)
+        self.shares.update(identity.shares)
         self.tasks.setdefault(uid, set())
 
     def _record_backends(self, commit: CommitRecord) -> None:

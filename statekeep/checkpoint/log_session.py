@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -287,7 +287,7 @@ class LogSession:
             self._unresolved = None  # of one attempt at a time
         return position
 
-    async def pin(self, name: str, position: int, *, expires_ms: int = 0) -> None:
+    async def pin(self, name: str, position: int, *, expires_ms: int = 0, clone: str = "") -> None:
         """Keep the commit at ``position`` from being released, under a name.
 
         Pinning it again under the same name changes nothing but how long the pin holds.
@@ -297,6 +297,7 @@ class LogSession:
             position: Of the commit record.
             expires_ms: Wall-clock milliseconds after which the job's clean-up drops the pin by
                 itself; 0: never.
+            clone: The job whose pin it is, if it is a clone's.
 
         Raises:
             ConfigError: There is no such commit any more, the name is another commit's, or the log
@@ -306,25 +307,32 @@ class LogSession:
         view = await self._find_pins()
         is_pinned = view.pins.get(name) == position
         if not is_pinned or view.pin_expiries.get(name, 0) != expires_ms:
-            await self.append(PinRecord(name=name, position=position, expires_ms=expires_ms))
+            await self.append(
+                PinRecord(name=name, position=position, expires_ms=expires_ms, clone=clone)
+            )
 
-    async def unpin(self, name: str) -> None:
+    async def unpin(self, name: str, *, clone: str = "") -> None:
         """Give a pinned commit back to retention.
 
+        Args:
+            name: Of the pin.
+            clone: The job whose pin it is, if it is a clone's.
+
         Raises:
-            ConfigError: No commit has this name, or the log has moved elsewhere.
+            ConfigError: No commit has this name, the pin is a clone's, or the log has moved elsewhere.
             RetriableError: Unknown whether it took effect; the call may be repeated.
         """
         pins = (await self._find_pins()).pins
         landed = [append.asked for append in self._in_doubt if append.position is not None]
-        if name not in pins and UnpinRecord(name=name) in landed:
+        record = UnpinRecord(name=name, clone=clone)
+        if name not in pins and record in landed:
             return  # the call that had no answer
         if name not in pins:
             raise ConfigError(
                 f"no commit is pinned under this name: name={name} names={','.join(sorted(pins))}",
                 hint="`statekeep checkpoints list` shows what is pinned",
             )
-        await self.append(UnpinRecord(name=name))
+        await self.append(record)
 
     async def check_fence(self) -> None:
         """Read the end of the log, as an append would: for a writer that appends nothing now.
@@ -475,6 +483,34 @@ class LogSession:
             raise TaskFencedError(msg, own_epoch=self._own_epoch, newer_epoch=self._fenced_by)
 
 
+def require_no_clones(
+    clones: Mapping[str, str], names: Collection[str] | None = None, *, but: str = ""
+) -> None:
+    """Make sure that no clone holds a commit that is to be given up.
+
+    Args:
+        clones: ``{name: job}`` of the pins that clones hold.
+        names: Those of the pins that are to go; None: all.
+        but: The clone that gives it up itself.
+
+    Raises:
+        ConfigError: One does; names it.
+    """
+    held = {
+        name: clone
+        for name, clone in clones.items()
+        if (names is None or name in names) and clone != but
+    }
+    if held:
+        name, clone = min(held.items())
+        raise ConfigError(
+            "a clone uses the backups of the commit: "
+            f"clones={','.join(sorted(set(held.values())))} pin={name}",
+            hint=f"`statekeep clone promote {clone}` gives it backups of its own, "
+            f"`statekeep clone drop {clone}` deletes it",
+        )
+
+
 def _raise_if_contradicted(record: Record, view: LogView) -> None:
     """Refuse a record that would have no effect on ``view``, which its writer should know of."""
     match record:
@@ -492,12 +528,16 @@ def _raise_if_contradicted(record: Record, view: LogView) -> None:
                 raise RetriableError(msg)
         case KeptRecord():
             bad_markers = bad_markers_of(record.commit, view.bad_markers)
-            if (record.pins, record.bad_markers) != (view.pins_of(record.position), bad_markers):
+            stated = (record.pins, record.clones, record.bad_markers)
+            position = record.position
+            if stated != (view.pins_of(position), view.clones_of(position), bad_markers):
                 msg = (
                     "a commit was pinned or unpinned meanwhile, or a marker of it was found bad: "
-                    f"position={record.position}"
+                    f"position={position}"
                 )
                 raise RetriableError(msg)
+        case UnpinRecord():
+            require_no_clones(view.clones, {record.name}, but=record.clone)
         case PinRecord():
             named = view.pins.get(record.name, record.position)
             if named != record.position:

@@ -123,6 +123,8 @@ class LogView:
     """Positions of pinned commits, by name."""
     pin_expiries: dict[str, int] = field(default_factory=dict[str, int])
     """When those of `pins` that do not hold for good may be unpinned, in wall-clock milliseconds."""
+    clones: dict[str, str] = field(default_factory=dict[str, str])
+    """``{name: job}`` of those of `pins` that clones hold."""
     bad_markers: set[BadMarker] = field(default_factory=set[BadMarker])
     """Those that must not be used again."""
     kept_at: dict[int, int] = field(default_factory=dict[int, int])
@@ -244,6 +246,10 @@ class LogView:
             if pinned == position
         }
 
+    def clones_of(self, position: int) -> dict[str, str]:
+        """Return which clones hold a commit, by the names of their pins."""
+        return {n: clone for n, clone in self.clones.items() if self.pins[n] == position}
+
     def fold(self, position: int, record: Record) -> None:
         """Take in the record at ``position``, which must be the next one.
 
@@ -277,8 +283,7 @@ class LogView:
             case PinRecord():
                 self._fold_pin(record)
             case UnpinRecord():
-                self.pins.pop(record.name, None)
-                self.pin_expiries.pop(record.name, None)
+                self._fold_unpin(record)
             case KeptRecord():
                 self._fold_kept(position, record)
             case BadMarkerRecord():
@@ -384,13 +389,23 @@ class LogView:
     def _fold_pin(self, record: PinRecord) -> None:
         if record.position not in self.commits:
             return
-        self._pin(record.name, record.position, record.expires_ms)
+        if record.name in self.clones:
+            return  # it holds for good
+        self._pin(record.name, record.position, record.expires_ms, record.clone)
 
-    def _pin(self, name: str, position: int, expires_ms: int) -> None:
+    def _fold_unpin(self, record: UnpinRecord) -> None:
+        if record.clone == self.clones.get(record.name, ""):
+            self.pins.pop(record.name, None)
+            self.pin_expiries.pop(record.name, None)
+            self.clones.pop(record.name, None)
+
+    def _pin(self, name: str, position: int, expires_ms: int, clone: str) -> None:
         self.pins[name] = position
         self.pin_expiries.pop(name, None)
         if expires_ms:
             self.pin_expiries[name] = expires_ms
+        if clone:
+            self.clones[name] = clone
 
     def _fold_kept(self, position: int, record: KeptRecord) -> None:
         kept = record.position
@@ -405,7 +420,7 @@ class LogView:
             self.newest_released = max(self.newest_released, kept)
             self.bad_markers.update(record.bad_markers)
             for name, expires_ms in record.pins.items():
-                self._pin(name, kept, expires_ms)
+                self._pin(name, kept, expires_ms, record.clones.get(name, ""))
 
     def _fold_release(self, record: ReleaseRecord) -> None:
         kept = {self.last_commit_position, *self.pins.values()}

@@ -85,6 +85,20 @@ class BatchRecord(_Record, frozen=True, kw_only=True, tag="batch"):
     tasks: Mapping[str, TaskBatch] = {}
 
 
+class Share(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """A commit of another job whose backups a clone uses, without a copy of them."""
+
+    job_name: str
+    job_uid: str
+    log: str
+    """The backend that held its log when the clone was made."""
+    position: int
+    """Of the commit record."""
+    pin: str
+    """Keeps the commit there. It is drawn for each try to make a clone, so whoever knows that the try
+    came to nothing may drop it at any time."""
+
+
 class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
     """What must not drift between runs of a job; a change is refused by name."""
 
@@ -107,6 +121,9 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omi
     """Those that the job has given up, sorted: their names are not used again, as the disk of some host may
     still have what they held."""
     settings: Mapping[str, str] = {}
+    shares: list[Share] = []
+    """What a clone uses of other jobs. Frames of records with it are of kinds of their own: a release that
+    does not know this would lose track of it."""
 
 
 class AttemptRecord(_Record, frozen=True, kw_only=True, tag="attempt"):
@@ -217,12 +234,17 @@ class PinRecord(_Record, frozen=True, kw_only=True, tag="pin"):
     expires_ms: int = 0
     """Wall-clock milliseconds after which the job's clean-up may unpin it; 0: never. Until it has, the
     pin holds: what a log says depends on no clock."""
+    clone: str = ""
+    """The job that uses the backups of the commit. Only a tool or clean-up of that job drops the pin; its
+    frame is of a kind of its own, as a release that does not know this would let users drop it."""
 
 
 class UnpinRecord(_Record, frozen=True, kw_only=True, tag="unpin"):
     """Gives a pinned commit back to retention."""
 
     name: str
+    clone: str = ""
+    """The job whose pin it is, if it is a clone's: without it such a pin stays."""
 
 
 class KeptRecord(_Record, frozen=True, kw_only=True, tag="kept"):
@@ -239,6 +261,8 @@ class KeptRecord(_Record, frozen=True, kw_only=True, tag="kept"):
     """``{name: expires_ms}`` of its pins."""
     bad_markers: list[tuple[str, str, str, str]] = []
     """(backend, task, store, marker) of those in the commit that are not to be used."""
+    clones: Mapping[str, str] = {}
+    """``{name: job}`` of the pins that clones hold."""
 
 
 class BadMarkerRecord(_Record, frozen=True, kw_only=True, tag="bad-marker"):
@@ -279,6 +303,11 @@ _CHANGED_COMMIT: Final = "changed-commit"
 """Kind of the frame of a commit with a change."""
 _RESHAPED_COMMIT: Final = "reshaped-commit"
 """Kind of the frame of a commit that has the state in another number of tasks."""
+_CLONE_PIN: Final = "clone-pin"
+_KEPT_FOR_CLONES: Final = "kept-for-clones"
+_SHARED_ATTEMPT: Final = "shared-attempt"
+_SHARED_COMMIT: Final = "shared-commit"
+"""Kinds of the frames of what a clone writes and of what is kept for one."""
 RESHAPE: Final = "reshape"
 """The kind of a change that gives the state of a job to another number of tasks."""
 
@@ -288,10 +317,26 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 def encode_record(record: Record) -> bytes:
     """Return the bytes of one record: header line and JSON payload."""
+    return frame(_frame_kind(record), _encoder.encode(record))
+
+
+def _frame_kind(record: Record) -> str:
+    """Return the kind of a record's frame: its type, but where older releases must not read on."""
     kind = _kind_of(type(record))
-    if isinstance(record, CommitRecord) and record.change is not None:
-        kind = _RESHAPED_COMMIT if record.change.kind == RESHAPE else _CHANGED_COMMIT
-    return frame(kind, _encoder.encode(record))
+    match record:
+        case CommitRecord() if record.identity.shares:
+            kind = _SHARED_COMMIT
+        case CommitRecord() if record.change is not None:
+            kind = _RESHAPED_COMMIT if record.change.kind == RESHAPE else _CHANGED_COMMIT
+        case AttemptRecord() if record.identity is not None and record.identity.shares:
+            kind = _SHARED_ATTEMPT
+        case PinRecord() if record.clone:
+            kind = _CLONE_PIN
+        case KeptRecord() if record.clones or record.commit.identity.shares:
+            kind = _KEPT_FOR_CLONES
+        case _:
+            pass
+    return kind
 
 
 def link_of(data: bytes) -> str:
@@ -329,4 +374,14 @@ def _kind_of(record_type: type[Record]) -> str:
     return str(record_type.__struct_config__.tag)
 
 
-_KINDS: Final = frozenset([*map(_kind_of, get_args(Record)), _CHANGED_COMMIT, _RESHAPED_COMMIT])
+_KINDS: Final = frozenset(
+    [
+        *map(_kind_of, get_args(Record)),
+        _CHANGED_COMMIT,
+        _RESHAPED_COMMIT,
+        _CLONE_PIN,
+        _KEPT_FOR_CLONES,
+        _SHARED_ATTEMPT,
+        _SHARED_COMMIT,
+    ]
+)

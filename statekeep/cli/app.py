@@ -14,6 +14,7 @@ from statekeep.cli import (
     backends,
     checkpoints,
     clean_up,
+    clones,
     config,
     doctor,
     events,
@@ -59,6 +60,7 @@ for change in (
     state.app.command()(change)
 app.add_typer(state.app)
 app.add_typer(savepoints.app)
+app.add_typer(clones.app)
 app.add_typer(spark_state.app)
 app.add_typer(guard.app)
 app.add_typer(backends.app)

@@ -112,6 +112,7 @@ class CleanUp:
         *,
         checkpoints: CheckpointStore | None = None,
         drop_versions: Callable[[], Awaitable[None]] = drop_nothing,
+        let_go: Callable[[], Awaitable[object]] = drop_nothing,
         trim_after: int = 0,
         on_fenced: Callable[[TaskFencedError], None] = lambda _: None,
         report: Report = report_nothing,
@@ -127,6 +128,7 @@ class CleanUp:
             clock: For their age.
             checkpoints: Has an entry of each task for each attempt; None: there are none.
             drop_versions: Removes local versions that recovery does not need.
+            let_go: Gives back what a clone needs of other jobs no longer: see `LettingGo`.
             trim_after: Records that may be dropped before a trim is worth its calls; 0: after each run
                 that had something to delete.
             on_fenced: Called when another owner has taken over.
@@ -140,6 +142,7 @@ class CleanUp:
         self._clock = clock
         self._checkpoints = checkpoints
         self._drop_versions = drop_versions
+        self._let_go = let_go
         self._trim_after = trim_after
         self._on_fenced = on_fenced
         self._report = report
@@ -238,6 +241,7 @@ class CleanUp:
                 await self._forget(closed)
             raise
         await self._forget(closed)
+        await self._let_go()
         if not closed:
             return
         self._ended_well += 1
@@ -357,7 +361,13 @@ class CleanUp:
                 continue
             pins = view.pins_of(position)
             await self._log.append(
-                KeptRecord(position=position, commit=commit, pins=pins, bad_markers=bad_markers)
+                KeptRecord(
+                    position=position,
+                    commit=commit,
+                    pins=pins,
+                    bad_markers=bad_markers,
+                    clones=view.clones_of(position),
+                )
             )
 
 

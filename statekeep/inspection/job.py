@@ -21,6 +21,7 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, KeptRecord, Record
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
+from statekeep.commit.origins import CLONE_PREFIX, OriginLogs
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.events import Report
@@ -56,6 +57,11 @@ class LogStorage:
     def log_in(self, backend: BackendName) -> JobLog:
         """Return the log of the same scope in a backend of ``factories``; closed by the caller."""
         return open_job_log(self.factories, backend, self.scope, self.executor, self.clock)
+
+
+def origins_of(storage: LogStorage) -> OriginLogs:
+    """Return the logs of the jobs that a clone shares commits with."""
+    return OriginLogs(storage.factories, storage.executor, storage.clock)
 
 
 class InspectedJob:
@@ -201,11 +207,11 @@ def check_pin_name(name: str) -> None:
     Raises:
         ConfigError: It means something else, or is one of our own.
     """
-    if name.startswith(HOLD_PREFIX) or _OTHER_NAME.fullmatch(name):
+    if name.startswith((HOLD_PREFIX, CLONE_PREFIX)) or _OTHER_NAME.fullmatch(name):
         raise ConfigError(
             f"no commit can be kept under this name: name={name}",
             hint="choose one that is not a position or checkpoint id and does not begin with "
-            f"{HOLD_PREFIX!r}",
+            f"{HOLD_PREFIX!r} or {CLONE_PREFIX!r}",
         )
 
 

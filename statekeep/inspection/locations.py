@@ -19,23 +19,29 @@ from statekeep.inspection.location_files import (
 _BATCH_FILE: Final = re.compile(r"\.?([0-9]+)(?:\.crc)?")
 """What Spark names files of ``offsets`` and ``commits``, and Hadoop their checksums beside them."""
 _CUT_OFF: Final = frozenset({"offsets", "commits"})
-_OWN: Final = frozenset({"metadata", ".metadata.crc"})
+_CLAIM: Final = ".statekeep-clone"
+"""Lies in a copy for as long as it may be unfinished, and says for which job it is made."""
+_OWN: Final = frozenset({"metadata", ".metadata.crc", _CLAIM, f".{_CLAIM}.crc"})
 
 
-def check_locations(source: str, target: str, commit: CommitRecord) -> None:
+def check_locations(
+    source: str, target: str, commit: CommitRecord, *, claim: str | None = None
+) -> None:
     """Make sure that `copy_location` would not refuse, before anything else is moved. Blocks.
 
     Raises:
         ConfigError: As `copy_location`.
         CheckpointLocationError: As `copy_location`.
     """
-    old, _, query = _require_ready(source, target, commit)
+    old, _, query = _require_ready(source, target, commit, claim)
     for name, text in _own_files(commit, query).items():
         if text is None and not old.files.exists(f"{old.root}/{name}"):
             raise _missing(old, name)
 
 
-def copy_location(source: str, target: str, commit: CommitRecord) -> QueryState:
+def copy_location(
+    source: str, target: str, commit: CommitRecord, *, claim: str | None = None
+) -> QueryState:
     """Copy what a query needs to go on after a commit, and nothing that came later.
 
     The copy has a query id of its own, so that both queries may run in one Spark application.
@@ -47,6 +53,8 @@ def copy_location(source: str, target: str, commit: CommitRecord) -> QueryState:
         source: The checkpoint location of the job's query; only read.
         target: Where there is nothing yet.
         commit: Of a job on Spark.
+        claim: The job that it is made for. Until `end_copy` an earlier try for that job may be made again;
+            None: the target has to be empty.
 
     Returns:
         What the commit record of the new job says of its query.
@@ -56,10 +64,12 @@ def copy_location(source: str, target: str, commit: CommitRecord) -> QueryState:
         CheckpointLocationError: The source is another query's, lacks or loses a file, or the target
             is not empty.
     """
-    old, new, query = _require_ready(source, target, commit)
+    old, new, query = _require_ready(source, target, commit, claim)
     metadata = json.dumps({"id": str(uuid4())}, separators=(",", ":"))
     written: list[str] = []
     try:
+        if claim is not None:
+            _claim(new, claim, written)
         for name, data in _contents(old, commit, query):
             written.append(f"{new.root}/{name}")
             _write(new.files, written[-1], data)
@@ -74,8 +84,31 @@ def copy_location(source: str, target: str, commit: CommitRecord) -> QueryState:
     return msgspec.structs.replace(query, query_id=json.loads(metadata)["id"], metadata=metadata)
 
 
+def end_copy(target: str) -> None:
+    """Make a copy one that is never made again: the job that it is for is there. Blocks; idempotent."""
+    new = open_location(target)
+    with explained_location_errors(new):
+        _remove(new.files, [f"{new.root}/{_CLAIM}", f"{new.root}/.{_CLAIM}.crc"])
+
+
+def _claim(new: LocationFiles, claim: str, written: list[str]) -> None:
+    """Remove what an earlier try has left, and say whose the location is before anything else is there."""
+    own = f"{new.root}/{_CLAIM}"
+    if new.files.exists(own):
+        _remove(new.files, (path for path in map(str, new.files.find(new.root)) if path != own))
+    written.append(own)
+    _write(new.files, own, claim.encode())
+
+
+def _is_claimed(new: LocationFiles, claim: str | None) -> bool:
+    own = f"{new.root}/{_CLAIM}"
+    if claim is None or not new.files.exists(own):
+        return False
+    return new.files.cat_file(own) in {b"", claim.encode()}  # empty: its writer was killed
+
+
 def _require_ready(
-    source: str, target: str, commit: CommitRecord
+    source: str, target: str, commit: CommitRecord, claim: str | None
 ) -> tuple[LocationFiles, LocationFiles, QueryState]:
     """Open both locations and make sure that they are what they should be."""
     query = commit.query
@@ -87,6 +120,7 @@ def _require_ready(
     old, new = open_location(source), open_location(target)
     with explained_location_errors(new):
         is_used = new.files.exists(new.root) and bool(new.files.find(new.root))
+        is_used = is_used and not _is_claimed(new, claim)
     if is_used:
         exc = CheckpointLocationError(
             f"the new checkpoint location is in use: location={new.shown}"
@@ -139,7 +173,7 @@ def _contents(
 
 
 def _remove(files: Any, paths: Iterable[str]) -> None:  # noqa: ANN401 - fsspec has no types
-    """Remove what of these files is there, so that the copy may be made again."""
+    """Remove what of these files is there."""
     for path in paths:
         if files.exists(path):
             files.rm_file(path)

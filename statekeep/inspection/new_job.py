@@ -1,8 +1,9 @@
 """A job that starts from another one's commit, under a name of its own."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -20,13 +21,13 @@ from statekeep.checkpoint.log_reset import read_remains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession, random_nonce
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
+from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState, Share
 from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.inspection.clean_up import Sweep, delete_leftovers
-from statekeep.inspection.job import LogStorage, name_of_job, open_log_storage
+from statekeep.inspection.job import LogStorage, name_of_job, open_log_storage, origins_of
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.state_copy import UNSEEN, CommitBackups, Uploads, prepare_backends
 from statekeep.stores.version import SealedVersion
@@ -84,6 +85,25 @@ class NewJob:
         self._versions[task] = "" if version is None else str(version.id)
         self._checkpoints[task] = msgspec.Raw(encode_checkpoint_v2(checkpoint))
 
+    def share(self, task: TaskName, version: str, checkpoint: CheckpointV2 | None) -> None:
+        """Let a task start with backups of another job, as `begin_job` was told.
+
+        Args:
+            task: Of the new job.
+            version: Its version there; "" for empty state.
+            checkpoint: Names the backups, and where its inputs go on; None: it has none.
+        """
+        found = checkpoint or CheckpointV2(self._backups.checkpoint_id, {})
+        own = replace(found, checkpoint_id=self._backups.checkpoint_id)
+        self._tasks.add(task)
+        self._versions[task] = version
+        self._checkpoints[task] = msgspec.Raw(encode_checkpoint_v2(own))
+
+    @property
+    def may_be_made(self) -> bool:
+        """Whether the commit record may stand in the log."""
+        return self._has_ended
+
     async def finish(self, query: QueryState | None) -> int:
         """Append the commit record that all of it makes, and return its position.
 
@@ -122,6 +142,7 @@ async def begin_job(
     partitions: int,
     task: str | None = None,
     uploads: Uploads = UNSEEN,
+    shares: Sequence[Share] = (),
 ) -> AsyncGenerator[NewJob]:
     """Begin a job that goes on from another one's commit.
 
@@ -135,6 +156,7 @@ async def begin_job(
         partitions: N of the new job.
         task: In plain Python, the task whose log it is.
         uploads: Follows what is uploaded.
+        shares: What a clone uses of other jobs.
 
     Raises:
         ConfigError: There is a job of that name already, a storage refuses us, or a backup would be
@@ -151,6 +173,7 @@ async def begin_job(
             job_uid=random_nonce(),
             job_name=name_of_job(config, task),
             partitions=partitions,
+            shares=list(shares),
         )
         tasks = [f"Partition {number}" for number in range(partitions)] if task is None else [task]
         checkpoint_id = CheckpointId.at(clock.time_ns())
@@ -182,8 +205,11 @@ async def _take_over(storage: LogStorage, config: Config, owner: str) -> LogSess
     log = await LogSession.of_tool(storage.log, owner)
     # Another process may have made or started the job meanwhile; from here on none can.
     _require_no_commit(config, storage, log.view)
-    for sweep in Sweep.of_remains(await read_remains(storage.log), log.epoch):
+    remains = await read_remains(storage.log)
+    for sweep in Sweep.of_remains(remains, log.epoch):
         await delete_leftovers(storage, config, sweep)
+    for share in remains.shares:
+        await origins_of(storage).drop_pin(share, config.job.name)
     return log
 
 

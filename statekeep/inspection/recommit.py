@@ -1,7 +1,7 @@
 """A stopped job's newest commit, made again: in one more backend, or whole under a name."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.errors import ConfigError, StateBackupError
+from statekeep.fault_points import fault_point
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.state_copy import (
     UNSEEN,
@@ -53,6 +54,7 @@ async def recommit(
     *,
     owner: str,
     pin: str | None = None,
+    only: Collection[TaskName] | None = None,
     on_progress: Progress = lambda _: None,
     uploads: Uploads = UNSEEN,
 ) -> Recommit:
@@ -69,6 +71,7 @@ async def recommit(
         directory: For the state of `TASKS_AT_ONCE` tasks.
         owner: Host and process, for people.
         pin: Name to keep the new commit under.
+        only: The tasks whose state is copied; None: all.
         on_progress: How the restores get on.
         uploads: Follows what is uploaded.
 
@@ -96,7 +99,7 @@ async def recommit(
         on_progress=on_progress,
         uploads=uploads,
     )
-    copied = await copying.run()
+    copied = await copying.run(only)
     if pin is not None:
         await log.pin(pin, copied.position)
     return copied
@@ -163,16 +166,19 @@ class _Copying:
         self._bytes = 0
         self._limit = asyncio.Semaphore(TASKS_AT_ONCE)
 
-    async def run(self) -> Recommit:
-        """Copy every task's state, then append the commit record."""
+    async def run(self, only: Collection[TaskName] | None) -> Recommit:
+        """Copy the state of the tasks, then append the commit record."""
         commit, checkpoint_id = self._commit, CheckpointId.at(self._job.clock.time_ns())
         tasks = [TaskName(task) for task, version in sorted(commit.versions.items()) if version]
+        tasks = [task for task in tasks if only is None or task in only]
         attempt = await self._log.begin_attempt(commit.batch, checkpoint_id, commit.versions, tasks)
         backups = self._commit_backups(attempt, checkpoint_id)
         try:
             made = await run_all(self._copy(task, backups) for task in tasks)
             checkpoints = dict(zip(tasks, made, strict=True))
+            fault_point("commit_record.before")
             position = await self._log.append(self._record(attempt, backups, checkpoints))
+            fault_point("commit_record.after")
         except BaseException:
             with suppress(StateBackupError):  # then the next owner aborts it
                 await self._log.close_attempt("the copy failed")

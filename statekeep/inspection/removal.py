@@ -6,12 +6,12 @@ from functools import partial
 
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
-from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.log_session import LogSession, require_no_clones
 from statekeep.checkpoint.records import ReleaseRecord
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, UnknownFormatError
 from statekeep.inspection.clean_up import Leftovers, Sweep, delete_leftovers, find_leftovers
-from statekeep.inspection.job import InspectedJob, LogStorage
+from statekeep.inspection.job import InspectedJob, LogStorage, origins_of
 from statekeep.inspection.reading_pin import HOLD_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ def _require_removable(job: InspectedJob, position: int) -> None:
             hint="`statekeep reset` makes the job start anew",
         )
     names = [name for name, pinned in job.view.pins.items() if pinned == position]
+    require_no_clones(job.view.clones, names)
     if names:
         raise ConfigError(
             f"the commit is pinned: commit={position} names={','.join(names)}",
@@ -101,6 +102,7 @@ async def require_resettable(storage: LogStorage, *, is_dropping_savepoints: boo
     """
     remains = await _read_remains(storage.log)
     _require_resettable(remains, is_dropping_savepoints=is_dropping_savepoints)
+    origins_of(storage).check(remains.shares)
     for backend, factory in storage.factories.items():
         if backend != storage.log_backend and factory.properties.can_hold_job_log:
             log = storage.log_in(backend)
@@ -153,6 +155,8 @@ async def reset_job(
     async def delete(epoch: int, remains: LogRemains) -> None:
         for sweep in Sweep.of_remains(remains, epoch):
             await delete_leftovers(storage, config, sweep)
+        for share in remains.shares:  # before the log forgets them
+            await origins_of(storage).drop_pin(share, config.job.name)
 
     _, remains = await reset_log(storage.log, owner, check=check, delete=delete)
     return remains
@@ -160,6 +164,7 @@ async def reset_job(
 
 def _require_resettable(remains: LogRemains, *, is_dropping_savepoints: bool) -> None:
     _require_here(remains)
+    require_no_clones(remains.clones)
     names = _savepoints(remains)
     if names and not is_dropping_savepoints:
         raise ConfigError(

@@ -23,7 +23,7 @@ from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_writer import WriterLimits
 from statekeep.backends.blob.encoded_stream import SALT_BYTES
 from statekeep.backends.blob.index_blobs import IndexBlobs, describe_index
-from statekeep.backends.blob.names import index_key_check
+from statekeep.backends.blob.names import index_key_check, is_below
 from statekeep.backends.blob.restore import BlobRestoreManager
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.encryption_keys import (
@@ -146,6 +146,10 @@ class BlobBackendFactory(StorageBackendFactory):
             return index.blob_ids() - set(await manager.list(str(TaskPrefix(self.name, task))))
         finally:
             await manager.close()
+
+    def is_own(self, task: TaskIdentity, store: StoreName, marker: Marker) -> bool:
+        """Return whether an index lies below the place of the task: see `SharesBackups`."""
+        return is_below(marker, TaskPrefix(self.name, task).store(store))
 
     def encryption(self) -> Encryption | None:
         """Return how state is encrypted: see `Encrypts`."""

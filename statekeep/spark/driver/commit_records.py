@@ -130,6 +130,10 @@ class CommitRecords:
             for store in stores
         }
 
+    def forget_shares(self) -> None:
+        """Name in later commits no more what the job has used of others: it uses nothing of them now."""
+        self._identity = msgspec.structs.replace(self._identity, shares=[])
+
     def must_upload(
         self, version: str, base: Base | None, outdated: Collection[Marker] = ()
     ) -> bool:

@@ -420,16 +420,6 @@ class StatefulJob:
         executor, partitions = self._thread.executor, self._identity.partitions
         # The driver deletes for all tasks, as containers upload for theirs.
         executor.raise_cap(self._config.container.commit_pool_threads(partitions))
-        self._clean_up = job_clean_up(
-            spec,
-            partitions,
-            storage.factories,
-            log=storage.log,
-            checkpoints=storage.checkpoints,
-            executor=executor,
-            clock=self._clock,
-            report=self._report,
-        )
 
         async def read_query_state(batch: int) -> QueryState:
             current = storage.log.view.last_commit
@@ -448,6 +438,17 @@ class StatefulJob:
             find_outdated=lambda markers: outdated_markers(storage.factories, markers, executor),
             report=self._report,
             is_observed=self._has_listeners,
+        )
+        self._clean_up = job_clean_up(
+            spec,
+            partitions,
+            storage.factories,
+            log=storage.log,
+            checkpoints=storage.checkpoints,
+            executor=executor,
+            clock=self._clock,
+            on_gone=self._commits.forget_shares,
+            report=self._report,
         )
 
     def _prove_commits(self) -> None:

@@ -36,6 +36,7 @@ from statekeep.commit.committer import (
     Committer,
 )
 from statekeep.commit.gate import CommitGate, Decision
+from statekeep.commit.origins import LettingGo, OriginLogs
 from statekeep.commit.pipeline import TaskStorageCommitManager
 from statekeep.errors import CommitFailedError, StateBackupError
 from statekeep.events import (
@@ -290,6 +291,10 @@ class JobCommits(CommitListener):
     def final_error(self) -> CommitFailedError | None:
         """The failure that used up the tolerance; `prepare` raises it."""
         return self._committer.final_error
+
+    def forget_shares(self) -> None:
+        """As `CommitRecords.forget_shares`."""
+        self._records.forget_shares()
 
     def is_due(self) -> bool:
         """Whether a commit should be asked for now."""
@@ -635,9 +640,22 @@ def job_clean_up(
     checkpoints: CheckpointStore,
     executor: BlockingExecutor,
     clock: Clock,
+    on_gone: Callable[[], None] = lambda: None,
     report: Report = report_nothing,
 ) -> CleanUp:
-    """Return the clean-up of a job, on the commit thread's loop."""
+    """Return the clean-up of a job, on the commit thread's loop.
+
+    Args:
+        spec: The job.
+        partitions: How many tasks it has.
+        factories: Its backends.
+        log: Taken over by this driver.
+        checkpoints: Where containers put each task's entry.
+        executor: For blocking calls.
+        clock: For ages and durations.
+        on_gone: Called once a clone uses nothing of other jobs any more.
+        report: Gets what was done.
+    """
     limit = asyncio.Semaphore(_TASKS_AT_ONCE)
     stores = {name: spec.config.store(name) for name in spec.stores}
 
@@ -668,6 +686,7 @@ def job_clean_up(
         spec.config.checkpoint,
         clock,
         checkpoints=checkpoints,
+        let_go=LettingGo(log, factories, OriginLogs(factories, executor, clock), on_gone).run,
         report=report,
         subject=f"job={spec.config.job.name}",
     )

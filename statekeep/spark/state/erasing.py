@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
-from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.log_session import random_nonce, require_no_clones
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, ReleaseRecord, StateChange
 from statekeep.clock import SystemClock
@@ -86,7 +86,7 @@ async def erase_keys(
     what they refer to has ever held the keys. If it was cut off, the same call does the rest.
 
     Raises:
-        ConfigError: Commits are kept under names, the newest state has nothing of a key, a key does not fit,
+        ConfigError: Commits are kept under names or for clones, the newest state has nothing of a key, a key does not fit,
             or there is no such job or operator; or as `change_state`. Nothing was changed, unless it says
             that a commit was kept under a name meanwhile.
         StateBackupError: As `change_state`, or while the old commits were deleted: repeat the call.
@@ -103,6 +103,7 @@ async def erase_keys(
             found.setdefault(task_of_key(router, front), {})[front] = text
 
         def check(view: LogView) -> None:
+            require_no_clones(view.clones, _kept_names(job, view, found))
             if not request.is_dropping_savepoints:
                 _refuse_names(_kept_names(job, view, found))
 
@@ -126,6 +127,7 @@ async def erase_keys(
         log = made.log
         fault_point("release.before")
         names = _kept_names(job, log.view, found) if request.is_dropping_savepoints else []
+        require_no_clones(log.view.clones, names)
         for name in names:
             await log.unpin(name)
         older = [position for position in log.view.commits if position != made.position]
@@ -135,6 +137,7 @@ async def erase_keys(
         released = [position for position in older if position not in log.view.commits]
         sweep = await Sweep.of(log.view, commit.identity, log.read_commits)
         await delete_leftovers(job.storage, request.config, sweep)
+        require_no_clones(log.view.clones, _kept_names(job, log.view, found))
         _refuse_names(_kept_names(job, log.view, found))  # of a pin that was made meanwhile
         return Erased(
             made.position,
@@ -280,7 +283,8 @@ _REMAINS: Final = {
 _ELSEWHERE: Final = {
     "local disks": "hosts that ran the tasks have the old files until the job has started and committed"
     " there; a host that it does not use again has them for 30 days after another job ran there",
-    "other jobs": "one that `savepoint restore` or `rescale` made of this one has a copy of its own",
+    "other jobs": "one that `savepoint restore` or `rescale` made of this one has a copy of its own; what this"
+    " one is a clone of has its own state",
     "outside": "source, sink, checkpoint location and log files of the query",
 }
 
