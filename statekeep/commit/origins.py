@@ -91,17 +91,15 @@ class OriginLogs:
             ConfigError: The job is gone or was reset, or does not hold the commit any more.
             RetriableError: A service may answer later.
         """
-        log = await self._find(share)
-        if log is None:
+        session = await self._find(share)
+        if session is None:
             raise _gone(share)
         try:
-            session = LogSession(log)
-            view = await session.poll()
-            if not _is_of(view, share) or share.position not in view.commits:
+            if not _is_of(session.view, share) or share.position not in session.view.commits:
                 raise _gone(share)
             await session.pin(share.pin, share.position, clone=clone)
         finally:
-            await log.close()
+            await session.close()
 
     async def drop_pin(self, share: Share, clone: str) -> None:
         """Give the commit back; one that is not kept, or whose job is gone, is no error.
@@ -111,7 +109,7 @@ class OriginLogs:
             RetriableError: A service may answer later; the call may be repeated.
         """
         try:
-            log = await self._find(share)
+            session = await self._find(share)
         except (CheckpointCorruptError, UnknownFormatError) as exc:
             logger.warning(
                 "the log of a clone's origin cannot be read, its pin stays: job=%s pin=%s error=%s",
@@ -120,34 +118,33 @@ class OriginLogs:
                 exc,
             )
             return
-        if log is None:
+        if session is None:
             return
         try:
-            session = LogSession(log)
-            if share.pin in (await session.poll()).clones:
+            if share.pin in session.view.clones:
                 fault_point("clone.before_unpin")
                 await session.unpin(share.pin, clone=clone)
         finally:
-            await log.close()
+            await session.close()
 
-    async def _find(self, share: Share) -> JobLog | None:
-        """Return the log of a job, wherever it has moved; None if it is not there."""
-        seen: set[str] = set()
-        backend = share.log
+    async def _find(self, share: Share) -> LogSession | None:
+        """Return a pin writer of the log of a job, wherever it has moved; None if it is not there."""
+        backend, seen = share.log, set[str]()
         while True:
             seen.add(backend)
             log = self._open(backend, share)
+            session = LogSession(log)
             is_found = False
             try:
                 if not await log.is_there():
                     return None
-                moved_to = (await LogSession(log).poll()).moved_to
-                if moved_to is None or moved_to in seen:
-                    is_found = True
-                    return log
+                moved_to = (await session.poll()).moved_to
+                is_found = moved_to is None or moved_to in seen
             finally:
                 if not is_found:
-                    await log.close()
+                    await session.close()
+            if moved_to is None or is_found:
+                return session
             backend = moved_to
 
     def _open(self, backend: str, share: Share) -> JobLog:

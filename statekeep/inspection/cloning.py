@@ -96,13 +96,12 @@ async def make_clone(origin: InspectedJob, which: str | None, cloning: Cloning) 
         await _end_copy(origin, cloning)
         return made
     checkpoints = _shared_checkpoints(origin, commit, cloning.config)
-    async with origin.held(position):
-        if cloning.locations is not None:
-            await origin.executor.run(
-                check_locations, *cloning.locations, commit, claim=cloning.config.job.name
-            )
-        shares = _shares_of(origin, position, commit, cloning.config.job.name)
-        own = await _make(origin, commit, checkpoints, shares, cloning)
+    if cloning.locations is not None:
+        await origin.executor.run(
+            check_locations, *cloning.locations, commit, claim=cloning.config.job.name
+        )
+    shares = _shares_of(origin, position, commit, cloning.config.job.name)
+    own = await _make(origin, commit, checkpoints, shares, cloning)
     fault_point("clone.after_record")
     await _end_copy(origin, cloning)
     return Clone(cloning.config.job.name, own, commit.batch, commit.identity.job_name, position)
