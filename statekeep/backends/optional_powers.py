@@ -100,7 +100,7 @@ class WritesInPlace(Protocol):
 class SharesBackups(Protocol):
     """A `StateBackendFactory` whose backups commits of other jobs may name.
 
-    A marker names a backup in full, whoever restores it. No increment builds on a backup of another job,
+    A marker names a backup in full, so that any job can restore it. No increment builds on a backup of another job,
     and no clean-up deletes one.
     """
 

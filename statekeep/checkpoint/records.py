@@ -95,8 +95,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     position: int
     """Of the commit record."""
     pin: str
-    """Keeps the commit there. It is drawn for each try to make a clone, so whoever knows that the try
-    came to nothing may drop it at any time."""
+    """Keeps the commit there. Each try to make a clone has its own, which may be dropped at any time once
+    that try has failed for good."""
 
 
 class JobIdentity(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):

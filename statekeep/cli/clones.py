@@ -36,9 +36,13 @@ class _CloneGroup(TyperGroup):
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
             args = [_CREATE, *args]
         return super().parse_args(ctx, args)
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, args if args[0] in self.commands else [_CREATE, *args])
 
 
 app = typer.Typer(

@@ -112,7 +112,7 @@ class CleanUp:
         *,
         checkpoints: CheckpointStore | None = None,
         drop_versions: Callable[[], Awaitable[None]] = drop_nothing,
-        let_go: Callable[[], Awaitable[object]] = drop_nothing,
+        drop_pins: Callable[[], Awaitable[object]] = drop_nothing,
         trim_after: int = 0,
         on_fenced: Callable[[TaskFencedError], None] = lambda _: None,
         report: Report = report_nothing,
@@ -128,7 +128,7 @@ class CleanUp:
             clock: For their age.
             checkpoints: Has an entry of each task for each attempt; None: there are none.
             drop_versions: Removes local versions that recovery does not need.
-            let_go: Gives back what a clone needs of other jobs no longer: see `LettingGo`.
+            drop_pins: Drops the pins of a clone that it needs no longer: see `OriginPins`.
             trim_after: Records that may be dropped before a trim is worth its calls; 0: after each run
                 that had something to delete.
             on_fenced: Called when another owner has taken over.
@@ -142,7 +142,7 @@ class CleanUp:
         self._clock = clock
         self._checkpoints = checkpoints
         self._drop_versions = drop_versions
-        self._let_go = let_go
+        self._drop_pins = drop_pins
         self._trim_after = trim_after
         self._on_fenced = on_fenced
         self._report = report
@@ -241,7 +241,7 @@ class CleanUp:
                 await self._forget(closed)
             raise
         await self._forget(closed)
-        await self._let_go()
+        await self._drop_pins()
         if not closed:
             return
         self._ended_well += 1

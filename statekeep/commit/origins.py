@@ -190,8 +190,8 @@ async def commits_that_share(
     return [position for position, commit in records.items() if shared_tasks(commit, factories)]
 
 
-class LettingGo:
-    """Gives the commits of other jobs back once a clone has backups of its own of all that it retains.
+class OriginPins:
+    """Drops the pins of a clone in other jobs once it has backups of its own of all that it retains.
 
     The pins may go as soon as no retained commit of the clone names a backup of another job. A later commit
     takes over only what a retained one names, so none will name any again.
@@ -219,7 +219,7 @@ class LettingGo:
         self._sharing = -1
         """A commit that was found to name a backup of another job: no other has to be read."""
 
-    async def run(self) -> bool:
+    async def drop_unneeded(self) -> bool:
         """Drop the pins if it is time to, and return whether they are; False too for a job that is no clone.
 
         Raises:

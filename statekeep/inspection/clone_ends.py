@@ -12,7 +12,7 @@ from statekeep.checkpoint.log_reset import LogRemains, read_remains
 from statekeep.checkpoint.log_session import LogSession, require_no_clones
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import ReleaseRecord
-from statekeep.commit.origins import LettingGo, commits_that_share, shared_tasks
+from statekeep.commit.origins import OriginPins, commits_that_share, shared_tasks
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.fault_points import fault_point
@@ -88,7 +88,7 @@ async def promote_clone(
             uploads=uploads,
         )
     log = await LogSession.of_tool(job.log, owner)
-    return Promoted(await _let_go(job, log), copied.tasks, copied.bytes_uploaded)
+    return Promoted(await _end_sharing(job, log), copied.tasks, copied.bytes_uploaded)
 
 
 def _backends_of(job: InspectedJob, tasks: list[TaskName]) -> list[BackendName]:
@@ -105,7 +105,7 @@ def _backends_of(job: InspectedJob, tasks: list[TaskName]) -> list[BackendName]:
     return sorted(n for n in names if isinstance(job.storage.factories[n], SharesBackups))
 
 
-async def _let_go(job: InspectedJob, log: LogSession) -> int:
+async def _end_sharing(job: InspectedJob, log: LogSession) -> int:
     """Release what names backups of other jobs, drop the pins there, and make a commit that says so."""
     factories = job.storage.factories
     sharing = await commits_that_share(log.view, factories, log.read_commits)
@@ -121,7 +121,7 @@ async def _let_go(job: InspectedJob, log: LogSession) -> int:
         await log.append(ReleaseRecord(positions=sharing))
     sweep = await Sweep.of(log.view, commit.identity, log.read_commits)
     await delete_leftovers(job.storage, job.config, sweep)
-    if not await LettingGo(log, factories, origins_of(job.storage)).run():
+    if not await OriginPins(log, factories, origins_of(job.storage)).drop_unneeded():
         raise RetriableError(f"a commit was pinned meanwhile: job={job.config.job.name}; try again")
     fault_point("clone.before_last_record")
     # Like the commit before it, but for what it shares: it has an attempt of the number 0, which no

@@ -70,8 +70,8 @@ async def make_clone(origin: InspectedJob, which: str | None, cloning: Cloning) 
     keeps them. Its later commits upload what changes to a place of its own. A try that was cut off is made
     up for by the same call, or cleared away by `drop_clone`.
 
-    The log of the clone names the pins before they are made, and each try has its own. So any later try,
-    and whoever drops the clone, may drop those of a try before it: that one can come to nothing any more.
+    The log of the clone names the pins before they are made, and each try has its own. A later try fences
+    the one before. So it may drop the pins of that one, as may the call that drops the clone.
 
     Args:
         origin: The other job.

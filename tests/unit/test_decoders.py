@@ -212,6 +212,7 @@ RECORDS: Sequence[Record] = (
     AbortRecord(epoch=1, nonce="aa", attempt_epoch=1, attempt=2, reason="late"),
     ReleaseRecord(epoch=1, nonce="aa", positions=[1, 2]),
     PinRecord(epoch=1, nonce="aa", name="p", position=1),
+    PinRecord(epoch=1, nonce="aa", name="clone:c:1", position=1, clone="c"),
     BadMarkerRecord(
         epoch=1, nonce="aa", backend="blob", task="t", store="s", marker="m", reason="gone"
     ),

@@ -34,6 +34,7 @@ START = "tests/spark/test_start_page.py"
 MIGRATION = "tests/unit/cli/test_migration_page.py"
 MONITOR = "tests/unit/metrics/test_monitor_page.py"
 CHANGES = "tests/unit/cli/test_cli_state_changes.py"
+CLONES = "tests/unit/cli/test_cli_clones.py"
 AFTER = "docs/how-to/after-the-operator.md"
 BACKEND = "docs/how-to/write-a-backend.md"
 DELTA = "tests/integration/test_delta_sink.py"
@@ -56,6 +57,7 @@ PROGRAMS = {
         ("Put values", CHANGES),
         ("Delete keys", CHANGES),
     },
+    "docs/how-to/clone.md": {("", CLONES), ("Make a clone", CLONES)},
     "docs/how-to/guard.md": {("Copy", "tests/spark/test_query_guard.py")},
     "docs/how-to/replay-a-batch.md": {("The program", ON_SPARK), ("In a notebook", ON_SPARK)},
     "docs/how-to/operate.md": {
@@ -191,6 +193,7 @@ RUN = {
     "docs/start.md": START,
     "docs/how-to/change-state.md": CHANGES,
     "docs/how-to/choose-a-backend.md": ON_SPARK,
+    "docs/how-to/clone.md": CLONES,
     "docs/how-to/guard.md": "tests/unit/guard/test_guard_copies.py",
     "docs/how-to/import-from-spark.md": ON_SPARK,
     "docs/how-to/move-state.md": MIGRATION,
@@ -249,8 +252,7 @@ def test_the_command_line_knows_the_commands_of_the_pages(line: str) -> None:
     _, *words = shlex.split(line)
     command: Any = get_command(app)
     while isinstance(command, TyperGroup):
-        name, *words = words
-        command = command.commands[name]
+        _, command, words = command.resolve_command(command.context_class(command), words)
     command.make_context("statekeep", words).close()  # a wrong option or argument raises
 
 

@@ -36,7 +36,7 @@ from statekeep.commit.committer import (
     Committer,
 )
 from statekeep.commit.gate import CommitGate, Decision
-from statekeep.commit.origins import LettingGo, OriginLogs
+from statekeep.commit.origins import OriginLogs, OriginPins
 from statekeep.commit.pipeline import TaskStorageCommitManager
 from statekeep.errors import CommitFailedError, StateBackupError
 from statekeep.events import (
@@ -686,7 +686,9 @@ def job_clean_up(
         spec.config.checkpoint,
         clock,
         checkpoints=checkpoints,
-        let_go=LettingGo(log, factories, OriginLogs(factories, executor, clock), on_gone).run,
+        drop_pins=OriginPins(
+            log, factories, OriginLogs(factories, executor, clock), on_gone
+        ).drop_unneeded,
         report=report,
         subject=f"job={spec.config.job.name}",
     )

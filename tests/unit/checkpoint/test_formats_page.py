@@ -39,6 +39,7 @@ FRAMES = [data for data in SAMPLES if data not in SEALED]
 RECORDS = {
     *("epoch", "base", "batch", "attempt", "commit", "changed-commit", "reshaped-commit", "void"),
     *("release", "pin", "unpin", "kept", "bad-marker", "moved"),
+    *("clone-pin", "kept-for-clones", "shared-attempt", "shared-commit"),
 }
 ENTRIES = {"finished-task", "failed-task"}
 

@@ -17,10 +17,13 @@ from statekeep.checkpoint.framing import frame, unframe
 from statekeep.checkpoint.records import (
     RESHAPE,
     BadMarkerRecord,
+    CommitRecord,
     EpochRecord,
+    KeptRecord,
     PinRecord,
     Record,
     ReleaseRecord,
+    Share,
     StateChange,
     UnpinRecord,
     decode_record,
@@ -146,6 +149,53 @@ def test_a_golden_commit_with_another_number_of_tasks_is_read_and_written() -> N
     golden = (GOLDEN / "reshaped-commit.record").read_bytes()
     assert decode_record(golden, where="here") == RESHAPED
     assert encode_record(RESHAPED) == golden
+
+
+SHARE = Share(
+    job_name="flights",
+    job_uid="77aa",
+    log="blob",
+    position=41,
+    pin="clone:flights-new:5f0c3a9b",
+)
+CLONE_PIN = PinRecord(epoch=3, nonce="9d2c41", name=SHARE.pin, position=41, clone="flights-new")
+
+
+def test_a_release_without_clones_refuses_what_they_write_and_what_is_kept_for_them() -> None:
+    change = StateChange(kind="put", by="ann@host", reason="r")
+    commit = msgspec.structs.replace(commit_record(1), epoch=3, nonce="n")
+    identity = msgspec.structs.replace(commit.identity, shares=[SHARE])
+    shared = msgspec.structs.replace(commit, identity=identity)
+    attempt = msgspec.structs.replace(attempt_record(1), epoch=3, nonce="n")
+    kept = KeptRecord(epoch=3, nonce="n", position=1, commit=commit, pins={SHARE.pin: 0})
+    records: list[Record] = [
+        CLONE_PIN,
+        shared,
+        msgspec.structs.replace(shared, change=change),
+        msgspec.structs.replace(attempt, identity=identity),
+        msgspec.structs.replace(kept, clones={SHARE.pin: "copy"}),
+        msgspec.structs.replace(kept, commit=shared),
+    ]
+    older = {str(kind.__struct_config__.tag) for kind in get_args(Record)}
+    older |= {"changed-commit", "reshaped-commit"}
+    for record in records:
+        data = encode_record(record)
+        assert decode_record(data, where="here") == record
+        assert unframe(data, where="here").kind not in older
+    assert {unframe(encode_record(r), where="").kind for r in (commit, attempt, kept)} == {
+        *("commit", "attempt", "kept")
+    }
+
+
+def test_golden_records_of_a_clone_are_read_and_written() -> None:
+    golden = (GOLDEN / "clone-pin.record").read_bytes()
+    assert decode_record(golden, where="here") == CLONE_PIN
+    assert encode_record(CLONE_PIN) == golden
+    golden = (GOLDEN / "shared-commit.record").read_bytes()
+    commit = decode_record(golden, where="here")
+    assert isinstance(commit, CommitRecord)
+    assert commit.identity.shares == [SHARE]
+    assert encode_record(commit) == golden
 
 
 def test_only_a_damaged_batch_record_is_one() -> None:

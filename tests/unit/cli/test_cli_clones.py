@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from cli_kit import CommandLine, Result
 from pages_kit import block, commands
-from spark_job_kit import BATCH, CONTENT, make_job, settings
+from spark_job_kit import BATCH, CONTENT, ONE_STORE, make_job, settings
 
 import statekeep as sk
 from statekeep.fault_points import HANDLER_VARIABLE
@@ -131,6 +131,8 @@ def test_the_clone_gets_the_location_up_to_the_commit(
         *(f"sources/0/{batch}" for batch in range(BATCH + 3)),
     }
     assert (tmp_path / "copy" / "metadata").read_text() != '{"id":"q"}'
+    assert statekeep("clone --help", has_config=False).status == 0
+    assert statekeep("clone --as copy3 counts").out.startswith("job copy3 is a clone of counts")
     shown = statekeep(f"{making(tmp_path, 'copy2')}").out
     assert shown.startswith(f"job copy2 is a clone of counts at commit {made['origin-commit']}")
 
@@ -153,7 +155,7 @@ def test_the_clone_gets_the_location_up_to_the_commit(
 def test_what_is_wrong_changes_nothing(
     statekeep: CommandLine, job: dict[str, str], tmp_path: Path, line: str, shown: str
 ) -> None:
-    asyncio.run(make_job(tmp_path, **{"job.name": "other"}))
+    asyncio.run(make_job(tmp_path, ONE_STORE, **{"job.name": "other"}))
     before = files(tmp_path / "place")
     done = statekeep(line)
     assert shown in " ".join(done.err.split())
@@ -263,7 +265,7 @@ def test_state_that_cannot_be_shared_is_refused(
     (tmp_path / "keys").chmod(0o600)
     given = {name: text.format(directory=tmp_path) for name, text in others.items()}
     given |= {"job.name": "special", "blob.store.uri": (tmp_path / "special").as_uri()}
-    asyncio.run(make_job(tmp_path, **given))
+    asyncio.run(make_job(tmp_path, ONE_STORE, **given))
     before = files(tmp_path)
     settings = " ".join(f"--set {name}={text}" for name, text in given.items())
     refused = statekeep(f"clone special --as copy {settings}")
@@ -281,7 +283,7 @@ def test_a_commit_in_two_backends_is_cloned_by_the_one_that_can_share(
         "backends.far.factory": "hdfs",
         "backends.far.uri": (tmp_path / "far").as_uri(),
     }
-    asyncio.run(make_job(tmp_path, **given))
+    asyncio.run(make_job(tmp_path, ONE_STORE, **given))
     settings = " ".join(f"--set {name}={text}" for name, text in given.items())
     assert statekeep(f"clone both --as copy {settings}").status == 0
     (commit,) = statekeep("checkpoints list --json --set job.name=copy").json

@@ -59,6 +59,12 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
         "spark-state export {job}/back --store counts --version 4",
         [LOG_IS_READ, "writing the state", STATE_COMES],
     ),
+    "clones.create": ("clone counts --as copy", [LOG_IS_READ, "making the clone"]),
+    "clones.promote": (
+        "clone promote copy",
+        [LOG_IS_READ, "promoting the clone", STATE_COMES, STATE_GOES],
+    ),
+    "clones.drop": ("clone drop copy --yes", [LOG_IS_READ, "deleting the clone"]),
     "backends.check": ("backends check", ["asking the backends"]),
     "state.read": ("state read count", [LOG_IS_READ, STATE_COMES]),
     "state.get": ("state get count user-7", [LOG_IS_READ, STATE_COMES]),
@@ -127,7 +133,7 @@ GUARD = {"guard.inspect", "guard.repair", "guard.restore", "guard.run", "guard.v
 WITHOUT_LOG = {
     *("backends.check", "checkpoints.overwrite_offsets", "spark_state.import_state"),
     *GUARD,
-    *(name for name in SHOWS if name.startswith("state")),
+    *(name for name in SHOWS if name.startswith(("state", "clones"))),
 }
 """Those that have no --task of their own."""
 
@@ -178,7 +184,7 @@ def test_a_command_that_lasts_long_says_what_it_does_and_its_tables_fit_100_colu
 ) -> None:
     line, signs = SHOWS[command]
     log = "" if command in WITHOUT_LOG else LOG
-    if command.startswith(("state.", "state_changes.")):
+    if command.startswith(("state.", "state_changes.", "clones.")):
         place = statekeep.config.parent / "on spark"
         asyncio.run(make_job(place))
         log = " ".join(f"--set '{key}={text}'" for key, text in settings(place).items())
@@ -189,6 +195,8 @@ def test_a_command_that_lasts_long_says_what_it_does_and_its_tables_fit_100_colu
         assert statekeep(copied, has_config=False).status == 0
     if command == "state_changes.undo":  # there is something to undo
         assert statekeep(f"state put count user-7 0 --reason test --yes {log}").status == 0
+    if command in {"clones.promote", "clones.drop"}:
+        assert statekeep(f"clone counts --as copy {log}").status == 0
     line = f"{line.format(old=old, job=statekeep.config.parent)} {log}"
     result = statekeep(line, has_config=command not in GUARD)
     assert result.status == 0

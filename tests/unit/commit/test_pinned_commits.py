@@ -136,6 +136,7 @@ def facts(view: LogView) -> Mapping[str, object]:
         "commits": list(view.commits.items()),
         "pins": view.pins,
         "expiries": view.pin_expiries,
+        "clones": view.clones,
         "replayable": [commit.batch for commit in view.comparable_commits],
         "lowest": view.lowest_needed,
         "batches": sorted(b for b in view.batches if b > view.comparable_commits[0].batch),

@@ -89,7 +89,7 @@ class Ledger:
         await self.place.check(*self.jobs)
         for name in self.jobs[:0:-1]:
             if self.rng.random() < 0.5:
-                with contextlib.suppress(ConfigError):  # it has let go by itself
+                with contextlib.suppress(ConfigError):  # it shares nothing any more
                     await self.place.promote(name)
                 await self.place.note(name)
             else:
