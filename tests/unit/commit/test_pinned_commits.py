@@ -108,8 +108,9 @@ class Job:
         self.kept = {marker for of_blob in retained for marker in of_blob.values()}
         return True
 
-    async def pin(self, name: str, position: int, expires_ms: int = 0) -> None:
-        await LogSession(log_on(self.blobs)).pin(name, position, expires_ms=expires_ms)
+    async def pin(self, name: str, position: int, expires_ms: int = 0, clone: str = "") -> None:
+        pin_writer = LogSession(log_on(self.blobs))
+        await pin_writer.pin(name, position, expires_ms=expires_ms, clone=clone)
 
 
 def marker(number: int) -> Marker:
@@ -320,10 +321,14 @@ async def live(seed: int, steps: int) -> None:
             case 0:
                 position = rng.choice(list(job.log.view.commits))
                 pin_writer, expiry = Job(blobs, job.log), rng.choice([0, 1, LATE_MS])
-                await pin_writer.pin(f"p{step}", position, expiry)
+                clone = "" if expiry or step % 2 else "copy"  # a clone's pin lasts
+                await pin_writer.pin(f"p{step}", position, expiry, clone)
             case 1:
-                if names := sorted((await view_of(blobs)).pins):
-                    await LogSession(log_on(blobs)).unpin(rng.choice(names))
+                pinned_now = await view_of(blobs)
+                if names := sorted(pinned_now.pins):
+                    name = rng.choice(names)
+                    clone = pinned_now.clones.get(name, "")
+                    await LogSession(log_on(blobs)).unpin(name, clone=clone)
             case 2:
                 records = job.records | dict(await log_on(blobs).read(0))
                 job = await insist(lambda: Job.start(losing))

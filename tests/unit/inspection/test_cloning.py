@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 from cloning_kit import Driver, Place, counted_requests, killed_at
 
+from statekeep.backends.memory import forget_place
+from statekeep.checkpoint.checkpoints import BackendName
+from statekeep.config.load import load_dict, merge
 from statekeep.errors import ConfigError
+from statekeep.inspection.job import open_job, open_log_storage
+from statekeep.inspection.log_move import move_log
 
 
 @pytest.mark.asyncio
@@ -172,3 +177,47 @@ async def test_a_clone_of_a_clone_whose_origin_is_gone_is_refused(tmp_path: Path
         await place.clone("copy", "third")
     assert (await place.view("copy")).pins == {}
     assert (await place.view("origin")).pins == {}
+
+
+@pytest.mark.asyncio
+async def test_the_pin_is_found_where_the_log_of_the_origin_has_moved(tmp_path: Path) -> None:
+    both = {"stores.backup.factories": "blob,other", "backends.other.factory": "blob"}
+    place = Place(
+        tmp_path,
+        **both,
+        **{
+            "backends.other.uri": f"{tmp_path}/other",
+            "backends.other.manager.factory": "cloning_kit:dying_blobs",
+        },
+    )
+    await place.begin("origin")
+    await place.clone("origin", "copy")
+    config = place.config("origin")
+    async with open_log_storage(config, place.clock) as storage:
+        new = storage.log_in(BackendName("other"))
+        await move_log(storage.log, new, "other", owner="test")
+        await new.close()
+    await place.drop("copy")
+    moved = merge(config, load_dict({"job.log.backend": "other"}, "test"))
+    async with open_job(moved, place.clock) as job:
+        assert job.view.clones == {}
+        assert job.view.commits
+
+
+@pytest.mark.asyncio
+async def test_images_in_memory_are_shared_too(tmp_path: Path) -> None:
+    place = Place(
+        tmp_path, **{"stores.backup.factories": "images", "backends.images.factory": "memory"}
+    )
+    await place.begin("origin")
+    await place.clone("origin", "copy")
+    await Driver(place, "copy").run({0: {b"k": b"copy"}}, cleans_up=True)
+    for number in range(3):
+        await Driver(place, "origin").run({0: {b"n": b"%d" % number}, 1: {}}, cleans_up=True)
+    await place.check("origin", "copy")
+    await place.promote("copy")
+    await place.check("origin", "copy")
+    assert (await place.view("origin")).clones == {}
+    await place.clone("copy", "third")
+    await place.drop("third")
+    forget_place("images")
