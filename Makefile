@@ -96,7 +96,7 @@ SEED ?= 1
 RUNS ?= 100
 BACKENDS ?= blob,blob
 LEVEL ?= plain
-chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|malice|spark|reshape|guard|changes|all REPLAY=seed)
+chaos: setup  ## Random schedules of faults (SEED= RUNS= BACKENDS= LEVEL=plain|malice|spark|reshape|guard|changes|clones|all REPLAY=seed)
 	@PYTHONPATH=tests:tests/unit $(VENV)/python -m chaos --seed $(SEED) --runs $(RUNS) --backends $(BACKENDS) --level $(LEVEL) \
 		$(if $(REPLAY),--replay $(REPLAY)) $(ARGS)
 

@@ -70,6 +70,12 @@ def _changes() -> Level:
     return Level(level.run_schedule, level.points)
 
 
+def _clones() -> Level:
+    from chaos.clones import level  # noqa: PLC0415  # loads PySpark
+
+    return Level(level.run_schedule, level.points)
+
+
 # In this order: the first two fork, and Spark's session would start threads before.
 LEVELS: Final = {
     "plain": _plain,
@@ -78,6 +84,7 @@ LEVELS: Final = {
     "reshape": _reshape,
     "guard": _guard,
     "changes": _changes,
+    "clones": _clones,
 }
 
 

@@ -11,7 +11,7 @@ class Outcome:
 
     seed: int
     level: str
-    """``plain``, ``malice``, ``spark``, ``reshape``, ``guard`` or ``changes``."""
+    """``plain``, ``malice``, ``spark``, ``reshape``, ``guard``, ``changes`` or ``clones``."""
     backends: Sequence[str]
     """Places that state was backed up to, as the command line names them."""
     faults: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])

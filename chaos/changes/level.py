@@ -9,29 +9,24 @@ key that was erased, and ``gc`` deletes what killed commands left and then finds
 
 import asyncio
 import json
-import os
 import random
-import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from spark_job_kit import CONTENT, ONE_STORE, make_job, settings
 
 import statekeep as sk
 from chaos.backends import Place, places
+from chaos.commands import Commands
 from chaos.outcome import Outcome
 from chaos.servers import Server
-from statekeep.fault_points import HANDLER_VARIABLE
-from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, Action, ArmedFault, ProcessPlan
 
 LEVEL: Final = "changes"
-_WAIT_S: Final = 120.0
 _MOST_HITS: Final = 60
 """Fault points that a command reaches, and a few more, so that some end unharmed."""
 Model = Mapping[str, int]
@@ -101,13 +96,11 @@ class _Run:
         self._settings = {**settings(self.directory), "stores.backup.factories": ",".join(names)}
         for place in self.backends:
             self._settings |= place.settings()
-        self._config = self.directory / "job.properties"
-        self._config.write_text("".join(f"{k}={v}\n" for k, v in self._settings.items()))
+        self._commands = Commands(self.directory, self._settings, self.struck)
         self._state: Model = dict(CONTENT)
         self._before: Model | None = None
         """What an undo gives; None: there is nothing to take back."""
         self._erased: set[str] = set()
-        self._commands = 0
 
     def go(self) -> None:
         """Run it."""
@@ -165,40 +158,7 @@ class _Run:
 
     def _give(self, change: _Change, nth: int) -> str | None:
         """Give the command; return the fault point that it died at."""
-        self._commands += 1
-        plan = ProcessPlan(
-            [ArmedFault("kill", "*", Action.CRASH, nth=nth)] if nth else [],
-            self.directory / f"claims-{self._commands}",
-        )
-        plan.write(self.directory / "plan.json")
-        done = self._run("state", *change.words, "--reason", "chaos", "--yes", is_armed=True)
-        if done.returncode not in {0, -signal.SIGKILL}:
-            raise RuntimeError(f"{change.words} ended with {done.returncode}: {done.stderr[-800:]}")
-        point = next((strike.point for strike in plan.strikes()), None)
-        if point is not None:
-            self.struck[point] += 1
-        return point
-
-    def _run(self, *words: str, is_armed: bool = False) -> "subprocess.CompletedProcess[str]":
-        armed = {HANDLER_VARIABLE: HANDLER, PLAN_VARIABLE: str(self.directory / "plan.json")}
-        return subprocess.run(  # noqa: S603 - our own program
-            [sys.executable, "-m", "statekeep.cli", *words, "--config", str(self._config)],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                **(armed if is_armed else {}),
-            },
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=_WAIT_S,
-        )
-
-    def _json(self, *words: str) -> Any:  # noqa: ANN401 - JSON
-        done = self._run(*words, "--json")
-        if done.returncode != 0:
-            raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr[-800:]}")
-        return json.loads(done.stdout)
+        return self._commands.give("state", *change.words, "--reason", "chaos", "--yes", nth=nth)
 
     def _read(self, commit: int | None = None) -> Model | None:
         """Return the state, if each backend has the same; None if they differ."""
@@ -214,15 +174,15 @@ class _Run:
         return found[0] if all(one == found[0] for one in found) else None
 
     def _judge(self) -> None:
-        verified = self._run("verify")
+        verified = self._commands.run("verify")
         if verified.returncode != 0:
             self.failures.append(f"a backend is damaged: {verified.stdout[-500:]}")
-        for row in self._json("checkpoints", "list"):
+        for row in self._commands.json("checkpoints", "list"):
             left = self._erased & (self._read(row["commit"]) or {}).keys()
             if left:
                 self.failures.append(f"commit {row['commit']} still has what was erased: {left}")
-        self._json("gc")
-        left = self._json("gc", "--dry-run")
+        self._commands.json("gc")
+        left = self._commands.json("gc", "--dry-run")
         if any(part["names"] for part in left["leftovers"]):
             self.failures.append(f"leftovers after gc: {str(left)[:500]}")
         if self._read() != self._state:
