@@ -22,7 +22,6 @@ from statekeep.fault_points import fault_point
 from statekeep.inspection.job import InspectedJob, open_log_storage, origins_of
 from statekeep.inspection.locations import check_locations, copy_location, end_copy
 from statekeep.inspection.new_job import NewJob, begin_job
-from statekeep.inspection.recommit import require_commit_with_state
 from statekeep.inspection.restore_sources import require_sources
 from statekeep.inspection.task_restore import COPIES_OF_A_LOCATION, stores_of
 
@@ -89,7 +88,6 @@ async def make_clone(origin: InspectedJob, which: str | None, cloning: Cloning) 
         raise ConfigError(
             f"the clone needs a name of its own: job={origin.config.job.name}", key="job.name"
         )
-    require_commit_with_state(origin)
     position, commit = origin.find_commit(which)
     made = await _find_made(commit, None if which is None else position, cloning)
     if made is not None:
@@ -234,7 +232,11 @@ def _shared_checkpoints(
             hint="`statekeep guard restore` makes a location of a copy",
         )
     if commit.query is None:
-        raise ConfigError(f"only a query on Spark can be cloned: job={job}", hint=_COPY_INSTEAD)
+        raise ConfigError(
+            f"only a commit of a query on Spark can be cloned: job={job}", hint=_COPY_INSTEAD
+        )
+    if not any(commit.versions.values()):
+        raise ConfigError(f"the commit has no state: job={job} batch={commit.batch}")
     factories = origin.storage.factories
     for name, factory in factories.items():
         if isinstance(factory, Encrypts) and factory.encryption() is not None:

@@ -1,5 +1,6 @@
 """A query that runs is cloned: both go on, each with a sink of its own."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,10 @@ from conftest import Rows, Stream, state_of
 from pyspark.sql import DataFrame
 
 import statekeep as sk
+from statekeep.checkpoint.log_view import LogView
+from statekeep.clock import SystemClock
+from statekeep.config.load import load_dict
+from statekeep.inspection.job import open_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,8 +37,9 @@ class CloneOf:
     def sink(self, frame: DataFrame, batch: int) -> None:
         self.delivered.append((batch, {row.key: (row.n, row.s) for row in frame.collect()}))
 
-    def start(self) -> Any:
-        writer = self.stream.stateful(settings={"job.name": self.name}).writeStream
+    def start(self, **settings: str) -> Any:
+        given = {key.replace("__", "."): text for key, text in settings.items()}
+        writer = self.stream.stateful(settings={"job.name": self.name, **given}).writeStream
         writer = writer.foreachBatch(self.sink).option("checkpointLocation", str(self.location))
         return writer.trigger(availableNow=True).start()
 
@@ -53,11 +59,21 @@ class CloneOf:
         return state
 
 
+def view_of(stream: Stream, name: str) -> LogView:
+    async def read() -> LogView:
+        config = load_dict({"job.name": name, **stream.settings})
+        async with open_job(config, SystemClock()) as job:
+            return job.view
+
+    return asyncio.run(read())
+
+
 def test_a_live_query_and_its_clone_go_on_each_for_itself(stream: Stream) -> None:
     stream.settings = {
         "stores.backup.factories": "blob",
         "blob.store.uri": (stream.root / "backups").as_uri(),
         "checkpoint.clean.up.ms": "0",
+        "checkpoint.retain.commits": "2",
     }
     copy = CloneOf(stream, "copy")
     made: list[sk.Clone] = []
@@ -79,13 +95,19 @@ def test_a_live_query_and_its_clone_go_on_each_for_itself(stream: Stream) -> Non
 
     stream.on_batch = lambda batch: None
     stream.add_batches(2)
-    both = [stream.start(), copy.start()]
+    both = [stream.start(), copy.start(task__commit__every__batch="true")]
     for query in both:
         query.awaitTermination()
     for name in ("counts", "copy"):
         assert state_of({"job.name": name, **stream.settings}) == stream.expected(8)
 
-    sk.promote_clone(stream.settings, "copy")
+    # All tasks of the clone have changed, and it retains no older commit: it has dropped the pin.
+    assert view_of(stream, "counts").clones == {}
+    stream.add_batches(1)
+    copy.start().awaitTermination()
+    newest = view_of(stream, "copy").last_commit
+    assert newest is not None
+    assert newest.identity.shares == []
     with pytest.raises(sk.ConfigError, match="the job is no clone, or uses nothing of another"):
         sk.promote_clone(stream.settings, "copy")
 
@@ -95,7 +117,6 @@ def test_a_live_query_and_its_clone_go_on_each_for_itself(stream: Stream) -> Non
     assert third.files()
     fourth = CloneOf(stream, "fourth")
     fourth.make()
-    stream.add_batches(1)
     third.start().awaitTermination()
     assert third.state() == stream.expected(9)
     assert [batch for batch, _ in third.delivered] == [8]

@@ -13,12 +13,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from cli_kit import CommandLine, Result
+from cli_kit import CommandLine, Result, job_settings
 from pages_kit import block, commands
-from spark_job_kit import BATCH, CONTENT, ONE_STORE, make_job, settings
+from spark_job_kit import BATCH, CONTENT, IN_STORES, ONE_STORE, make_job, settings
 
 import statekeep as sk
+from statekeep.checkpoint.records import CommitRecord, JobIdentity
+from statekeep.clock import SystemClock
+from statekeep.config.load import load_dict
 from statekeep.fault_points import HANDLER_VARIABLE
+from statekeep.inspection.new_job import begin_job
 from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, Action, ArmedFault, ProcessPlan
 
 PAGE = "docs/how-to/clone.md"
@@ -163,6 +167,50 @@ def test_what_is_wrong_changes_nothing(
     assert files(tmp_path / "place") == before
 
 
+def test_a_job_in_plain_python_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_settings(tmp_path) | {"job.name": "counts"}
+    config = tmp_path / "job.properties"
+    config.write_text("".join(f"{key}={text}\n" for key, text in job.items()))
+    commit = CommitRecord(
+        attempt_epoch=0,
+        attempt=0,
+        batch=-1,
+        checkpoint_id="1-1",
+        identity=JobIdentity(job_uid="", job_name="", partitions=1, stores={"main": ["counts"]}),
+    )
+
+    async def make() -> None:
+        made = begin_job(load_dict(job), commit, SystemClock(), owner="test", partitions=1)
+        async with made as new:
+            await new.finish(None)
+
+    asyncio.run(make())
+    done = CommandLine(config, monkeypatch, capsys)("clone counts --as copy")
+    assert "only a commit of a query on Spark can be cloned: job=counts" in done.err
+
+
+def test_state_in_several_stores_is_shared(
+    statekeep: CommandLine, job: dict[str, str], tmp_path: Path
+) -> None:
+    both = {
+        "job.name": "both",
+        "stores.large.backup.factories": "blob",
+        "state.variables.seen.store": "large",
+    }
+    asyncio.run(make_job(tmp_path, IN_STORES, **both))
+    settings = " ".join(f"--set {name}={text}" for name, text in both.items())
+    assert statekeep(f"clone both --as copy {settings}").status == 0
+    copy = job | both | {"job.name": "copy"}
+    for variable in ("count", "seen"):
+        rows = sk.read_state(copy, variable).to_pylist()
+        assert {row["key"]["user"]: row["value"]["n"] for row in rows} == CONTENT
+    assert statekeep(f"clone promote copy {settings}").status == 0
+    rows = sk.read_state(copy, "seen").to_pylist()
+    assert {row["key"]["user"]: row["value"]["n"] for row in rows} == CONTENT
+
+
 def test_a_location_that_is_in_use_is_not_touched(statekeep: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "metadata").write_text("mine")
@@ -188,7 +236,7 @@ def test_nothing_gives_up_what_a_clone_uses(
 ) -> None:
     assert statekeep(making(tmp_path)).status == 0
     (pin,) = pins(statekeep)
-    before = backups(tmp_path, "counts")
+    before, events = backups(tmp_path, "counts"), statekeep("events --json").json
     for line in (
         f"savepoint drop {pin}",
         f"checkpoints unpin {pin}",
@@ -200,6 +248,7 @@ def test_nothing_gives_up_what_a_clone_uses(
         assert "a clone uses the backups of the commit: clones=copy" in told
         assert "`statekeep clone promote copy`" in told
         assert refused.status == 2
+        assert statekeep("events --json").json == events
     put(job, "counts", "user-7", 70)
     put(job, "counts", "user-8", 80)
     commit = statekeep("checkpoints list --json").json[0]["commit"]
