@@ -48,7 +48,7 @@ class _CloneGroup(TyperGroup):
 app = typer.Typer(
     name="clone",
     cls=_CloneGroup,
-    help="A job on the state and offsets of a commit of another job, which goes on. Without a copy.",
+    help="Jobs on the state of another one's commit, without a copy.",
     no_args_is_help=True,
 )
 

@@ -40,12 +40,14 @@ def shared_tasks(
 
     def is_shared(name: str) -> bool:
         checkpoint = checkpoint_of(commit, name)
-        markers = {} if checkpoint is None else checkpoint.state_markers
+        if checkpoint is None:
+            return False
         task = TaskIdentity(
             identity.job_name, MAIN_OPERATOR, TaskName(name), job_uid=identity.job_uid
         )
         return any(
-            not _is_own(factories.get(backend), task, stores) for backend, stores in markers.items()
+            not _is_own(factories.get(backend), task, stores)
+            for backend, stores in checkpoint.state_markers.items()
         )
 
     return [TaskName(name) for name in sorted(commit.checkpoints) if is_shared(name)]

@@ -136,11 +136,13 @@ async def test_a_job_that_commits_meanwhile_is_looked_at_again(
 
         class OvertakenPinWriter(LogSession):
             @override
-            async def pin(self, name: str, position: int, *, expires_ms: int = 0) -> None:
+            async def pin(
+                self, name: str, position: int, *, expires_ms: int = 0, clone: str = ""
+            ) -> None:
                 if next(rounds, None) is not None:
                     for _ in range(3):
                         await commit(task, next(numbers))
-                await super().pin(name, position, expires_ms=expires_ms)
+                await super().pin(name, position, expires_ms=expires_ms, clone=clone)
 
         monkeypatch.setattr(
             InspectedJob, "pin_writer", property(lambda job: OvertakenPinWriter(job.log))
