@@ -271,9 +271,9 @@ MENTIONED = sorted(
 @pytest.mark.parametrize("words", MENTIONED)
 def test_the_command_line_knows_what_pages_mention_of_it(words: str) -> None:
     command: Any = get_command(app)
-    for word in words.split():
-        if isinstance(command, TyperGroup) and not word.startswith("-"):
-            command = command.commands[word]
+    left = words.split()
+    while isinstance(command, TyperGroup) and left and not left[0].startswith("-"):
+        _, command, left = command.resolve_command(command.context_class(command), left)
     known = {option for parameter in command.params for option in parameter.opts}
     assert {*re.findall(r"--[a-z-]+|(?<= )-[a-z]\b", words)} <= known | {"--install-completion"}
 
