@@ -46,6 +46,7 @@ SPARK_TESTS: Final = (
     "state_schemas",
     "timers",
 )
+UNIT: Final = ("-n", "auto", "--dist", "loadfile", "tests/unit")
 DELTA: Final = ("-m", "integration", "tests/integration/test_delta_sink.py")
 """Is skipped on versions of PySpark that Delta Lake has no release for, such as the newest one."""
 SINCE: Final = {
@@ -98,7 +99,7 @@ def _packages_of_development() -> list[str]:
 def tests_of(spark: str) -> tuple[Sequence[str], ...]:
     """Return the tests that matter, each part for a run of its own: they have modules of one name."""
     names = [name for name in SPARK_TESTS if SINCE.get(name, "") <= spark]
-    return ("tests/unit",), [f"tests/spark/test_{name}.py" for name in names], DELTA
+    return UNIT, [f"tests/spark/test_{name}.py" for name in names], DELTA
 
 
 def run_tests(python: Path, spark: str, tests: Sequence[str]) -> str:
