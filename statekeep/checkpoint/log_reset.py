@@ -20,6 +20,7 @@ from statekeep.checkpoint.records import (
     UnpinRecord,
     decode_record,
     encode_record,
+    is_damaged_clone_pin,
     link_of,
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2
@@ -48,6 +49,8 @@ class LogRemains:
     """Names under which commits are kept."""
     clones: dict[str, str] = field(default_factory=dict[str, str])
     """``{name: job}`` of those of `pins` that clones hold."""
+    has_damaged_clone_pins: bool = False
+    """Whether a record that cannot be read may keep a commit for a clone."""
     shares: set[Share] = field(default_factory=set[Share])
     """What those of `identities` that are clones use of other jobs."""
     link: str = ""
@@ -214,6 +217,7 @@ def _fold(records: Sequence[tuple[int, bytes]], floor: int) -> LogRemains:
             record = decode_record(data, where=f"position={position}")
         except CheckpointCorruptError:
             remains.fold_damaged()
+            remains.has_damaged_clone_pins |= is_damaged_clone_pin(data)
         else:
             remains.fold(record)
     return remains

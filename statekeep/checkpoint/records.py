@@ -370,6 +370,11 @@ def is_damaged_batch(data: bytes) -> bool:
     return claimed_kind(data) == _kind_of(BatchRecord)
 
 
+def is_damaged_clone_pin(data: bytes) -> bool:
+    """Return whether a record that `decode_record` refuses says that it keeps a commit for a clone."""
+    return claimed_kind(data) in {_CLONE_PIN, _KEPT_FOR_CLONES}
+
+
 def _kind_of(record_type: type[Record]) -> str:
     return str(record_type.__struct_config__.tag)
 

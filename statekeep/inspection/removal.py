@@ -165,6 +165,11 @@ async def reset_job(
 def _require_resettable(remains: LogRemains, *, is_dropping_savepoints: bool) -> None:
     _require_here(remains)
     require_no_clones(remains.clones)
+    if remains.has_damaged_clone_pins and not is_dropping_savepoints:
+        raise ConfigError(
+            "a record that keeps a commit for a clone is damaged",
+            hint="promote each clone of the job first; if there is none, give --with-savepoints",
+        )
     names = _savepoints(remains)
     if names and not is_dropping_savepoints:
         raise ConfigError(

@@ -261,6 +261,22 @@ def test_nothing_gives_up_what_a_clone_uses(
     assert counts(job, "copy") == CONTENT
 
 
+def test_a_damaged_log_is_not_reset_by_accident_where_a_clone_may_be(
+    statekeep: CommandLine, job: dict[str, str], tmp_path: Path
+) -> None:
+    assert statekeep(making(tmp_path)).status == 0
+    record = next(
+        path
+        for path in (tmp_path / "place" / "counts" / "log").iterdir()
+        if b" clone-pin " in path.read_bytes()
+    )
+    record.write_bytes(record.read_bytes()[:-3])
+    refused = statekeep("reset --yes")
+    assert "keeps a commit for a clone is damaged" in " ".join(refused.err.split())
+    assert counts(job, "copy") == CONTENT
+    assert statekeep("reset --yes --with-savepoints").status == 0
+
+
 def test_a_clone_whose_log_is_lost_is_let_go_by_its_origin(
     statekeep: CommandLine, tmp_path: Path
 ) -> None:
