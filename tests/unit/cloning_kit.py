@@ -1,6 +1,6 @@
 """Jobs and their clones on blobs in memory, without Spark; each may be killed wherever it is."""
 
-import random
+import itertools
 import shutil
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -117,6 +117,7 @@ class Place:
         self._settings = settings
         self.uri = str(directory / "place")
         self.clock = FakeClock()
+        self._numbers = itertools.count(1)
         self.contents: dict[tuple[str, int], Content] = {}
         """Of the commits of each job, by its uid and their positions."""
         forget_root(self.uri)
@@ -164,7 +165,7 @@ class Place:
         batch: int,
         changes: Mapping[bytes, bytes],
     ) -> SealedVersion:
-        uid = random.Random(f"{name} {task} {batch} {len(self.contents)}").randbytes(16).hex()
+        uid = f"{next(self._numbers):032x}"
         versions = TaskDirectory.of(self.directory / "versions" / name, _Named(name, task))
         with versions.begin(uid, base, [STATE_STORE], captured=[STATE_STORE]) as work:
             work.open_store(STATE_STORE, "memory").write(changes)
