@@ -1,14 +1,14 @@
 """``statekeep checkpoints``: what is retained, what is in it, and what stays for good."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
-from statekeep.checkpoint.records import CommitRecord
+from statekeep.checkpoint.records import CommitRecord, Share
 from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.options import (
     AsJson,
@@ -87,19 +87,26 @@ def show(
     Version, input offsets and markers.
     """
 
-    async def run() -> tuple[dict[str, JsonValue], dict[str, dict[str, JsonValue]]]:
+    async def run() -> tuple[
+        dict[str, JsonValue], dict[str, dict[str, JsonValue]], Sequence[Share]
+    ]:
         async with read_job(options.settings(), SystemClock(), task=task) as job:
             position, commit = job.find_commit(which)
-            return _commit_row(job, position), _task_rows(job, commit)
+            return _commit_row(job, position), _task_rows(job, commit), commit.identity.shares
 
-    row, tasks = asyncio.run(run())
+    row, tasks, shares = asyncio.run(run())
     if as_json:
-        print_json({**row, "tasks": tasks})
+        origins: list[JsonValue] = [
+            {"job": share.job_name, "commit": share.position, "pin": share.pin} for share in shares
+        ]
+        print_json({**row, "tasks": tasks, "shares": origins})
         return
     print_line(
         f"commit {row['commit']}, batch {row['batch']}, {row['time']}, "
         f"checkpoint id {row['checkpoint-id']}, epoch {row['epoch']}, attempt {row['attempt']}"
     )
+    for share in shares:
+        print_line(f"shares commit {share.position} of {share.job_name}, pinned as {share.pin}")
     print_table(["task", "what", "where", "value"], _flat(tasks), is_grouped=True, is_full=is_full)
 
 

@@ -91,6 +91,8 @@ def files(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_the_page_does_what_it_says(
     statekeep: CommandLine, job: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +115,8 @@ def test_the_page_does_what_it_says(
         "clone:counts-new",
         "clone:counts-test",
     ]
+    shown = statekeep("checkpoints show --set job.name=counts-new")
+    assert f"shares commit 2 of counts, pinned as {pins(statekeep)[0]}\n" in shown.out
     put(job, "counts-new", "user-7", 70)
     assert counts(job, "counts-new") == CONTENT | {"user-7": 70}
     assert counts(job, "counts") == counts(job, "counts-test") == CONTENT
@@ -191,6 +195,8 @@ def test_a_job_in_plain_python_is_refused(
     assert "only a commit of a query on Spark can be cloned: job=counts" in done.err
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_state_in_several_stores_is_shared(
     statekeep: CommandLine, job: dict[str, str], tmp_path: Path
 ) -> None:
@@ -231,6 +237,8 @@ def test_a_name_is_not_given_twice(
     assert counts(job, "copy") == CONTENT | {"user-7": 70}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_nothing_gives_up_what_a_clone_uses(
     statekeep: CommandLine, job: dict[str, str], tmp_path: Path
 ) -> None:
