@@ -138,9 +138,11 @@ def _own_files(commit: CommitRecord, query: QueryState) -> Mapping[str, str | No
 
 
 def _missing(location: LocationFiles, name: str) -> CheckpointLocationError:
-    return CheckpointLocationError(
+    exc = CheckpointLocationError(
         f"file is missing in the checkpoint location: file={location.shown}/{name}"
     )
+    exc.add_note("hint: a query that runs may be about to write it: try again")
+    return exc
 
 
 def _contents(
