@@ -187,6 +187,7 @@ def drop(
     ] = False,
     is_sure: IsSure = False,
     options: JobOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a clone, with its backups.
 
@@ -216,11 +217,18 @@ def drop(
             typer.confirm(
                 f"Is there no job {clone} any more? If there is, it loses its state.", abort=True
             )
-        for name in asyncio.run(drop_lost()):
+        names = asyncio.run(drop_lost())
+        if as_json:
+            print_json({"clone": clone, "unpinned": [*names]})
+            return
+        for name in names:
             print_line(f"{name} is no pin of {settings.job.name} any more")
         return
     asyncio.run(run(is_dropping=False))
     if not is_sure:
         typer.confirm(f"Delete clone {clone}, with its state?", abort=True)
     asyncio.run(run(is_dropping=True))
-    print_line(f"clone {clone} is dropped")
+    if as_json:
+        print_json({"dropped": clone})
+    else:
+        print_line(f"clone {clone} is dropped")

@@ -305,7 +305,8 @@ def test_a_commit_with_a_savepoint_is_not_promoted_away(
     refused = statekeep("clone promote copy")
     assert "are kept under names: names=v1" in " ".join(refused.err.split())
     assert "--with-savepoints" in statekeep("clone drop copy --yes").err
-    assert statekeep("clone drop copy --yes --with-savepoints").status == 0
+    done = statekeep("clone drop copy --yes --with-savepoints --json")
+    assert done.json == {"dropped": "copy"}
     assert pins(statekeep) == []
 
 

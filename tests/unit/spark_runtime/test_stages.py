@@ -320,7 +320,7 @@ def test_nothing_goes_back_where_nothing_is_replayed() -> None:
 def test_a_move_restores_no_task_of_the_operators_before() -> None:
     """Batches wait for a move: what the hosts lack would be downloaded meanwhile."""
     here = {0: [0, 5], 1: EVERYTHING, 2: EVERYTHING, 3: EVERYTHING, 4: [3]}
-    with pytest.raises(RestoreFailedError, match="not there any more: tasks=1"):
+    with pytest.raises(RestoreFailedError, match="restored state is gone again: tasks=1"):
         recovery_of(here).recover([4], 5, is_thorough=False, is_optional=True, fetched=3)
 
 
