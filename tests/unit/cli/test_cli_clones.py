@@ -452,3 +452,14 @@ def test_a_drop_that_was_killed_is_ended_by_the_same_command(
     assert pins(statekeep) == []
     assert backups(tmp_path, "copy") == set()
     assert counts(job, "counts") == CONTENT
+
+
+def test_a_program_is_told_what_is_wrong(job: dict[str, str]) -> None:
+    with pytest.raises(sk.ConfigError, match="are given together or not at all"):
+        sk.clone(job, "copy", from_location="/mnt/checkpoints/counts")
+    with pytest.raises(sk.ConfigError, match="no such commit: commit=77"):
+        sk.clone(job, "copy", at="77")
+    with pytest.raises(sk.ConfigError, match="the job has no log here: job=copy"):
+        sk.promote_clone(job, "copy")
+    with pytest.raises(sk.ConfigError, match="there is no job of that name: job=copy"):
+        sk.drop_clone(job, "copy")
