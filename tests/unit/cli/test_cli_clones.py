@@ -454,7 +454,7 @@ def test_a_drop_that_was_killed_is_ended_by_the_same_command(
     assert counts(job, "counts") == CONTENT
 
 
-def test_a_program_is_told_what_is_wrong(job: dict[str, str]) -> None:
+def test_calls_that_are_wrong_raise_config_errors(job: dict[str, str]) -> None:
     with pytest.raises(sk.ConfigError, match="are given together or not at all"):
         sk.clone(job, "copy", from_location="/mnt/checkpoints/counts")
     with pytest.raises(sk.ConfigError, match="no such commit: commit=77"):
@@ -463,3 +463,14 @@ def test_a_program_is_told_what_is_wrong(job: dict[str, str]) -> None:
         sk.promote_clone(job, "copy")
     with pytest.raises(sk.ConfigError, match="there is no job of that name: job=copy"):
         sk.drop_clone(job, "copy")
+
+
+def test_the_location_of_a_query_without_settings_says_where_its_job_is(
+    statekeep: CommandLine, job: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "place").rename(tmp_path / "counts-statekeep")
+    where = f"--location {tmp_path}/counts --to-location {tmp_path}/copy"
+    assert statekeep(f"clone counts --as copy {where}", has_config=False).status == 0
+    assert "metadata" in files(tmp_path / "copy")
+    beside = {"blob.store.uri": (tmp_path / "counts-statekeep").as_uri()}
+    assert counts(job | beside, "copy") == CONTENT
