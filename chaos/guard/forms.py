@@ -38,26 +38,24 @@ class Form:
     operate: Callable[[DataFrame, DataFrame], DataFrame]
     mode: str
     columns: tuple[str, ...]
-    expected: Callable[[Sequence[Sequence[Row]]], Delivered]
-    """Of the files so far, the newest of which is the batch."""
+    expected: Callable[[Sequence[Row], Sequence[Row]], Delivered]
+    """Given the rows of earlier batches and those of the batch."""
 
 
 def _count(left: DataFrame, _: DataFrame) -> DataFrame:
     return left.groupBy("key").count()
 
 
-def _counted(files: Sequence[Sequence[Row]]) -> Delivered:
-    counts = Counter(key for file in files for key, _ in file)
-    return Counter((key, counts[key]) for key in {key for key, _ in files[-1]})
+def _counted(before: Sequence[Row], now: Sequence[Row]) -> Delivered:
+    counts = Counter(key for key, _ in [*before, *now])
+    return Counter((key, counts[key]) for key in {key for key, _ in now})
 
 
 def _join(left: DataFrame, right: DataFrame) -> DataFrame:
     return left.join(right.select("key", sf.col("v").alias("other")), "key")
 
 
-def _joined(files: Sequence[Sequence[Row]]) -> Delivered:
-    before = [row for file in files[:-1] for row in file]
-    now = files[-1]
+def _joined(before: Sequence[Row], now: Sequence[Row]) -> Delivered:
     pairs = [(a, b) for a in [*before, *now] for b in now] + [(a, b) for a in now for b in before]
     return Counter((a[0], a[1], b[1]) for a, b in pairs if a[0] == b[0])
 
@@ -73,3 +71,34 @@ FORMS: Final[Mapping[str, Form]] = {
         _ROCKSDB | _CHANGELOG | _FORMAT_2, _join, "append", ("key", "v", "other"), _joined
     ),
 }
+
+_MOST_FILES: Final = 3
+"""In a batch: one, and as many more as a source had logged when it was killed before its batch began."""
+
+
+def files_read(
+    form: Form, files: Sequence[Sequence[Row]], batches: Mapping[int, Delivered], begun: int = 0
+) -> Mapping[int, int] | None:
+    """Return how many files have been read after each batch; None: one delivered something else.
+
+    A batch reads one file. Where Spark was killed after its source had logged a file and before the batch was
+    written to ``offsets``, the next batch reads that one too.
+
+    Args:
+        form: Of the query.
+        files: All, in their order.
+        batches: What each batch delivered.
+        begun: How many files had been read before the first one of these batches.
+    """
+    found: dict[int, int] = {}
+    for number in sorted(batches):
+        before = [row for file in files[:begun] for row in file]
+        for count in range(1, _MOST_FILES + 1):
+            now = [row for file in files[begun : begun + count] for row in file]
+            if begun + count <= len(files) and form.expected(before, now) == batches[number]:
+                begun += count
+                found[number] = begun
+                break
+        else:
+            return None
+    return found
