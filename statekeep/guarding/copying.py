@@ -15,6 +15,7 @@ from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains
 from statekeep.checkpoint.log_session import LogSession, random_nonce
+from statekeep.checkpoint.log_view import checkpoint_of
 from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp, TaskSweep
@@ -122,8 +123,10 @@ async def open_copies(
             commit = await storage.executor.run(newest_commit, uri)
             if commit is None and not may_wait:
                 raise no_batch(uri)
-            await prepare_backends(storage.factories, storage.executor, clock)
-            await _require_no_other_job(storage, uri)
+            held = _backends_that_hold(await _newest_copy(storage, uri))
+            new = {name: f for name, f in storage.factories.items() if name not in held}
+            # What a run of a timer finds prepared was so before: a check uploads 5 MiB each time.
+            await prepare_backends(new, storage.executor, clock)
             log = await LogSession.of_tool(storage.log, owner, reporter.report)
             if log.view.last_commit is not None:
                 require_copies(log.view.last_commit.identity)
@@ -477,22 +480,32 @@ def _require_backends_of_files(config: Config, storage: LogStorage) -> None:
                 )
 
 
-async def _require_no_other_job(storage: LogStorage, uri: str) -> None:
-    """Make sure that a log is that of a location's copies, or is not there, before it is taken over.
+async def _newest_copy(storage: LogStorage, uri: str) -> CommitRecord | None:
+    """Return the newest copy of a location; None: there is none. Called before the log is taken over.
 
     Raises:
         ConfigError: It is of another job, whose driver would be fenced.
         OtherQueryError: The copies are of another query, whose guard would be.
     """
     if not await storage.log.is_there():
-        return
+        return None
     for identity in (await read_remains(storage.log)).identities.values():
         require_copies(identity)
+    reader = LogReader(storage.log)
+    await reader.catch_up()
     query_id = await storage.executor.run(query_id_at, uri)
     if query_id is not None:
-        reader = LogReader(storage.log)
-        await reader.catch_up()
         _require_same_query(query_id, reader.view.last_commit, redact(uri, is_secret=False))
+    return reader.view.last_commit
+
+
+def _backends_that_hold(copy: CommitRecord | None) -> set[BackendName]:
+    """Return the backends of a copy; none where that cannot be read."""
+    try:
+        checkpoint = None if copy is None else checkpoint_of(copy, TASK)
+    except CheckpointCorruptError:
+        return set()
+    return set() if checkpoint is None else {*checkpoint.state_markers}
 
 
 def _require_same_query(query_id: str, copied: CommitRecord | None, shown: str) -> None:

@@ -60,6 +60,21 @@ def test_a_batch_that_was_copied_is_not_copied_again(guard: Guard) -> None:
     assert guard.blobs() == blobs
 
 
+def test_a_backend_is_tried_out_before_its_first_copy_only(guard: Guard) -> None:
+    (guard.root / "copies").mkdir(exist_ok=True)
+    no_probes = guard.root / "copies" / "probes"
+    shutil.rmtree(no_probes, ignore_errors=True)
+    no_probes.write_text("what tries the backend out cannot write here")
+    guard.commit_until(2)
+    assert guard.run().status == ExitStatus.USAGE
+    no_probes.unlink()
+    assert guard.run().json["batch"] == 2
+    shutil.rmtree(no_probes, ignore_errors=True)
+    no_probes.write_text("nor now")
+    guard.commit_until(3)
+    assert guard.run().json["batch"] == 3
+
+
 def test_a_batch_after_a_rewind_is_copied_though_its_number_is_lower(guard: Guard) -> None:
     guard.run()
     guard.commit_until(2)
