@@ -37,9 +37,10 @@ def test_what_no_reading_of_the_files_gives_is_wrong(batches: dict[int, Delivere
 
 
 def test_a_join_gives_each_pair_once() -> None:
-    pairs = [Counter([("a", 1, 1), ("b", 2, 2)]), Counter([("a", 1, 3), ("a", 3, 1), ("a", 3, 3)])]
+    pairs: list[Delivered] = [
+        Counter([("a", 1, 1), ("b", 2, 2)]),
+        Counter([("a", 1, 3), ("a", 3, 1), ("a", 3, 3)]),
+    ]
     assert files_read(FORMS["join"], FILES, dict(enumerate(pairs))) == {0: 1, 1: 2}
-    assert (
-        files_read(FORMS["join"], FILES, {0: pairs[0], 1: pairs[1] - Counter([("a", 3, 3)])})
-        is None
-    )
+    one_less = pairs[1] - Counter([("a", 3, 3)])
+    assert files_read(FORMS["join"], FILES, {0: pairs[0], 1: one_less}) is None
