@@ -27,7 +27,7 @@ from chaos.servers import Server
 LEVEL: Final = "clones"
 _FIRST: Final = "counts"
 _KILLED: Final = 0.7
-_HITS: Final = {"clone": 7, "put": 40, "promote": 60, "drop": 8, "gc": 4}
+_HITS: Final = {"clone": 6, "put": 24, "promote": 24, "drop": 6, "gc": 4}
 """Fault points that a command reaches, and a few more, so that some end unharmed."""
 Model = Mapping[str, int]
 """``{user: count}``"""
