@@ -2,18 +2,15 @@
 
 import asyncio
 import base64
-import os
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from cli_kit import CommandLine, Result, job_settings
+from killed_command_kit import kill
 from pages_kit import block, commands
 from spark_job_kit import BATCH, CONTENT, IN_STORES, ONE_STORE, make_job, settings
 
@@ -21,9 +18,7 @@ import statekeep as sk
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
-from statekeep.fault_points import HANDLER_VARIABLE
 from statekeep.inspection.new_job import begin_job
-from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, Action, ArmedFault, ProcessPlan
 
 PAGE = "docs/how-to/clone.md"
 
@@ -362,26 +357,6 @@ def test_a_commit_in_two_backends_is_cloned_by_the_one_that_can_share(
     assert statekeep(f"clone both --as copy {settings}").status == 0
     (commit,) = statekeep("checkpoints list --json --set job.name=copy").json
     assert commit["backends"] == ["blob"]
-
-
-def kill(statekeep: CommandLine, line: str, point: str) -> None:
-    """Give a command in a process of its own, which dies where a fault point is reached."""
-    directory = statekeep.config.parent
-    plan = ProcessPlan([ArmedFault("kill", point, Action.CRASH)], directory / "claims")
-    plan.write(directory / "plan.json")
-    done = subprocess.run(
-        [sys.executable, "-m", "statekeep.cli", *line.split(), "--config", str(statekeep.config)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            HANDLER_VARIABLE: HANDLER,
-            PLAN_VARIABLE: str(directory / "plan.json"),
-        },
-        check=False,
-        capture_output=True,
-        timeout=60,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
 @pytest.mark.slow

@@ -2,24 +2,19 @@
 
 import asyncio
 import io
-import os
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import every_kind_kit
 import pytest
 from cli_kit import CommandLine, Result
+from killed_command_kit import kill
 from pages_kit import block, commands
 from spark_job_kit import CONTENT, make_job, settings
 
 import statekeep as sk
-from statekeep.fault_points import HANDLER_VARIABLE
-from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, Action, ArmedFault, ProcessPlan
 
 PAGE = "docs/how-to/change-state.md"
 
@@ -191,26 +186,6 @@ def test_lists_and_maps_are_typed_as_json(kinds: CommandLine, tmp_path: Path) ->
     assert kinds(f"state put brief {KEY} 5 --ttl-ms 1000 {how}").status == 0
     (row,) = kinds(f"state get brief {KEY} --json").json
     assert row["expiration_timestamp_ms"] == every_kind_kit.NOW_MS + 1000
-
-
-def kill(statekeep: CommandLine, line: str, point: str) -> None:
-    """Give a command in a process of its own, which dies where a fault point is reached."""
-    directory = statekeep.config.parent
-    plan = ProcessPlan([ArmedFault("kill", point, Action.CRASH)], directory / "claims")
-    plan.write(directory / "plan.json")
-    done = subprocess.run(
-        [sys.executable, "-m", "statekeep.cli", *line.split(), "--config", str(statekeep.config)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            HANDLER_VARIABLE: HANDLER,
-            PLAN_VARIABLE: str(directory / "plan.json"),
-        },
-        check=False,
-        capture_output=True,
-        timeout=60,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
 @pytest.mark.slow
