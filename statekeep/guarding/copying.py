@@ -55,7 +55,8 @@ from statekeep.inspection.job import LogStorage, open_log_storage
 from statekeep.inspection.state_copy import (
     UNSEEN,
     Uploads,
-    prepare_backends,
+    create_resources,
+    validate_backend,
 )
 from statekeep.stores.local_files import crc32_of
 from statekeep.stores.version import image_path
@@ -123,10 +124,12 @@ async def open_copies(
             commit = await storage.executor.run(newest_commit, uri)
             if commit is None and not may_wait:
                 raise no_batch(uri)
+            # A start waits for a backend out of reach less long than what reads the log would.
+            await create_resources(storage.factories, storage.executor, clock)
             held = _backends_that_hold(await _newest_copy(storage, uri))
-            new = {name: f for name, f in storage.factories.items() if name not in held}
-            # What a run of a timer finds prepared was so before: a check uploads 5 MiB each time.
-            await prepare_backends(new, storage.executor, clock)
+            for name, factory in storage.factories.items():
+                if name not in held:  # a check uploads 5 MiB: not again at each run of a timer
+                    await validate_backend(factory, storage.executor, clock)
             log = await LogSession.of_tool(storage.log, owner, reporter.report)
             if log.view.last_commit is not None:
                 require_copies(log.view.last_commit.identity)

@@ -184,6 +184,23 @@ async def prepare_backends(
             await admin.close()
 
 
+async def create_resources(
+    factories: Mapping[BackendName, StateBackendFactory], executor: BlockingExecutor, clock: Clock
+) -> None:
+    """Create the storage of backends where it is missing, and find out whether they answer.
+
+    Raises:
+        ConfigError: One refuses us.
+        RetriableError: One may answer later.
+    """
+    for factory in factories.values():
+        admin = factory.admin(executor, clock)
+        try:
+            await admin.create_resources()
+        finally:
+            await admin.close()
+
+
 async def validate_backend(
     factory: StateBackendFactory, executor: BlockingExecutor, clock: Clock
 ) -> None:

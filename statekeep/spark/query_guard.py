@@ -131,6 +131,30 @@ class QueryGuard:
             )
 
     async def _keep(self, directory: Path) -> None:
+        """Copy until the query has ended, and for a while longer."""
+        copying = asyncio.create_task(self._copy_through_outages(directory))
+        end = asyncio.create_task(self._wait_for_end())
+        try:
+            await asyncio.wait({copying, end}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({copying}, timeout=_LAST_S)
+            if copying.done():
+                copying.result()
+            else:
+                logger.warning(
+                    "the last copy takes too long and is given up: location=%s timeout_s=%s",
+                    self._location,
+                    _LAST_S,
+                )
+        finally:
+            for task in (copying, end):
+                task.cancel()
+            await asyncio.wait({copying, end})
+
+    async def _wait_for_end(self) -> None:
+        while not self._has_ended():
+            await self._clock.sleep(_POLL_S)
+
+    async def _copy_through_outages(self, directory: Path) -> None:
         """Open the place of the copies, as often as it takes, and copy."""
         is_told = False
         while not self._is_last:
@@ -189,28 +213,15 @@ class QueryGuard:
                     on_copy=self._copied,
                 )
             )
-            done = asyncio.create_task(self._wait_for(looked))
+            last = asyncio.create_task(looked.wait())
             try:
-                await asyncio.wait({keeping, done}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({keeping, last}, return_when=asyncio.FIRST_COMPLETED)
                 if keeping.done():
                     keeping.result()
             finally:
-                for task in (keeping, done):
+                for task in (keeping, last):
                     task.cancel()
-                await asyncio.wait({keeping, done})
-
-    async def _wait_for(self, looked: asyncio.Event) -> None:
-        """Wait until the location was looked at after the end of the query, or that takes too long."""
-        while not self._is_last:
-            await self._clock.sleep(_POLL_S)
-        try:
-            await asyncio.wait_for(looked.wait(), _LAST_S)
-        except TimeoutError:
-            logger.warning(
-                "the last copy takes too long and is given up: location=%s timeout_s=%s",
-                self._location,
-                _LAST_S,
-            )
+                await asyncio.wait({keeping, last})
 
     def _copied(self, copied: Copied) -> None:
         self._last_copy = copied

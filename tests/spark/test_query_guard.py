@@ -17,6 +17,7 @@ from spark_processes import wait_until
 
 import statekeep as sk
 from statekeep.errors import CheckpointLocationError, ConfigError
+from statekeep.spark import query_guard
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -107,6 +108,28 @@ def test_an_outage_of_the_copies_is_logged_once_and_harms_no_batch(
     told = [r for r in caplog.records if "cannot be reached" in r.getMessage()]
     assert len(told) == 1
     assert batch_of(guard) == -1
+
+
+def test_the_last_copy_is_given_up_after_a_while_also_where_nothing_was_ever_reached(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setattr(query_guard, "_OPEN_S", 0.1)
+    monkeypatch.setattr(query_guard, "_LAST_S", 0.1)
+    settings = {
+        "blob.store.s3.endpoint": "http://127.0.0.1:1",
+        "blob.store.s3.region": "r",
+        "blob.store.start.timeout.ms": "600000",
+    }
+    guarded.add(1)
+    with running(guarded, guarded.root / "location") as query:
+        guard = sk.guard(query, "s3://bucket/copies", settings=settings)
+        query.processAllAvailable()
+    with caplog.at_level(logging.WARNING, "statekeep.spark.query_guard"):
+        assert guard.awaitTermination(30)
+    assert "the last copy takes too long" in caplog.text
+    assert guard.exception() is None
 
 
 def test_the_copies_of_another_query_are_left_alone(guarded: Guarded) -> None:
