@@ -32,8 +32,8 @@ types: setup  ## mypy and pyright, both strict
 	$(VENV)/mypy $(CHECKED)
 	$(VENV)/pyright --pythonpath $(VENV)/python
 
-# ON_SPARK="-n 2 --dist loadfile" takes two thirds of the time on two cores, with nothing beside it.
-ON_SPARK ?=
+# In two processes: two thirds of the time on two cores. ON_SPARK= runs one test after the other.
+ON_SPARK ?= -n 2 --dist loadfile
 
 test: setup  ## All tests but the long ones and those that need a server
 	$(VENV)/python scripts/run_tests.py -n auto --dist loadfile -m "not integration and not long and not spark"
@@ -50,7 +50,7 @@ test-versions: setup  ## On each supported version of Python and PySpark (PAIRS=
 	@$(VENV)/python scripts/test_versions.py $(PAIRS)
 
 test-spark-suite: setup  ## Spark's own tests of transformWithState on this runtime (TESTS="Class.test_*")
-	$(VENV)/python scripts/spark_suite.py $(TESTS)
+	$(VENV)/python scripts/spark_suite.py --processes 2 $(TESTS)
 
 integration: setup  ## Tests that need a server; each starts its own (SeaweedFS, Azurite, ...)
 	$(VENV)/python -m pytest -m integration $(ARGS)

@@ -14,9 +14,12 @@ import tempfile
 import time
 import unittest
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType, SimpleNamespace, TracebackType
 from typing import Any, Final, TextIO
@@ -101,15 +104,29 @@ def run_on_our_chain(spark: SparkSession, directory: Path) -> None:
     ReusedSQLTestCase.tearDownClass = classmethod(lambda _: None)  # type: ignore[assignment]
 
 
+@dataclass(frozen=True)
+class Found:
+    """What became of tests, by name."""
+
+    passed: list[str] = field(default_factory=list)
+    listed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def add(self, other: "Found") -> None:
+        """Take over what another process found."""
+        self.passed.extend(other.passed)
+        self.listed.extend(other.listed)
+        self.failed.extend(other.failed)
+        self.left_out.extend(other.left_out)
+
+
 class Outcomes(unittest.TestResult):
     """Prints each test as it ends, and keeps what became of it."""
 
     def __init__(self, table: Mapping[str, str], out: TextIO) -> None:
         super().__init__()
-        self.passed: list[str] = []
-        self.listed: list[str] = []
-        self.failed: list[str] = []
-        self.left_out: list[str] = []
+        self.found = Found()
         self._table = table
         self._out = out
         self._began = 0.0
@@ -121,11 +138,11 @@ class Outcomes(unittest.TestResult):
 
     @override
     def addSuccess(self, test: unittest.TestCase) -> None:
-        self._end(self.passed, "passed", test)
+        self._end(self.found.passed, "passed", test)
 
     @override
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
-        self._end(self.left_out, f"left out by Spark ({reason})", test)
+        self._end(self.found.left_out, f"left out by Spark ({reason})", test)
 
     @override
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:
@@ -142,9 +159,9 @@ class Outcomes(unittest.TestResult):
     ) -> None:
         if any(fnmatch.fnmatchcase(name_of(test), pattern) for pattern in self._table):
             first = str(error[1]).strip().split("\n", 1)[0]
-            self._end(self.listed, f"listed: {error[0].__name__}: {first:.150}", test)
+            self._end(self.found.listed, f"listed: {error[0].__name__}: {first:.150}", test)
             return
-        self._end(self.failed, "FAILED", test)
+        self._end(self.found.failed, "FAILED", test)
         self._out.write(self._exc_info_to_string(error, test))  # type: ignore[attr-defined]
 
     def _end(self, kind: list[str], word: str, test: unittest.TestCase) -> None:
@@ -181,13 +198,13 @@ def run(tests: Iterable[unittest.TestCase], outcomes: Outcomes) -> None:
                 test.run(outcomes)
 
 
-def stale_rows(table: Mapping[str, str], outcomes: Outcomes, names: Iterable[str]) -> list[str]:
+def stale_rows(table: Mapping[str, str], found: Found, names: Iterable[str]) -> list[str]:
     """Return the rows of the table whose tests were run and passed, all of them, or do not exist."""
-    ran = {*outcomes.passed, *outcomes.listed}
+    ran = {*found.passed, *found.listed}
     return [
         pattern
         for pattern in table
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in outcomes.listed)
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in found.listed)
         and (
             any(fnmatch.fnmatchcase(name, pattern) for name in ran)
             or not any(fnmatch.fnmatchcase(name, pattern) for name in names)
@@ -195,12 +212,12 @@ def stale_rows(table: Mapping[str, str], outcomes: Outcomes, names: Iterable[str
     ]
 
 
-def main() -> int:
-    """Run the suite; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("patterns", nargs="*", help="only tests like these, as Class.test_name")
-    wanted = parser.parse_args().patterns or ["*"]
-    table = read_table(TABLE.read_text(encoding="utf-8"))
+def run_part(part: int, parts: int, wanted: Sequence[str]) -> tuple[list[str], Found]:
+    """Run every so many-th class of the chosen tests in this process.
+
+    Returns:
+        The names of all tests there are, and what became of those of this part.
+    """
     with tempfile.TemporaryDirectory() as directory:
         tempfile.tempdir = directory  # the tests leave their directories behind
         spark = (
@@ -213,22 +230,44 @@ def main() -> int:
         spark.sparkContext.setLogLevel("OFF")
         run_on_our_chain(spark, Path(directory) / "local")
         tests = {name_of(test): test for test in tests_of_spark()}
+        kinds = list(dict.fromkeys(map(type, tests.values())))
+        outcomes = Outcomes(read_table(TABLE.read_text(encoding="utf-8")), sys.stdout)
         chosen = [
             test
             for name, test in tests.items()
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
+            and kinds.index(type(test)) % parts == part
         ]
-        outcomes = Outcomes(table, sys.stdout)
         run(chosen, outcomes)
         spark.stop()
-    stale = stale_rows(table, outcomes, tests)
+    return list(tests), outcomes.found
+
+
+def main() -> int:
+    """Run the suite; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("patterns", nargs="*", help="only tests like these, as Class.test_name")
+    parser.add_argument("--processes", type=int, default=1, help="each with a session of its own")
+    arguments = parser.parse_args()
+    wanted, parts = arguments.patterns or ["*"], arguments.processes
+    with ProcessPoolExecutor(parts, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(run_part, part, parts, wanted) for part in range(parts)]
+        names: list[str] = []
+        found = Found()
+        for future in futures:
+            names, of_part = future.result()
+            found.add(of_part)
+    stale = stale_rows(read_table(TABLE.read_text(encoding="utf-8")), found, names)
     for pattern in stale:
         print(f"passes, take it out of {TABLE.name}: {pattern}")  # noqa: T201 - a program
+    for name in found.failed:
+        print(f"FAILED {name}")  # noqa: T201 - a program
     print(  # noqa: T201 - a program
-        f"{len(outcomes.passed)} passed, {len(outcomes.listed)} listed, {len(outcomes.failed)} failed, "
-        f"{len(outcomes.left_out)} left out by Spark"
+        f"{len(found.passed)} passed, {len(found.listed)} listed, {len(found.failed)} failed, "
+        f"{len(found.left_out)} left out by Spark"
     )
-    return 1 if stale or outcomes.failed or not chosen else 0
+    ran = found.passed or found.listed or found.left_out
+    return 1 if stale or found.failed or not ran else 0
 
 
 if __name__ == "__main__":

@@ -64,11 +64,12 @@ def test_what_fails_is_listed_and_what_is_listed_fails(
     out = io.StringIO()
     outcomes = suite.Outcomes(table, out)
     suite.run(unittest.defaultTestLoader.loadTestsFromTestCase(some_tests()), outcomes)
-    assert outcomes.failed == failed
-    assert sorted([*outcomes.failed, *outcomes.listed]) == NAMES[:2]
-    assert (outcomes.passed, outcomes.left_out) == (NAMES[2:3], NAMES[3:])
-    assert suite.stale_rows(table, outcomes, [*NAMES, "OtherTests.test_good"]) == stale
-    assert ("it differs" in out.getvalue()) == (NAMES[0] in [*failed, *outcomes.listed])
+    found = outcomes.found
+    assert found.failed == failed
+    assert sorted([*found.failed, *found.listed]) == NAMES[:2]
+    assert (found.passed, found.left_out) == (NAMES[2:3], NAMES[3:])
+    assert suite.stale_rows(table, found, [*NAMES, "OtherTests.test_good"]) == stale
+    assert ("it differs" in out.getvalue()) == (NAMES[0] in [*failed, *found.listed])
 
 
 def test_the_table_has_a_reason_for_every_test_that_does_not_pass(suite: ModuleType) -> None:
