@@ -151,7 +151,9 @@ class _Move:
 class MergedRegistry:
     """One numbering for the variables of all tasks, by name, and for the schemas of each variable.
 
-    The same registries in the same order give the same numbering.
+    Variables keep the number that the first task with them has, unless another one has taken it: where
+    all tasks have one numbering, stored keys stay as they are, and so do digests of changes. The same
+    registries in the same order give the same numbering.
     """
 
     def __init__(self) -> None:
@@ -189,7 +191,9 @@ class MergedRegistry:
     def _move(self, name: str, variable: RegisteredVariable) -> _Move:
         known = self._variables.get(name)
         if known is None:
-            known = msgspec.structs.replace(variable, id=len(self._variables) + 1)
+            taken = {v.id for v in self._variables.values()}
+            number = variable.id if variable.id not in taken else max(taken) + 1
+            known = msgspec.structs.replace(variable, id=number)
             self._variables[name] = known
             return _Move(known.prefix, {}, known.expires, known.kind == "list")
         merged, numbers = _merged(name, known, variable)

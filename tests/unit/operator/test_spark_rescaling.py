@@ -59,6 +59,9 @@ def variables(*order: str) -> Mapping[str, RegisteredVariable]:
     return {name: variable(number, kinds[name]) for number, name in enumerate(order, 1)}
 
 
+NOT_BY_NAME = variables("seen", "count")
+
+
 def store_of(content: Content, registry: Mapping[str, RegisteredVariable]) -> KeyValueStore:
     store = memory_store()
     if content:
@@ -133,6 +136,24 @@ def test_every_entry_comes_to_the_task_of_its_key_once(
 
     back = [content_of(store) for store in split(after, old)]
     assert back == [content_of(store) for store in before]
+
+
+@pytest.mark.parametrize("split", [split, split_by_rows], ids=["one by one", "by rows"])
+@given(contents, st.integers(1, 7))
+@settings(max_examples=30, deadline=None)
+def test_stored_keys_stay_as_they_are_where_all_tasks_number_alike(
+    split: Split, content: Content, new: int
+) -> None:
+    before = [
+        store_of({e: v for e, v in content.items() if task_of(e[1], 2) == p}, NOT_BY_NAME)
+        for p in range(2)
+    ]
+    after = split(before, new)
+    entries = [
+        sorted((k, v) for store in stores for k, v in store.scan() if k != REGISTRY_KEY)
+        for stores in (before, after)
+    ]
+    assert entries[0] == entries[1]
 
 
 @pytest.mark.parametrize("lost", ["header", "entries"])
