@@ -168,6 +168,10 @@ class Committer:
         """Whether a commit should be asked for now."""
         return self._fenced is not None or self._gate.is_due(self._clock.monotonic_ns())
 
+    def note_changes(self, size: int) -> None:
+        """Count bytes of state that have changed; between two commits, on any thread."""
+        self._gate.note_changes(size)
+
     def is_near(self) -> bool:
         """Whether a commit is soon to be due."""
         return self._gate.is_near(self._clock.monotonic_ns())

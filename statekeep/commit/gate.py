@@ -36,10 +36,13 @@ class Urgency(Enum):
 
 
 class CommitPolicy:
-    """Decides by time and by batches. Pure: time is an argument, in monotonic nanoseconds."""
+    """Decides by time, bytes and batches. Pure: time is an argument, in monotonic nanoseconds."""
 
     def __init__(self, settings: TaskSettings) -> None:
         self._period_ns = settings.commit_ms * _NS_PER_MS
+        self._most_bytes = settings.commit_changed_bytes
+        self._changed_bytes = 0
+        """Since the newest commit began."""
         self._most_batches = settings.replay_max_batches
         self._began_ns: int | None = None
         self.is_each_batch = settings.is_commit_every_batch
@@ -53,6 +56,16 @@ class CommitPolicy:
     def restart(self, now_ns: int) -> None:
         """Let a period begin: a commit has begun."""
         self._began_ns = now_ns
+        self._changed_bytes = 0
+
+    def note_changes(self, size: int) -> None:
+        """Count bytes of state that a batch has changed."""
+        self._changed_bytes += size
+
+    def is_wanted(self, now_ns: int) -> bool:
+        """Return whether it is time for a commit, or ``task.commit.changed.bytes`` are changed."""
+        is_much = self._most_bytes > 0 and self._changed_bytes >= self._most_bytes
+        return is_much or self.is_time(now_ns)
 
     def is_time(self, now_ns: int) -> bool:
         """Return whether ``task.commit.ms`` is over; 0 or less: never."""
@@ -149,18 +162,23 @@ class CommitGate:
         """Return whether `request` should be called before the next batch or message.
 
         True when ``task.commit.ms`` has passed since the last commit began (0 or less: never by
-        itself), when a skipped one waits and none is open, and when the open one has lasted so
-        long that processing must wait. The first call starts the period.
+        itself), or ``task.commit.changed.bytes`` have changed since; when a skipped one waits and
+        none is open; and when the open one has lasted so long that processing must wait. The first
+        call starts the period.
         """
         self._policy.start(now_ns)
         if self._final_error is not None:
             return True
-        is_period_over = self._policy.is_time(now_ns)
+        is_wanted = self._policy.is_wanted(now_ns)
         if self._open_since_ns is None:
-            return self._is_owed or is_period_over
+            return self._is_owed or is_wanted
         if now_ns - self._open_since_ns >= self._max_delay_ns:
-            return self._is_owed or is_period_over
-        return is_period_over and not self._is_owed
+            return self._is_owed or is_wanted
+        return is_wanted and not self._is_owed
+
+    def note_changes(self, size: int) -> None:
+        """Count bytes of state that have changed."""
+        self._policy.note_changes(size)
 
     def is_overdue(self, now_ns: int) -> bool:
         """Return whether the open commit has lasted for the max delay and the time-out together.

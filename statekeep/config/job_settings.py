@@ -157,6 +157,10 @@ class TaskSettings:
     commit_ms: int = setting("task.commit.ms", milliseconds(), 60_000)
     """Time between two commits; 0 or less: only on request. *A minute of replay at most, for
     about 1,440 commits a day; the value is Samza's.*"""
+    commit_changed_bytes: int = setting("task.commit.changed.bytes", byte_count(0), 0)
+    """On Spark, a commit is also due once batches have changed this many bytes of state since the
+    last one began; 0: never by bytes. *Off, as a minute of changes is seldom much. It bounds what a
+    restart replays where the rate of changes varies.*"""
     commit_max_delay_ms: int = setting(
         "task.commit.max.delay.ms", milliseconds(0), 60_000, aliases=("max.commit.delay",)
     )

@@ -84,6 +84,10 @@ class ChangeSet:
                 for _ in delta.blocks():
                     pass
 
+    def size_bytes(self, stores: Sequence[StoreName]) -> int:
+        """Return how much the deltas of some stores take; it was made just now."""
+        return sum(self.delta_path(store).stat().st_size for store in stores)
+
     def delta_path(self, store: StoreName) -> Path:
         """Return where the delta of a store lies."""
         return self.directory / delta_name(store)

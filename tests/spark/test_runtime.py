@@ -119,6 +119,18 @@ def test_a_query_without_commits_replays_what_was_delivered(stream: Stream) -> N
     assert stream.received() == stream.expected(4)
 
 
+def test_commits_come_by_changed_bytes_where_none_comes_by_time(stream: Stream) -> None:
+    stream.add_batches(3)
+    by_bytes = stream.run(task__commit__ms=0, task__commit__changed__bytes=1)
+    first, *_ = events_of(by_bytes, "commit")
+    assert first["batch"] == 0
+    stream.add_batches(3)
+    by_request = stream.run(task__commit__ms=0)
+    (last,) = events_of(by_request, "commit")
+    assert last["batch"] == 5
+    assert stream.received() == stream.expected(6)
+
+
 def test_a_job_without_a_number_of_tasks_has_32_and_keeps_them(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

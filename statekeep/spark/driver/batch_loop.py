@@ -248,6 +248,7 @@ class BatchLoop:
             rule.note_batch(self._clock_of(batch, offsets), result.next_times)
         self._history.forget_below(min(self._retained_batches(), default=-1))
         self._note(batch, result)
+        self._commits.note_changes(result.changed_bytes)
         if self._policy.is_each_batch:
             self._commit_inside_call(batch)
 

@@ -300,6 +300,10 @@ class JobCommits(CommitListener):
         """Whether a commit should be asked for now."""
         return self._committer.is_due()
 
+    def note_changes(self, size: int) -> None:
+        """Count bytes of state that a batch has changed; on the batch thread, which has the turn."""
+        self._committer.note_changes(size)
+
     def raise_if_fenced(self) -> None:
         """Raise what an append has found out already, if anything; makes no request.
 

@@ -77,6 +77,8 @@ class BatchResult:
     in_files: set[int] = field(default_factory=set[int])
     """Tasks whose change set, made in this batch, holds output."""
     changed_keys: int = 0
+    changed_bytes: int = 0
+    """Of the change sets that were made."""
     timed: TimedOutcome = field(default_factory=TimedOutcome)
     next_times: dict[int, NextTimes] = field(default_factory=dict[int, NextTimes])
     """Of each task that reported them."""
@@ -112,6 +114,7 @@ class BatchResult:
         self.inline |= other.inline
         self.in_files |= other.in_files
         self.changed_keys += other.changed_keys
+        self.changed_bytes += other.changed_bytes
         self.timed += other.timed
         self.next_times |= other.next_times
         self.pauses_ns += other.pauses_ns
@@ -227,6 +230,7 @@ def _result(
             result.tasks[partition] = _task_batch(receipt, is_sorted=is_sorted)
             result.key_ranges[partition] = receipt.key_range
             result.changed_keys += receipt.changed_keys
+            result.changed_bytes += receipt.changed_bytes
             result.undeclared.update(receipt.undeclared)
             result.timed += _timed(receipt)
             if receipt.next_times is not None:

@@ -148,6 +148,8 @@ class Receipt:
     rows_in: int = 0
     rows_out: int = 0
     changed_keys: int = 0
+    changed_bytes: int = 0
+    """Of the change set, without caches; 0 where none was made."""
     has_output: bool = False
     is_output_in_file: bool = False
     """Whether the output lies in the change set; else it came with the receipt."""

@@ -245,6 +245,7 @@ class _SlotRun:
         done = replace(
             done,
             version=str(changes.version),
+            changed_bytes=changes.size_bytes(self.spec.lasting_stores),
             state_bytes=stores.size_bytes(),
         )
         return self._tidied(task, stores, done)

@@ -169,6 +169,22 @@ def test_without_a_period_a_commit_is_due_only_after_a_skipped_request() -> None
     assert gate.is_due(4)
 
 
+def test_a_commit_is_due_once_so_many_bytes_have_changed() -> None:
+    gate = CommitGate(dataclasses.replace(SETTINGS, commit_ms=0, commit_changed_bytes=100))
+    gate.note_changes(100)
+    assert gate.is_due(0)
+    gate.started(0, "1-1")
+    gate.note_changes(100)
+    assert gate.is_due(1)
+    assert gate.request(1) is Decision.SKIP
+    assert not gate.is_due(2)
+    gate.succeeded(3)
+    assert gate.is_due(3)
+    gate.started(3, "2-2")
+    gate.succeeded(4)
+    assert not gate.is_due(5)
+
+
 def test_a_skipped_commit_is_due_again_as_soon_as_the_open_one_ends() -> None:
     gate = gate_with_open_commit()
     assert gate.is_due(1_000 * MS)

@@ -1,4 +1,4 @@
-"""When a commit is wanted: by time, by batches without one, at each batch."""
+"""When a commit is wanted: by time, by bytes, by batches without one, at each batch."""
 
 import dataclasses
 
@@ -36,6 +36,25 @@ def test_without_a_period_no_time_comes() -> None:
     policy.start(0)
     assert not policy.is_time(10**18)
     assert not policy.is_near(10**18)
+
+
+def test_a_commit_is_wanted_once_so_many_bytes_have_changed_since_one_began() -> None:
+    policy = CommitPolicy(dataclasses.replace(SETTINGS, commit_ms=0, commit_changed_bytes=100))
+    policy.note_changes(99)
+    assert not policy.is_wanted(0)
+    policy.note_changes(1)
+    assert policy.is_wanted(0)
+    policy.restart(0)
+    policy.note_changes(99)
+    assert not policy.is_wanted(10**18)
+
+
+def test_no_number_of_bytes_asks_for_a_commit_where_none_is_set() -> None:
+    policy = CommitPolicy(SETTINGS)
+    policy.start(0)
+    policy.note_changes(1 << 60)
+    assert not policy.is_wanted(999 * MS)
+    assert policy.is_wanted(1_000 * MS)
 
 
 @pytest.mark.parametrize(

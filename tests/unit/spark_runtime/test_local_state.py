@@ -50,6 +50,12 @@ def test_rows_that_are_to_be_sorted_first_are_counted_once() -> None:
     assert result.local.hits == 1
 
 
+def test_the_changes_of_all_tasks_and_operators_are_added_up() -> None:
+    result = result_of(Receipt(0, "1_0", changed_bytes=10), Receipt(1, "1_1", changed_bytes=5))
+    result.merge(result_of(Receipt(2, "1_2", changed_bytes=100)))
+    assert result.changed_bytes == 115
+
+
 def test_a_task_without_changes_keeps_its_sizes() -> None:
     before = LocalState(sizes={0: LocalSizes(10, 2, 15), 1: LocalSizes(20, 2, 30)})
     local = before + result_of(Receipt(0, BASE), sealed(1, 40)).local

@@ -184,6 +184,17 @@ def test_a_task_that_changes_nothing_keeps_its_version(spec: JobSpec, run: Any) 
     assert second[0][0].rows_in == 1
 
 
+def test_a_task_says_how_many_bytes_it_has_changed(spec: JobSpec, run: Any) -> None:
+    first = run(spec, plan_of(0, {}), [(0, "a", 1)])
+    versions = versions_of(first)
+    changes = spec.directory(0).change_set(VersionId.parse(versions[0]))
+    assert changes is not None
+    assert first[0][0].changed_bytes == changes.delta_path(STATE_STORE).stat().st_size > 0
+    assert first[2][0].changed_bytes == 0
+    second = run(spec, plan_of(1, versions), [(0, "b", 0)])  # which changes nothing
+    assert second[0][0].changed_bytes == 0
+
+
 def test_a_task_without_its_base_says_so_and_the_others_go_on(spec: JobSpec, run: Any) -> None:
     answers = run(spec, plan_of(3, {0: "2_00000000aa"}), [(0, "a", 1), (2, "c", 1)])
     assert answers[0][0].is_missing
