@@ -50,7 +50,7 @@ _TAKEN: Final = {"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwr
 
 def open_client(location: Location) -> StorageClient:
     """Build a client; see the table of stores."""
-    bucket, settings = location.bucket(), location.azure
+    bucket, settings = location.bucket(), location.settings(AzureSettings)
     check_certificates(settings.ca_bundle, "azure.ca.bundle")
     account_url = bucket.account_url or settings.account_url
     return AzureClient(bucket.name, bucket.prefix, account_url, settings, location.connections)

@@ -150,8 +150,7 @@ class StorageBackendFactory(StateBackendFactory):
             uri=settings.uri or "",
             key=f"backends.{self.name}.uri",
             options=settings.storage_options,
-            s3=settings.s3,
-            azure=settings.azure,
+            of_buckets=settings.of_buckets,
             connections=settings.max_in_flight,
         )
         tags = settings.transfer.uncommitted_tags
@@ -161,7 +160,7 @@ class StorageBackendFactory(StateBackendFactory):
             raise ConfigError(
                 f"storage options are for filesystems of fsspec: backend={self.name}",
                 key=f"backends.{self.name}.storage.options",
-                hint="an object store has settings of its own: s3.*, azure.*",
+                hint=f"an object store has settings of its own: {location.kind.module}.*",
             )
         if not location.kind.has_buckets and tags:
             raise ConfigError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 from statekeep.backends.base import BlockingExecutor
@@ -17,6 +17,17 @@ from statekeep.config.redact import redact
 from statekeep.errors import ConfigError
 
 
+class BucketSettings(Protocol):
+    """Settings of a kind of store with buckets; made without arguments, they are the defaults."""
+
+    def plainer(self) -> Mapping[str, Self]:
+        """Return settings that lack one thing each that goes with every object, by what it is."""
+        ...
+
+
+SettingsT = TypeVar("SettingsT", bound=BucketSettings)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreKind:
     """A kind of store."""
@@ -25,14 +36,19 @@ class StoreKind:
     """Below this package; has ``open_client(location)``, or ``open_manager(location, executor)``."""
     extra: str | None = None
     """Of our package, which brings what the module needs."""
-    has_buckets: bool = False
-    """It has settings of its own, and no storage options."""
+    settings: type[BucketSettings] | None = None
+    """Those of its own, which go with every object; None: it is a filesystem, with storage options."""
     is_manager: bool = False
     """Its client is a `BlobStoreManager`: it is asked by coroutines."""
 
+    @property
+    def has_buckets(self) -> bool:
+        """Whether it has settings of its own, and no storage options."""
+        return self.settings is not None
 
-_S3: Final = StoreKind("s3", "s3", has_buckets=True)
-_AZURE: Final = StoreKind("azure", "azure", has_buckets=True)
+
+_S3: Final = StoreKind("s3", "s3", S3Settings)
+_AZURE: Final = StoreKind("azure", "azure", AzureSettings)
 _GCS: Final = StoreKind("gcs", "gcs")
 _SFTP: Final = StoreKind("sftp", "sftp")
 _HDFS: Final = StoreKind("hdfs.manager", "hdfs", is_manager=True)
@@ -56,6 +72,12 @@ STORES: Final[Mapping[str, StoreKind]] = MappingProxyType(
 """By the scheme of a URI; any other, and a path of this machine, is fsspec's."""
 
 
+def bucket_settings() -> list[type[BucketSettings]]:
+    """Return the settings of each kind of store that has some of its own."""
+    found = (kind.settings for kind in STORES.values())
+    return list(dict.fromkeys(each for each in found if each is not None))
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """A bucket, or what its store calls one, and a prefix in it."""
@@ -76,8 +98,10 @@ class Location:
     """The setting that holds it, for errors."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """Of the filesystem's client; may hold secrets."""
-    s3: S3Settings = field(default_factory=S3Settings)
-    azure: AzureSettings = field(default_factory=AzureSettings)
+    of_buckets: Mapping[type[BucketSettings], BucketSettings] = field(
+        default_factory=dict[type[BucketSettings], BucketSettings]
+    )
+    """What is set for the kinds of stores with buckets."""
     connections: int = 1
     """Most requests at once."""
 
@@ -117,14 +141,21 @@ class Location:
             account_url=f"https://{host.replace('.dfs.', '.blob.', 1)}" if at else None,
         )
 
+    def settings(self, kind: type[SettingsT]) -> SettingsT:
+        """Return what is set for a kind of store with buckets, or its defaults."""
+        found = self.of_buckets.get(kind)
+        return found if isinstance(found, kind) else kind()
+
     def plainer(self) -> Mapping[str, Self]:
         """Return locations whose clients send less with each object, by the setting left out."""
-        if not self.kind.has_buckets:
+        kind = self.kind.settings
+        if kind is None:
             return {}
         one = replace(self, connections=1)
-        if self.kind is _S3:
-            return {name: replace(one, s3=less) for name, less in self.s3.plainer().items()}
-        return {name: replace(one, azure=less) for name, less in self.azure.plainer().items()}
+        return {
+            name: replace(one, of_buckets={kind: less})
+            for name, less in self.settings(kind).plainer().items()
+        }
 
     def open_client(self) -> StorageClient:
         """Build the client; blocking. ConfigError if a package is missing or the URI is no location."""

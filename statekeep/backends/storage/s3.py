@@ -68,7 +68,7 @@ _MISSING: Final = {"NoSuchKey", "NoSuchUpload", "404"}
 
 def open_client(location: Location) -> StorageClient:
     """Build a client; see the table of stores."""
-    bucket, settings = location.bucket(), location.s3
+    bucket, settings = location.bucket(), location.settings(S3Settings)
     check_certificates(settings.ca_bundle, "s3.ca.bundle")
     return S3Client(bucket.name, bucket.prefix, settings, location.connections)
 

@@ -5,20 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from statekeep.backends.retry import RetryPolicy
+from statekeep.backends.storage.locations import BucketSettings, bucket_settings
 from statekeep.config.backend_section import BackendSection
-from statekeep.config.blob_settings import (
-    BLOB_PREFIX,
-    AzureSettings,
-    BlobStoreSettings,
-    S3Settings,
-    TransferSettings,
-)
+from statekeep.config.blob_settings import BLOB_PREFIX, BlobStoreSettings, TransferSettings
 from statekeep.config.key import keys_of
 from statekeep.config.redact import redact
 from statekeep.errors import ConfigError
 
 STORAGE_OPTION_PREFIX: Final = "storage.options."
-_SECTIONS: Final = (BlobStoreSettings, RetryPolicy, TransferSettings, S3Settings, AzureSettings)
+_SECTIONS: Final = (BlobStoreSettings, RetryPolicy, TransferSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +24,10 @@ class StorageSettings(BlobStoreSettings):
     """Handed to the filesystem's client as they are; may hold secrets."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     transfer: TransferSettings = field(default_factory=TransferSettings)
-    s3: S3Settings = field(default_factory=S3Settings)
-    azure: AzureSettings = field(default_factory=AzureSettings)
+    of_buckets: Mapping[type[BucketSettings], BucketSettings] = field(
+        default_factory=dict[type[BucketSettings], BucketSettings]
+    )
+    """Those of each kind of store with buckets."""
 
     @property
     def start_retry(self) -> RetryPolicy:
@@ -71,14 +68,14 @@ class StorageSettings(BlobStoreSettings):
         **values: Any,  # noqa: ANN401 - fields of a class below this one
     ) -> Self:
         """Read a section, beside which a class below this one reads others; raises as `parse`."""
-        section.refuse_unknown((*_SECTIONS, *sections), STORAGE_OPTION_PREFIX, other_prefixes)
+        known = (*_SECTIONS, *bucket_settings(), *sections)
+        section.refuse_unknown(known, STORAGE_OPTION_PREFIX, other_prefixes)
         found = section.fill(
             cls,
             storage_options=section.below(STORAGE_OPTION_PREFIX),
             retry=section.fill(RetryPolicy, settings_prefix=f"backends.{section.backend}."),
             transfer=section.fill(TransferSettings),
-            s3=section.fill(S3Settings),
-            azure=section.fill(AzureSettings),
+            of_buckets={kind: section.fill(kind) for kind in bucket_settings()},
             **values,
         )
         if found.uri is None and found.manager_factory is None:

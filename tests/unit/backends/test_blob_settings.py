@@ -11,8 +11,10 @@ from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES, BlobStoreManager
 from statekeep.backends.hdfs.settings import HdfsSettings
+from statekeep.backends.storage.locations import Location
 from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
+from statekeep.config.blob_settings import AzureSettings, S3Settings
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointCorruptError, ConfigError
 from statekeep.testing.clock import FakeClock
@@ -267,4 +269,7 @@ def test_tags_reach_a_backend_as_they_were_given(prefix: str) -> None:
     given = {f"{prefix}{name}": "team=streams, tier = a=b" for name in names}
     config = load_dict({**given, "backends.near.uri": "s3://bucket/near"})
     found = BlobSettings.parse("near", config.backend_settings("near", DEFAULTS_PREFIX))
-    assert (found.transfer.uncommitted_tags, found.s3.tags, found.azure.tags) == (tags,) * 3
+    location = Location("s3://bucket/near", of_buckets=found.of_buckets)
+    assert location.settings(S3Settings).tags == tags
+    assert location.settings(AzureSettings).tags == tags
+    assert found.transfer.uncommitted_tags == tags
