@@ -36,6 +36,7 @@ from statekeep.errors import (
 )
 from statekeep.spark.driver import opening, task_jobs
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.placement import BUCKET_COLUMN, Placement
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -67,6 +68,42 @@ def test_state_and_output_equal_a_plain_fold(stream: Stream) -> None:
     assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3]
     assert query.lastCommit is not None
     assert query.lastCommit.batch == 3
+
+
+def _shuffles(plan: str) -> list[str]:
+    """Return the shuffles of a plan, without those by which a table was once cached."""
+    found: list[str] = []
+    cached: int | None = None
+    for line in plan.splitlines():
+        depth = len(line) - len(line.lstrip(" :+-"))
+        if cached is not None and depth > cached:
+            continue
+        cached = depth if "InMemoryRelation" in line else None
+        if "Exchange" in line:
+            found.append(line)
+    return found
+
+
+def test_rows_go_to_their_slots_by_one_shuffle(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames: list[Any] = []
+    collect = Placement._collect
+
+    def collected(self: Placement, spark: Any, frame: Any) -> Any:
+        frames.append(frame)
+        return collect(self, spark, frame)
+
+    monkeypatch.setattr(Placement, "_collect", collected)
+    stream.add_batches(2)
+    stream.run()
+    plans = [str(frame._jdf.queryExecution().executedPlan().toString()) for frame in frames]
+    processing = [plan for plan in plans if "HashJoin" in plan]
+    assert len(processing) == 2
+    for plan in processing:
+        (shuffle,) = _shuffles(plan)
+        assert f"hashpartitioning({BUCKET_COLUMN}" in shuffle
+        assert ", 2)" in shuffle  # one partition for each slot: there are two cores
 
 
 def test_progress_and_status_have_the_habits_of_spark(stream: Stream) -> None:

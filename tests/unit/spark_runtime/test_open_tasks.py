@@ -1,5 +1,8 @@
 """How many tasks a worker holds open between two batches."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,3 +76,16 @@ def test_tasks_are_closed_until_half_of_the_descriptors_are_free(
     monkeypatch.setattr("resource.getrlimit", lambda _: (limit, limit))
     tasks.trim(spec, 1, 1, 2)
     assert numbers(tasks) == [2, 3]
+
+
+def test_what_a_worker_has_loaded_is_taken_out_of_garbage_collection_once() -> None:
+    program = (
+        "import gc, json; from statekeep.spark.worker.open_tasks import freeze_garbage_collector;"
+        " loaded = len(gc.get_objects()); freeze_garbage_collector(); first = gc.get_freeze_count();"
+        " kept = [[] for _ in range(loaded)]; freeze_garbage_collector();"
+        " print(json.dumps([loaded, first, gc.get_freeze_count()]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    loaded, first, second = json.loads(done.stdout)
+    assert loaded / 2 < first
+    assert second <= first  # what comes later is collected
