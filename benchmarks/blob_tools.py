@@ -13,10 +13,10 @@ from zlib import crc32
 import boto3
 from servers.process import find_program
 
+from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import BackupContext, CommitContext, RestoreContext, TaskIdentity
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata
-from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, TaskName
 from statekeep.checkpoint.version_id import VersionId

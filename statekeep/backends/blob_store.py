@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from statekeep.backends.awaiting import run_bounded
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.fan_out import run_bounded
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import CheckpointCorruptError
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all, run_to_end
 from statekeep.backends.base import (
     BackendProperties,
     BackupContext,
@@ -26,8 +27,6 @@ from statekeep.backends.base import (
     TaskIdentity,
     TaskRestoreManager,
 )
-from statekeep.backends.fan_out import run_all
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root

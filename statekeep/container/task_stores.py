@@ -5,12 +5,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Self
 
+from statekeep.backends.awaiting import shielded
 from statekeep.backends.base import BlockingExecutor
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import StateBackupError
-from statekeep.restore.shielded import shielded
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.rocksdb import RocksDbOptions
 from statekeep.stores.task_directory import TaskDirectory

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.fan_out import run_all
 from statekeep.guarding.spark_location import Batch, Damage, DamageError, SparkLocation
 from statekeep.guarding.store_files import (
     StateStore,

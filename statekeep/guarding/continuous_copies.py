@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Never
 
-from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.awaiting import run_to_end
 from statekeep.checkpoint.error_summary import message_of
 from statekeep.errors import StateBackupError, TaskFencedError, UnknownFormatError
 from statekeep.guarding.copying import Copied, Copies, OtherQueryError, no_batch

@@ -8,9 +8,8 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
+from statekeep.backends.awaiting import run_all, run_to_early_end
 from statekeep.backends.blob.index import MAX_IMAGE_FILES
-from statekeep.backends.fan_out import run_all
-from statekeep.backends.run_to_end import run_to_early_end
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Never
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import RestoreContext, TaskIdentity
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView, version_of

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.fan_out import run_all
 from statekeep.errors import CheckpointCorruptError, CheckpointLocationError
 from statekeep.guarding.batch_files import damage_of_open_batch, sound_files_of_batch
 from statekeep.guarding.listing import FoundFile, list_files

@@ -9,8 +9,7 @@ from typing import Final
 
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped] # no types
 
-from statekeep.backends.fan_out import run_all
-from statekeep.backends.run_to_end import run_to_early_end
+from statekeep.backends.awaiting import run_all, run_to_early_end
 from statekeep.checkpoint.error_summary import message_of
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.clock import Clock

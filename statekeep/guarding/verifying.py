@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.awaiting import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.checkpoint.error_summary import message_of
 from statekeep.clock import Clock

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from statekeep.backends.awaiting import run_all, shielded
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import (
     CheckpointV2,
     StoreName,
@@ -30,7 +30,6 @@ from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.splitting import StateFiller, StateSplitter
 from statekeep.inspection.state_copy import UNSEEN, Uploads
 from statekeep.inspection.task_restore import Progress
-from statekeep.restore.shielded import shielded
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.local_files import remove_tree
 from statekeep.stores.rocksdb import RocksDbOptions

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
-from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.checkpoint.escaping import escape_name

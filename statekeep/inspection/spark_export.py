@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from statekeep.backends.awaiting import shielded
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.storage.locations import explained_missing_package
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
@@ -15,7 +16,6 @@ from statekeep.checkpoint.records import CommitRecord
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.task_restore import Progress
-from statekeep.restore.shielded import shielded
 from statekeep.stores.local_files import explained_errors
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion

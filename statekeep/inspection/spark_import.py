@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from statekeep.backends.awaiting import run_all, shielded
 from statekeep.backends.base import TaskIdentity
-from statekeep.backends.fan_out import run_all
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
@@ -17,7 +17,6 @@ from statekeep.inspection.job_copy import Making
 from statekeep.inspection.new_job import NewJob, begin_job, require_no_commit
 from statekeep.inspection.recommit import TASKS_AT_ONCE
 from statekeep.inspection.spark_state import SparkState
-from statekeep.restore.shielded import shielded
 from statekeep.stores.local_files import remove_tree
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion

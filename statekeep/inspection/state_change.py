@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from statekeep.backends.fan_out import run_all
+from statekeep.backends.awaiting import run_all, shielded
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
@@ -53,7 +53,6 @@ from statekeep.inspection.state_copy import (
     require_markers,
 )
 from statekeep.inspection.task_restore import Progress, checkpoint_in, stores_of, task_identity
-from statekeep.restore.shielded import shielded
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 

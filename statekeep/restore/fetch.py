@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from statekeep.backends.awaiting import run_to_early_end, run_to_end
 from statekeep.backends.base import (
     BlockingExecutor,
     RestoreContext,
     StateBackendFactory,
     TaskIdentity,
 )
-from statekeep.backends.run_to_end import run_to_early_end, run_to_end
 from statekeep.checkpoint.checkpoints import (
     BackendName,
     CheckpointV2,

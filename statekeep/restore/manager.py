@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Final
 
+from statekeep.backends.awaiting import shielded
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
 from statekeep.checkpoint.error_summary import text_of
@@ -24,7 +25,6 @@ from statekeep.fault_points import fault_point
 from statekeep.restore.fetch import FetchMeter, StoreFetcher, StoreOutOfReachError, fetch_all
 from statekeep.restore.plan import BadMarkers, StorePlan, plan_restore
 from statekeep.restore.progress import RestoreProgress
-from statekeep.restore.shielded import shielded
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion
 from statekeep.stores.work_directory import WorkDirectory

@@ -9,6 +9,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import (
     BackupContext,
     CommitContext,
@@ -48,7 +49,6 @@ from statekeep.backends.blob.settings import (
     SnapshotPolicy,
 )
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
-from statekeep.backends.fan_out import run_all
 from statekeep.backends.storage.names import TaskPrefix
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import Marker, StoreName

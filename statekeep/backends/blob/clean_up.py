@@ -38,11 +38,11 @@ from typing import Final
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import GarbageCollector, GarbageScope
 from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob.names import attempt_of, is_index
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import run_all
 from statekeep.backends.storage.names import TaskPrefix, backend_prefix
 from statekeep.checkpoint.checkpoints import BackendName, Marker
 from statekeep.fault_points import fault_point

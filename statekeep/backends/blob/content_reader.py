@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from statekeep.backends.awaiting import run_all, run_bounded, run_to_end
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.codec import Codec, at_most
 from statekeep.backends.blob.encoded_stream import most_stored_bytes
@@ -23,9 +24,7 @@ from statekeep.backends.blob.restored_file import (
     write_small_file,
 )
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import run_all, run_bounded
 from statekeep.backends.pacing import ByteBudget
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import CheckpointCorruptError
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.diff import LocalFile
@@ -23,7 +24,6 @@ from statekeep.backends.blob.image import (
 from statekeep.backends.blob.index import BlobRange, FileBlob
 from statekeep.backends.blob.names import file_blob_name, stream_place
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
-from statekeep.backends.fan_out import run_all
 from statekeep.backends.pacing import ByteBudget
 from statekeep.fault_points import fault_point
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all, run_bounded, run_to_early_end, run_to_end
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.blob.codec import Codec
 from statekeep.backends.blob.content_reader import ContentReader, Target
@@ -20,9 +21,7 @@ from statekeep.backends.blob.index_blobs import IndexBlobs, check_bound, check_o
 from statekeep.backends.blob.local_reuse import LocalCopies, clone_newest, link_equal_file
 from statekeep.backends.blob.restored_file import DeltaLoad, FetchedDelta
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import run_all, run_bounded
 from statekeep.backends.pacing import ByteBudget
-from statekeep.backends.run_to_end import run_to_early_end, run_to_end
 from statekeep.backends.storage.names import TaskPrefix
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, CheckpointCorruptError

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all, run_to_end
 from statekeep.backends.base import (
     BackupContext,
     CommitContext,
@@ -20,7 +21,6 @@ from statekeep.backends.base import (
     take_snapshot,
 )
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import run_all
 from statekeep.backends.hdfs.clean_up import delete_unreached
 from statekeep.backends.hdfs.lineage import LoadPlan
 from statekeep.backends.hdfs.local_work import (
@@ -47,7 +47,6 @@ from statekeep.backends.hdfs.store_files import (
     StoreFiles,
     changed_bytes_of,
 )
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.storage.names import TaskPrefix
 from statekeep.backends.wrappers import KeptBlobStoreManager
 from statekeep.checkpoint.checkpoint_id import CheckpointId

@@ -16,9 +16,9 @@ whatever process, has a temporary name; it is spared as long as the delta of its
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from statekeep.backends.awaiting import most_telling, run_all
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import most_telling, run_all
 from statekeep.backends.hdfs.lineage import LoadPlan
 from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker, attempt_of
 from statekeep.backends.hdfs.spark_start import SparkStart

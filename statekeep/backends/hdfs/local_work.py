@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_settings import StoreFactoryName

@@ -4,9 +4,9 @@ import logging
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all, run_to_end
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.backends.fan_out import run_all
 from statekeep.backends.hdfs.lineage import LoadPlan
 from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker
 from statekeep.backends.hdfs.spark_start import SparkStart
@@ -17,7 +17,6 @@ from statekeep.backends.hdfs.store_files import (
     check_digest,
 )
 from statekeep.backends.hdfs.streaming import FilesAhead, empty_store
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import BackendClosedError, BlobNotFoundError, CheckpointCorruptError
 from statekeep.stores.base import KeyValueStore

@@ -6,11 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import RestoreContext
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.hdfs.names import check_directory
 from statekeep.backends.hdfs.streaming import empty_store, fetched_file
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import Marker, StoreName
 from statekeep.errors import CheckpointCorruptError
 from statekeep.stores.base import KeyValueStore

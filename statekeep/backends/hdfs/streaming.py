@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor, RestoreContext
 from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobStoreManager
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change, DeltaReader

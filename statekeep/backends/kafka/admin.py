@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor, JobTasks, StateBackendAdmin, TaskIdentity
 from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
 from statekeep.backends.plain_text import warn_of_plain_brokers
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
 from statekeep.clock import Clock
 from statekeep.errors import ConfigError, RetriableError

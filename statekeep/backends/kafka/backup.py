@@ -6,6 +6,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import (
     BackupContext,
     CommitContext,
@@ -24,7 +25,6 @@ from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
 from statekeep.backends.kafka.upload import StorePartition, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter, PlainWriter, TransactionWriter
 from statekeep.backends.retry import Retrier
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.errors import (

@@ -11,13 +11,13 @@ from typing import Final
 
 from confluent_kafka import Message
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
 from statekeep.errors import ConfigError, TaskFencedError
 from statekeep.stores.delta import Change

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import (
     BackendProperties,
     BackupContext,
@@ -30,7 +31,6 @@ from statekeep.backends.kafka.settings import DEFAULTS_PREFIX, KafkaSettings
 from statekeep.backends.kafka.topics import ChangelogTopics, retrier_of
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.backends.pacing import InFlightLimit
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_session import random_nonce

@@ -8,6 +8,7 @@ from typing import Final
 from confluent_kafka import Message
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.client_errors import ProducerFencedError
@@ -17,7 +18,6 @@ from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.topics import TopicWatch, prepare_topics, retrier_of
 from statekeep.backends.kafka.writer import TransactionWriter
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.job_log import DAMAGED_LOG_HINT, JobLog, PositionTakenError
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError

@@ -5,13 +5,13 @@ from typing import Final
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.client_errors import ProducerFencedError, explained, explained_errors
 from statekeep.backends.kafka.clients import build_consumer
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
 from statekeep.errors import BlobNotFoundError, RetriableError
 

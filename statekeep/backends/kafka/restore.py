@@ -10,8 +10,8 @@ from typing import Final, cast
 from confluent_kafka import Message
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all, run_to_end
 from statekeep.backends.base import RestoreContext, TaskRestoreManager
-from statekeep.backends.fan_out import run_all
 from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.cluster import Cluster, SharedCluster
 from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
@@ -20,7 +20,6 @@ from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.topics import retrier_of
 from statekeep.backends.pacing import InFlightLimit
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
 from statekeep.errors import (
     BackendClosedError,

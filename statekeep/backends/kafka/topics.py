@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor, TaskIdentity
 from statekeep.backends.kafka.cluster import BROKER_TIME, Cluster, TopicForm
 from statekeep.backends.kafka.names import (
@@ -13,7 +14,6 @@ from statekeep.backends.kafka.names import (
 )
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.retry import Retrier
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
 from statekeep.clock import Clock
 from statekeep.errors import ConfigError, RetriableError

@@ -24,6 +24,7 @@ from typing import Final
 
 from confluent_kafka import Message
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor, CommitContext
 from statekeep.backends.kafka.epochs import EpochStamp, Owners, check_epoch
 from statekeep.backends.kafka.images import (
@@ -39,7 +40,6 @@ from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.backends.kafka.written_keys import WrittenKeys
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock

@@ -10,13 +10,13 @@ from typing import Final, ParamSpec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.kafka.calls import NOT_COUNTED, ClientCalls
 from statekeep.backends.kafka.client_errors import expected_topic, explained
 from statekeep.backends.kafka.clients import QUEUE_RECORDS, build_producer
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.clock import Clock
 from statekeep.errors import RetriableError
 from statekeep.stores.delta import Change

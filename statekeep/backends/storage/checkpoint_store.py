@@ -7,8 +7,8 @@ from typing import Final
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_bounded
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
-from statekeep.backends.fan_out import run_bounded
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.escaping import escape_name, is_escaped, unescape_name
 from statekeep.checkpoint.job_log import CheckpointStore

@@ -7,8 +7,8 @@ from typing import Final
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all, run_bounded
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
-from statekeep.backends.fan_out import run_all, run_bounded
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.errors import (

@@ -10,13 +10,13 @@ from typing import Final, TypeVar
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_all
 from statekeep.backends.blob_store import (
     MAX_DOCUMENT_BYTES,
     BlobMetadata,
     BlobStoreManager,
     check_blob_size,
 )
-from statekeep.backends.fan_out import run_all
 from statekeep.backends.storage.client import (
     ObjectClient,
     ObjectStamps,

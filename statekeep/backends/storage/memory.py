@@ -8,6 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob_store import (
     MAX_DOCUMENT_BYTES,
@@ -15,7 +16,6 @@ from statekeep.backends.blob_store import (
     BlobStoreManager,
     check_blob_size,
 )
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.storage.names import check_blob_name
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 

@@ -9,11 +9,11 @@ from typing import Final, ParamSpec, TypeVar
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob_store import MAX_DOCUMENT_BYTES, BlobMetadata, BlobStoreManager
 from statekeep.backends.pacing import ByteBudget, InFlightLimit, Throttle, TokenBucket
 from statekeep.backends.retry import Retrier, RetryPolicy
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.clock import Clock
 from statekeep.errors import BlobExistsError, BlobNotFoundError, RetriableError, ThrottledError

@@ -10,7 +10,7 @@ from typing import Final, Self
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from statekeep.backends.fan_out import run_all
+from statekeep.backends.awaiting import run_all
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import TaskBatch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statekeep.backends.fan_out import run_all
+from statekeep.backends.awaiting import run_all
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError, RestoreFailedError

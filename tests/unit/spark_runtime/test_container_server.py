@@ -12,7 +12,7 @@ import pytest
 from container_process_kit import paths_in, spec_in, submit_versions, until
 from typing_extensions import override
 
-from statekeep.backends.run_to_end import run_to_end
+from statekeep.backends.awaiting import run_to_end
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.job_settings import ContainerSettings
 from statekeep.fault_points import fault_handler

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import override
 
+from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob_store import (
     MAX_DOCUMENT_BYTES,
@@ -19,7 +20,6 @@ from statekeep.backends.blob_store import (
     BlobStoreManager,
     check_blob_size,
 )
-from statekeep.backends.run_to_end import run_to_end
 from statekeep.backends.storage.file_errors import mapped_errors
 from statekeep.backends.storage.hdfs.client import HdfsClient, Tree
 from statekeep.backends.storage.hdfs.errors import explained_java_errors, explained_sweep

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from statekeep.backends.fan_out import run_all
+from statekeep.backends.awaiting import run_all
 from statekeep.errors import CheckpointCorruptError, RetriableError
 
 
