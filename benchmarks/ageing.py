@@ -33,9 +33,9 @@ from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.backends.storage.names import TaskPrefix
 from statekeep.backends.wrappers import WrappedBlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,

@@ -17,9 +17,15 @@ from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import BackupContext, CommitContext, RestoreContext, TaskIdentity
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob_store import MAX_FILE_BYTES, BlobMetadata
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, TaskName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+    VersionId,
+)
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.stores.factory import open_to_load

@@ -25,8 +25,13 @@ from benchmarks import state
 from benchmarks.figures import Figure, percentile, show, write_json
 from statekeep.backends.base import BackupContext, CommitContext, RestoreContext, TaskIdentity
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    StoreName,
+    TaskName,
+)
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.stores.base import KeyValueStore

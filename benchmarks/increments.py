@@ -35,8 +35,13 @@ from statekeep.backends.blob.index import SnapshotIndex
 from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.wrappers import WrappedBlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    StoreName,
+    TaskName,
+)
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.stores.factory import open_to_load

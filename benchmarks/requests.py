@@ -22,11 +22,15 @@ import msgspec
 from benchmarks.counted_objects import BUCKET, counted_memory, counted_s3
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
-from statekeep.checkpoint.checkpoints import BackendName, StoreName, SystemStreamPartition
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    StoreName,
+    SystemStreamPartition,
+    VersionId,
+)
 from statekeep.checkpoint.event_log import EventRecorder
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import BatchRecord, JobIdentity, QueryState, TaskBatch
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.gate import CommitGate

@@ -26,17 +26,17 @@ from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.factory import KafkaBackendFactory
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,
     SystemStreamPartition,
     TaskName,
+    VersionId,
 )
 from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, encode_attempt_entry
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config

@@ -39,9 +39,13 @@ from statekeep.backends.kafka.cluster import Cluster
 from statekeep.backends.kafka.factory import KafkaBackendFactory
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    TaskName,
+    VersionId,
+)
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.stores.factory import open_store, open_to_load

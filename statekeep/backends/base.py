@@ -15,10 +15,16 @@ from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar
 
 from typing_extensions import TypeVar as DefaultTypeVar
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+    VersionId,
+)
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.events import Report
 from statekeep.stores.base import KeyValueStore

@@ -30,8 +30,13 @@ from statekeep.backends.base import (
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+)
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.clock import Clock

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import msgspec
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.job_log import JobLog, PositionTakenError
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_view import LogView, bad_markers_of

@@ -6,8 +6,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final, TypeVar
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    StoreName,
+    VersionId,
+)
 from statekeep.checkpoint.records import (
     AbortRecord,
     AttemptRecord,
@@ -24,7 +29,6 @@ from statekeep.checkpoint.records import (
     UnpinRecord,
 )
 from statekeep.checkpoint.serde import decode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError
 
 T = TypeVar("T")

@@ -16,18 +16,18 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,
     SystemStreamPartition,
     TaskName,
+    VersionId,
 )
 from statekeep.checkpoint.decoding import decode_json
 from statekeep.checkpoint.framing import frame, unframe
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 from statekeep.events import BackendUploaded, Event, RequestDone, SnapshotTaken, StoreFetched
 

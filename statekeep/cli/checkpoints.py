@@ -6,8 +6,12 @@ from typing import Annotated
 
 import typer
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
+from statekeep.checkpoint.checkpoints import (
+    CheckpointId,
+    CheckpointV2,
+    SystemStreamPartition,
+    TaskName,
+)
 from statekeep.checkpoint.records import CommitRecord, Share
 from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.options import (

@@ -8,7 +8,7 @@ from typing import Annotated, Final, cast
 import msgspec
 import typer
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.records import (
     AbortRecord,

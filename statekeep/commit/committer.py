@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.error_summary import first_line_of, summary_of
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import CommitRecord

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2
 from statekeep.checkpoint.log_view import BadMarker, LogView, bad_markers_of, usable_checkpoint
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.config.job_settings import CheckpointSettings

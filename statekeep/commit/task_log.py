@@ -5,13 +5,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 import msgspec
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, StoreName
+from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2, StoreName, VersionId
 from statekeep.checkpoint.log_session import LogSession, random_nonce
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import ConfigError
 from statekeep.fault_points import fault_point
 

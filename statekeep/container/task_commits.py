@@ -9,8 +9,12 @@ import msgspec
 from typing_extensions import override
 
 from statekeep.backends.base import CommitContext, TaskIdentity
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, SystemStreamPartition
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    SystemStreamPartition,
+)
 from statekeep.checkpoint.error_summary import summary_of
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import checkpoint_of, version_of

@@ -8,15 +8,19 @@ from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.backends.sealing import open_checkpoint_store, open_job_log
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    StoreName,
+    TaskName,
+    VersionId,
+)
 from statekeep.checkpoint.error_summary import report_end
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_scope import task_scope
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView, begin_ns_of, checkpoint_of, version_of
 from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, JobIdentity
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp, TaskSweep
 from statekeep.commit.gate import CommitGate

@@ -7,8 +7,7 @@ from typing import Self
 
 from statekeep.backends.awaiting import shielded
 from statekeep.backends.base import BlockingExecutor
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import StateBackupError
 from statekeep.stores.base import KeyValueStore

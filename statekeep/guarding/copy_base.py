@@ -6,14 +6,13 @@ from pathlib import Path
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.optional_powers import FindsLosses
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, VersionId
 from statekeep.checkpoint.error_summary import message_of
 from statekeep.checkpoint.log_reset import read_remains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of
 from statekeep.checkpoint.records import CommitRecord
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.model import Config
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, StateBackupError
 from statekeep.events import Report

@@ -8,14 +8,12 @@ from pathlib import Path
 import msgspec
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2, VersionId
 from statekeep.checkpoint.error_summary import summary_of
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.errors import CommitFailedError, StateBackupError
 from statekeep.events import CommitBegan, CommitDone, CommitFailed, Event, Report, TaskUploaded

@@ -13,8 +13,13 @@ from statekeep.backends.base import (
     TaskIdentity,
 )
 from statekeep.backends.optional_powers import PreviewsCleanUp
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    StoreName,
+    TaskName,
+)
 from statekeep.checkpoint.log_reset import LogRemains
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView

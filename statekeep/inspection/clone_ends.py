@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 
 from statekeep.backends.optional_powers import SharesBackups
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointId, TaskName
 from statekeep.checkpoint.log_reset import LogRemains, read_remains
 from statekeep.checkpoint.log_session import LogSession, require_no_clones
 from statekeep.checkpoint.log_view import LogView

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.log_view import CommitEntry
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.errors import ConfigError

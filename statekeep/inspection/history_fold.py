@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.event_log import LATEST_MS, Event
 from statekeep.checkpoint.log_view import LogView, bad_markers_of, checkpoint_of
 from statekeep.checkpoint.records import (

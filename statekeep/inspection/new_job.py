@@ -9,8 +9,8 @@ import msgspec
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.optional_powers import WritesInPlace
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
+    CheckpointId,
     CheckpointV2,
     StoreName,
     SystemStreamPartition,

@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition, TaskName
+from statekeep.checkpoint.checkpoints import (
+    CheckpointId,
+    CheckpointV2,
+    SystemStreamPartition,
+    TaskName,
+)
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of

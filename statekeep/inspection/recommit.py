@@ -11,8 +11,13 @@ import msgspec
 
 from statekeep.backends.awaiting import run_all
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    StoreName,
+    TaskName,
+)
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession

@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from statekeep.backends.awaiting import run_all, shielded
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     StoreName,
     SystemStreamPartition,

@@ -12,15 +12,15 @@ from statekeep.backends.base import (
     StateBackendFactory,
     TaskIdentity,
 )
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     StoreName,
     SystemStreamPartition,
     TaskName,
+    VersionId,
 )
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.pipeline import TaskStorageCommitManager
 from statekeep.config.store_settings import StoreSettings

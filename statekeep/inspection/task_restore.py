@@ -6,10 +6,15 @@ from types import MappingProxyType
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    StoreName,
+    TaskName,
+    VersionId,
+)
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import decode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.config.store_settings import StoreSettings

@@ -20,8 +20,8 @@ from statekeep.checkpoint.checkpoints import (
     Marker,
     StoreName,
     TaskName,
+    VersionId,
 )
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import (

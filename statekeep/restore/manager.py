@@ -7,10 +7,9 @@ from typing import Final
 
 from statekeep.backends.awaiting import shielded
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, VersionId
 from statekeep.checkpoint.error_summary import text_of
 from statekeep.checkpoint.log_session import random_nonce
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.config.redact import redact_text
 from statekeep.config.store_settings import StoreFactoryName, StoreSettings

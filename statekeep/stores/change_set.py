@@ -24,9 +24,8 @@ from typing import Final
 
 from typing_extensions import override
 
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, StateBackupError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change, DeltaCounts, DeltaHeader, DeltaReader, DeltaWriter

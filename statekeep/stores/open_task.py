@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point

@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import (
     CheckpointCorruptError,

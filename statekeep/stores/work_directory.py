@@ -8,9 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point

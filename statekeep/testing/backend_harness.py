@@ -15,9 +15,14 @@ from statekeep.backends.base import (
     TaskBackupManager,
     TaskIdentity,
 )
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName, TaskName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import (
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+    VersionId,
+)
 from statekeep.clock import Clock
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.version import SealedVersion

@@ -4,8 +4,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.stores.version import (
     MANIFEST_FILE,
     FileEntry,

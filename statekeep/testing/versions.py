@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.stores.delta import Change, DeltaReader
 from statekeep.stores.factory import open_store
 from statekeep.stores.local_files import clone_image

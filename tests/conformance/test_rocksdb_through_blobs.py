@@ -6,8 +6,7 @@ import pytest
 
 from statekeep.backends.base import BackupContext, CommitContext, RestoreContext, TaskIdentity
 from statekeep.backends.blob.factory import BlobBackendFactory
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointId, CheckpointV2, TaskName
 from statekeep.stores.factory import open_to_load
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion

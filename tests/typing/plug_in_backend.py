@@ -19,8 +19,13 @@ from statekeep.backends.base import (
     TaskRestoreManager,
     take_snapshot,
 )
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+)
 from statekeep.clock import Clock
 
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing_extensions import override
 
 from statekeep.backends.base import Snapshot, TaskBackupManager, TaskRestoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2, Marker, StoreName
 
 
 class BlockingRestoreManager(TaskRestoreManager):

@@ -15,8 +15,7 @@ from statekeep.backends.blob.index_blobs import IndexBlobs
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.storage.memory import MemoryBlobStoreManager, forget_root
 from statekeep.backends.wrappers import WrappedBlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, TaskName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointId, TaskName
 from statekeep.checkpoint.log_reset import read_remains
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView, checkpoint_of, version_of

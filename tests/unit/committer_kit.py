@@ -8,12 +8,13 @@ from log_kit import driver_on, new_blobs
 from typing_extensions import override
 
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,
+    VersionId,
 )
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import (
@@ -25,7 +26,6 @@ from statekeep.checkpoint.serde import (
     FinishedTask,
     encode_attempt_entry,
 )
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
 from statekeep.events import CommitSummary, Event

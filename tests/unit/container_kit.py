@@ -20,9 +20,9 @@ from statekeep.backends.base import (
     TaskRestoreManager,
 )
 from statekeep.backends.memory import MemoryBackendFactory
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,

@@ -9,8 +9,7 @@ from typing import BinaryIO
 import msgspec
 
 import statekeep
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.spark.container.paths import NO_JVM, ContainerPaths, ContainerSpec
 from statekeep.spark.container.protocol import (

@@ -20,8 +20,13 @@ from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.blob.index import IndexAddition, SnapshotIndex, decode_index
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.storage.memory import MemoryBlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    TaskName,
+)
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.stores.factory import open_store, open_to_load
 from statekeep.stores.task_directory import TaskDirectory

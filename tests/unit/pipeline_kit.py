@@ -21,9 +21,9 @@ from statekeep.backends.base import (
     TaskIdentity,
     TaskRestoreManager,
 )
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,

@@ -15,9 +15,9 @@ from statekeep.backends.base import (
     TaskRestoreManager,
 )
 from statekeep.backends.memory import MemoryBackendFactory, MemoryPlace, forget_place, memory_place
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     StoreName,
     TaskName,
 )

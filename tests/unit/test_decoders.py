@@ -44,14 +44,15 @@ from statekeep.backends.kafka.epochs import HEADER, EpochStamp, check_epoch
 from statekeep.backends.kafka.job_log import position_of
 from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
 from statekeep.backends.seals import Sealer
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,
     SystemStreamPartition,
     TaskName,
+    VersionId,
 )
 from statekeep.checkpoint.escaping import is_escaped
 from statekeep.checkpoint.event_log import decode_segment
@@ -86,7 +87,6 @@ from statekeep.checkpoint.serde import (
     encode_checkpoint_v2,
     encode_entries,
 )
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import (
     BlobNotFoundError,
     CheckpointCorruptError,

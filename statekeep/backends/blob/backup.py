@@ -50,8 +50,7 @@ from statekeep.backends.blob.settings import (
 )
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.storage.names import TaskPrefix
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import Marker, StoreName
+from statekeep.checkpoint.checkpoints import CheckpointId, Marker, StoreName
 from statekeep.errors import (
     BackendClosedError,
     BlobNotFoundError,

@@ -31,8 +31,7 @@ from statekeep.backends.blob_store import (
 from statekeep.backends.encryption_keys import key_check_of
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.backends.storage.names import TaskPrefix
-from statekeep.checkpoint.checkpoints import Marker, StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import Marker, StoreName, VersionId
 from statekeep.errors import CheckpointCorruptError, StateBackupError
 
 

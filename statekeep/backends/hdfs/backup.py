@@ -49,9 +49,7 @@ from statekeep.backends.hdfs.store_files import (
 )
 from statekeep.backends.storage.names import TaskPrefix
 from statekeep.backends.wrappers import KeptBlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import Marker, StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import CheckpointId, Marker, StoreName, VersionId
 from statekeep.errors import (
     BackendClosedError,
     BlobNotFoundError,

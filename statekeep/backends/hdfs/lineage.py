@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from statekeep.backends.hdfs.names import FileKind, FileName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
 
 ReadLineage = Callable[[VersionId], Awaitable[Sequence[VersionId]]]

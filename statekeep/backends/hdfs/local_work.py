@@ -8,8 +8,7 @@ from pathlib import Path
 
 from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import BlockingExecutor
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.block_codec import BlockCodec

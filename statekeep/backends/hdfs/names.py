@@ -19,8 +19,7 @@ from typing import Final, Self
 from typing_extensions import override
 
 from statekeep.backends.storage.names import is_blob_name
-from statekeep.checkpoint.checkpoints import Marker
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import Marker, VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 _FORM: Final = re.compile(r"([0-9]{1,18}_[0-9a-f]{8,64})\.(delta|snapshot)")

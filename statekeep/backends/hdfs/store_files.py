@@ -14,8 +14,7 @@ from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.hdfs.lineage import LoadPlan, plan_load
 from statekeep.backends.hdfs.names import FileKind, FileName, UploadMarker
 from statekeep.backends.hdfs.streaming import FilesAhead, read_next
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
 from statekeep.fault_points import fault_point
 from statekeep.stores.delta import Change, DeltaHeader, DeltaReader, header_end

@@ -25,8 +25,7 @@ from statekeep.backends.kafka.topics import ChangelogTopics, prepare_topics
 from statekeep.backends.kafka.upload import StorePartition, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter, PlainWriter, TransactionWriter
 from statekeep.backends.retry import Retrier
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointId, Marker, StoreName
 from statekeep.errors import (
     BackendClosedError,
     CheckpointCorruptError,

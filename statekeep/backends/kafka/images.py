@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore

@@ -40,8 +40,7 @@ from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.writer import ChangelogWriter
 from statekeep.backends.kafka.written_keys import WrittenKeys
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, RetriableError, VersionDamagedError
 from statekeep.fault_points import fault_point

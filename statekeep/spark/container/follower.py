@@ -10,9 +10,8 @@ from typing import Final, ParamSpec, TypeVar
 from typing_extensions import override
 
 from statekeep.backends.base import BlockingExecutor
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.error_summary import text_of
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.restore.manager import RestoreCandidate, TaskRestorer
 from statekeep.restore.plan import BadMarkers
 from statekeep.spark.container.protocol import Followed

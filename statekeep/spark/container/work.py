@@ -17,7 +17,13 @@ import msgspec
 from statekeep.backends.base import BlockingExecutor, CommitContext, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import open_checkpoint_store
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointV2,
+    StoreName,
+    TaskName,
+    VersionId,
+)
 from statekeep.checkpoint.error_summary import text_of
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.job_log import CheckpointStore
@@ -28,7 +34,6 @@ from statekeep.checkpoint.serde import (
     decode_checkpoint_v2,
     encode_attempt_entry,
 )
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.commit.pipeline import TaskStorageCommitManager

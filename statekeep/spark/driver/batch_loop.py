@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no t
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import JobIdentity

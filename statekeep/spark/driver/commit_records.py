@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,

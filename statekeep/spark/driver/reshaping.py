@@ -11,12 +11,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 
 from statekeep.backends.base import StateBackendFactory
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, SystemStreamPartition
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    SystemStreamPartition,
+    VersionId,
+)
 from statekeep.checkpoint.log_session import LogSession, random_nonce
 from statekeep.checkpoint.log_view import checkpoint_of, version_of
 from statekeep.checkpoint.records import RESHAPE, CommitRecord, JobIdentity, StateChange
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError, StateBackupError

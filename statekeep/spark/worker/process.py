@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.errors import StateBackupError
 from statekeep.fault_points import fault_point
 from statekeep.spark.initial_state import divide

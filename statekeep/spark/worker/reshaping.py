@@ -15,19 +15,19 @@ import msgspec
 import pyarrow as pa
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
+    CheckpointId,
     CheckpointV2,
     StoreName,
     SystemStreamPartition,
     TaskName,
+    VersionId,
 )
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import CheckpointCorruptError, RestoreFailedError

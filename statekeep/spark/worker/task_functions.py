@@ -14,11 +14,10 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.error_summary import text_of
 from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import (

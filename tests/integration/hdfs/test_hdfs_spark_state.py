@@ -16,9 +16,9 @@ from servers.hdfs import HdfsCluster
 from statekeep.backends.base import RestoreContext, TaskIdentity
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
 from statekeep.backends.hdfs.spark_files import export_snapshot
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,

@@ -9,8 +9,13 @@ from confluent_kafka import KafkaException, Producer
 from kafka_kit import ChangelogJob, Committed, read_partition
 
 from statekeep.backends.kafka.reader import PartitionReader
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+)
 from statekeep.errors import ConfigError, RetriableError
 from statekeep.testing.versions import STORE
 

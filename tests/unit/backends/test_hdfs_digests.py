@@ -9,8 +9,7 @@ from hdfs_kit import header_of
 from hdfs_task_kit import Task, rewrite, upload_of, with_old_marker
 
 from statekeep.backends.hdfs.names import FileDigest, FileKind, UploadMarker
-from statekeep.checkpoint.checkpoints import Marker
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import Marker, VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 from statekeep.testing.backend_harness import STORE
 

@@ -9,8 +9,14 @@ import pytest
 
 from statekeep.backends.base import RestoreContext, TaskIdentity
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+    TaskName,
+)
 from statekeep.stores.memory import MemoryStore
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor

@@ -6,7 +6,7 @@ import pytest
 
 from statekeep.backends.hdfs.lineage import LoadPlan, plan_load
 from statekeep.backends.hdfs.names import FileKind, FileName, attempt_of, new_file_id
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
 
 LINEAGES = {

@@ -17,8 +17,7 @@ from statekeep.backends.hdfs.spark_files import (
     read_spark_file,
     write_spark_file,
 )
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointId, CheckpointV2, Marker
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError
 from statekeep.stores.delta import Change
 from statekeep.stores.memory import MemoryStore

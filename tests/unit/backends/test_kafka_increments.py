@@ -18,8 +18,7 @@ from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.upload import StorePartition, StoreUpload
 from statekeep.backends.kafka.writer import ChangelogWriter
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2
+from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2
 from statekeep.errors import RetriableError, VersionDamagedError
 from statekeep.stores.delta import Change
 from statekeep.stores.rocksdb import RocksDbStore

@@ -17,8 +17,13 @@ from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.restore import KafkaRestoreManager
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.pacing import InFlightLimit
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    StoreName,
+    TaskName,
+)
 from statekeep.errors import CheckpointCorruptError, RetriableError
 from statekeep.stores.delta import Change
 from statekeep.stores.memory import MemoryStore

@@ -16,8 +16,13 @@ from statekeep.backends.kafka.factory import KafkaBackendFactory
 from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.restore import REPLAYS_AT_ONCE
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    StoreName,
+    TaskName,
+)
 from statekeep.errors import RetriableError
 from statekeep.stores.memory import MemoryStore
 from statekeep.testing.clock import FakeClock

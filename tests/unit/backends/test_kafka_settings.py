@@ -13,8 +13,7 @@ from statekeep.backends.kafka.clients import build_admin, build_consumer, build_
 from statekeep.backends.kafka.cluster import SharedCluster
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.registry import BackendRegistry
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointId, StoreName, TaskName
 from statekeep.config.load import load_dict
 from statekeep.errors import ConfigError
 from statekeep.testing.clock import FakeClock

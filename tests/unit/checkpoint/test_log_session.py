@@ -19,7 +19,7 @@ from log_kit import (
 )
 
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import (
     AttemptRecord,

@@ -6,7 +6,7 @@ from log_kit import commit_record, driver_on, log_on, new_blobs, view_of
 from typing_extensions import override
 
 from statekeep.backends.storage.job_log import BlobJobLog
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.log_reset import LogRemains, read_remains, reset_log
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.errors import CheckpointCorruptError, ConfigError, RetriableError

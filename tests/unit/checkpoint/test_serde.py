@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,
     SystemStreamPartition,
+    VersionId,
 )
 from statekeep.checkpoint.framing import frame
 from statekeep.checkpoint.serde import (
@@ -24,7 +25,6 @@ from statekeep.checkpoint.serde import (
     encode_attempt_entry,
     encode_checkpoint_v2,
 )
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -22,9 +22,9 @@ from log_kit import (
 )
 
 from statekeep.backends.blob_store import BlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
     BackendName,
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,

@@ -7,8 +7,13 @@ from typing import cast
 import msgspec
 import pytest
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+)
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
     AbortRecord,

@@ -13,7 +13,7 @@ from container_kit import INPUT, Controls, config, controls
 from typing_extensions import override
 
 from statekeep.backends.memory import forget_place
-from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.checkpoints import TaskName, VersionId
 from statekeep.checkpoint.records import (
     AbortRecord,
     AttemptRecord,
@@ -21,7 +21,6 @@ from statekeep.checkpoint.records import (
     Record,
     ReleaseRecord,
 )
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.container.container import Container
 from statekeep.container.task import Task
 from statekeep.container.task_stores import TaskStores

@@ -12,8 +12,12 @@ from statekeep.backends.base import TaskIdentity
 from statekeep.backends.memory import forget_place
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.storage.memory import forget_root
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import StoreName, SystemStreamPartition, TaskName
+from statekeep.checkpoint.checkpoints import (
+    CheckpointId,
+    StoreName,
+    SystemStreamPartition,
+    TaskName,
+)
 from statekeep.checkpoint.log_reset import reset_log
 from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
 from statekeep.checkpoint.log_session import LogSession

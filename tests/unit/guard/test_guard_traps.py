@@ -18,8 +18,7 @@ from guard_kit import Guard, content
 from spark_locations_kit import flip, truncate, without_hadoop
 from typing_extensions import override
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import TaskName
+from statekeep.checkpoint.checkpoints import CheckpointId, TaskName
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import JobIdentity
 from statekeep.cli.exit_status import ExitStatus

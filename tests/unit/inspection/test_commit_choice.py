@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from cli_kit import TASK, commit_numbers, job_settings
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.errors import ConfigError

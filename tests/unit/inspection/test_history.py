@@ -12,8 +12,13 @@ from log_kit import batch_record, commit_record
 from secret_kit import SECRET, TEXTS
 
 from benchmarks.report_page import BACKENDS, made_events
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+)
 from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (

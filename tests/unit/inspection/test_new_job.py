@@ -7,8 +7,7 @@ import pytest
 from log_kit import commit_record
 
 from statekeep.backends.kafka.marker import KafkaStateCheckpointMarker
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointId, CheckpointV2, StoreName
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.clock import SystemClock

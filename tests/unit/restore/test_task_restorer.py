@@ -9,8 +9,8 @@ import pytest
 from restore_kit import FIRST, NEW, OLD, SECOND, TASK, A, B, Rig, SilentBackendFactory
 from secret_kit import SECRET, TEXTS
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
+    CheckpointId,
     CheckpointV2,
     Marker,
 )

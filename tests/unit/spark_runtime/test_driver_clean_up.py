@@ -11,8 +11,13 @@ import pytest
 from statekeep.backends.base import CommitContext
 from statekeep.backends.blob.backup import BlobBackupManager
 from statekeep.backends.registry import BackendRegistry
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker, StoreName
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    StoreName,
+)
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.records import (
     AbortRecord,

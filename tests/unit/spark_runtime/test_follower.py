@@ -10,8 +10,8 @@ import pytest
 from container_process_kit import paths_in, spec_in, submit_versions, until
 from typing_extensions import override
 
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.checkpoint.serde import FinishedTask, decode_attempt_entry, encode_checkpoint_v2
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.job_settings import ContainerSettings
 from statekeep.fault_points import fault_handler
 from statekeep.spark.container import server as server_module

@@ -10,7 +10,7 @@ from log_kit import LosingBlobs, RefusingBlobs, driver_on, new_blobs
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
 
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
-from statekeep.checkpoint.checkpoint_id import CheckpointId
+from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.records import (
     BadMarkerRecord,
 )

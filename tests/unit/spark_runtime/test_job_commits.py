@@ -9,8 +9,8 @@ from committer_kit import BLOB, IDENTITY, KAFKA, V0, V1, V2, Rig, committed, new
 from log_kit import LosingBlobs, batch_record, driver_on, new_blobs
 
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
-from statekeep.checkpoint.checkpoint_id import CheckpointId
 from statekeep.checkpoint.checkpoints import (
+    CheckpointId,
     CheckpointV2,
     Marker,
     StoreName,

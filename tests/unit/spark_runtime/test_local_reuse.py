@@ -15,11 +15,10 @@ from log_kit import UID, commit_record
 from newer_frames import of_next_format
 from restore_kit import sealed_anew
 
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import TaskBatch
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.load import load_dict
 from statekeep.errors import RestoreFailedError
 from statekeep.events import report_nothing

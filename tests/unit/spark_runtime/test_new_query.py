@@ -11,8 +11,7 @@ import pytest
 from driver_kit import Driver
 from log_kit import attempt_record, batch_record
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition
+from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2, SystemStreamPartition
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import (
     CommitRecord,

@@ -22,9 +22,8 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from typing_extensions import override
 
-from statekeep.checkpoint.checkpoints import StoreName
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.config.load import load_dict
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.columns import arrow_schema

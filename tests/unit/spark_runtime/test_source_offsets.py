@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_kit import commit_record
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import CheckpointV2, SystemStreamPartition
+from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2, SystemStreamPartition
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.spark.driver.commit_records import (
     by_task,

@@ -18,13 +18,17 @@ from newer_frames import of_next_format
 
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.backends.storage.memory import MemoryBlobStoreManager
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, Marker
+from statekeep.checkpoint.checkpoints import (
+    BackendName,
+    CheckpointId,
+    CheckpointV2,
+    Marker,
+    VersionId,
+)
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import AttemptRecord, JobIdentity, QueryState, Record
 from statekeep.checkpoint.serde import AttemptEntry, FailedTask, FinishedTask, encode_attempt_entry
-from statekeep.checkpoint.version_id import VersionId
 from statekeep.commit.gate import CommitGate
 from statekeep.config.load import load_dict
 from statekeep.errors import CheckpointLocationError, ConfigError, StateBackupError

@@ -27,8 +27,7 @@ from spark_job_kit import (
 )
 
 import statekeep as sk
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
+from statekeep.checkpoint.checkpoints import BackendName, CheckpointId, CheckpointV2, TaskName
 from statekeep.checkpoint.event_log import KEPT_SESSIONS
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_session import LogSession

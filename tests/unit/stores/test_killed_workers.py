@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.config.load import load_dict
 from statekeep.fault_points import fault_handler
 from statekeep.stores.change_set import CHANGES_SUFFIX

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.config.load import load_dict
 from statekeep.stores import boot_mark
 from statekeep.stores.open_task import OpenTask

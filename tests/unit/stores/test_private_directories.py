@@ -16,8 +16,7 @@ from second_user import (
 )
 
 from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import TaskName, VersionId
 from statekeep.errors import ConfigError
 from statekeep.stores.local_files import open_temporary, replace_durably
 from statekeep.stores.locks import locked

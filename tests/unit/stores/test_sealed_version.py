@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from newer_frames import of_next_format
 
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.errors import UnknownFormatError, VersionDamagedError
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import SealedVersion

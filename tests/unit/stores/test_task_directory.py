@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.stores import local_files, version
 from statekeep.stores.task_directory import LocalUsage, TaskDirectory

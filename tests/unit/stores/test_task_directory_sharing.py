@@ -9,8 +9,7 @@ from typing import Final
 
 import pytest
 
-from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import VersionDamagedError
 from statekeep.stores.task_directory import TaskDirectory
@@ -25,7 +24,7 @@ DIES_AT = """
 import os, signal, sys
 from pathlib import Path
 from statekeep.testing.versions import STORE, FakeTask
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.stores import work_directory
 from statekeep.stores.task_directory import TaskDirectory
 

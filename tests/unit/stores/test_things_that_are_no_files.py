@@ -9,7 +9,7 @@ import pytest
 from statekeep.backends.blob.diff import LocalFile
 from statekeep.backends.blob.image import digest_sealed_file, read_sealed_file
 from statekeep.backends.storage.local import LocalClient
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.errors import CheckpointCorruptError, VersionDamagedError
 from statekeep.stores.change_set import ChangeSet, delta_name
 from statekeep.stores.local_files import clone_image, crc32_of, read_document

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.config.load import load_dict
 from statekeep.stores.open_task import OpenTask
 from statekeep.stores.task_directory import TaskDirectory, sweep_unused

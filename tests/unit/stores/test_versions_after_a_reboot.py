@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.config.load import load_dict
 from statekeep.stores import boot_mark
 from statekeep.stores.change_set import ChangeSet

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeep.checkpoint.checkpoint_id import CheckpointId
-from statekeep.checkpoint.version_id import VersionId
+from statekeep.checkpoint.checkpoints import CheckpointId, VersionId
 from statekeep.errors import CheckpointCorruptError
 
 
