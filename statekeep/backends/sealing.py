@@ -26,7 +26,7 @@ def open_job_log(
     Args:
         factories: All of the job, and the one that holds the log.
         backend: Holds the log.
-        scope: See `statekeep.checkpoint.log_scope`.
+        scope: See `statekeep.checkpoint.names`.
         executor: For blocking calls.
         clock: For retries, and for the day until which plain records are read.
     """

@@ -21,8 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.decoding import decode_json
-from statekeep.checkpoint.framing import frame, unframe
+from statekeep.checkpoint.framing import decode_json, frame, unframe
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.clock import Clock
 from statekeep.config.job_settings import JobSettings

@@ -16,9 +16,13 @@ A frame of the kind ``sealed`` holds another one, and by which key that was auth
 import re
 import zlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from statekeep.errors import CheckpointCorruptError, KeyUnavailableError, UnknownFormatError
+
+T = TypeVar("T")
 
 _SEALED: Final = "sealed"
 """Kind of a frame around another one."""
@@ -101,6 +105,24 @@ def sealed_payload(data: bytes, *, where: str) -> bytes | None:
 def refused(reason: str) -> bytes:
     """Return what `unframe` refuses with a reason, in place of what must not be trusted."""
     return _REFUSED + reason.encode()
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], data: bytes, damage: str) -> T:
+    """Return what a JSON document holds.
+
+    Args:
+        decoder: Of the type that is expected.
+        data: The document.
+        damage: The message of the error, such as ``checkpoint cannot be read: task=...``.
+
+    Raises:
+        CheckpointCorruptError: It is not JSON, not of the type, or nested too deep.
+    """
+    try:
+        return decoder.decode(data)
+    # The library raises errors that are not its own for invalid text and deep nesting.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise CheckpointCorruptError(damage) from exc
 
 
 def _open(data: bytes, *, where: str) -> Frame:

@@ -11,8 +11,7 @@ from typing import Final, get_args
 
 import msgspec
 
-from statekeep.checkpoint.decoding import decode_json
-from statekeep.checkpoint.framing import claimed_kind, frame, unframe
+from statekeep.checkpoint.framing import claimed_kind, decode_json, frame, unframe
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 

@@ -26,8 +26,7 @@ from statekeep.checkpoint.checkpoints import (
     TaskName,
     VersionId,
 )
-from statekeep.checkpoint.decoding import decode_json
-from statekeep.checkpoint.framing import frame, unframe
+from statekeep.checkpoint.framing import decode_json, frame, unframe
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 from statekeep.events import BackendUploaded, Event, RequestDone, SnapshotTaken, StoreFetched
 

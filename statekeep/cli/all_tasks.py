@@ -8,7 +8,7 @@ import typer
 
 from statekeep.backends.optional_powers import ListsTaskLogs
 from statekeep.checkpoint.log_reset import read_remains
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config

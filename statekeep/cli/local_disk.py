@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.names import escape_name
 from statekeep.errors import ConfigError
 from statekeep.stores.local_files import LOCAL_DIR_KEY
 from statekeep.stores.task_directory import find_local_dir

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.names import escape_name
 from statekeep.cli.options import (
     AsJson,
     JobOptions,

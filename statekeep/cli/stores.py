@@ -11,7 +11,7 @@ from rich.tree import Tree
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.optional_powers import DescribesSnapshots, SnapshotNode
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.options import (

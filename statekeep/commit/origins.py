@@ -9,9 +9,9 @@ from statekeep.backends.optional_powers import SharesBackups
 from statekeep.backends.sealing import open_job_log
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
 from statekeep.checkpoint.job_log import JobLog
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView, checkpoint_of
+from statekeep.checkpoint.names import MAIN_OPERATOR, job_scope
 from statekeep.checkpoint.records import CommitRecord, Share
 from statekeep.clock import Clock
 from statekeep.commit.retention import ReadCommits

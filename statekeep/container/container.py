@@ -15,8 +15,8 @@ from statekeep.backends.preparation import prepare, prepare_unless_away
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import encryption_limits
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.clock import Clock, SystemClock
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.job_settings import ContainerSettings

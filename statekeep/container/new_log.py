@@ -11,7 +11,7 @@ from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains
-from statekeep.checkpoint.log_scope import task_scope
+from statekeep.checkpoint.names import task_scope
 from statekeep.clock import Clock
 from statekeep.errors import ConfigError, RetriableError
 

@@ -17,9 +17,9 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.error_summary import report_end
 from statekeep.checkpoint.job_log import JobLog
-from statekeep.checkpoint.log_scope import task_scope
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView, begin_ns_of, checkpoint_of, version_of
+from statekeep.checkpoint.names import task_scope
 from statekeep.checkpoint.records import BadMarkerRecord, CommitRecord, JobIdentity
 from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp, TaskSweep

@@ -6,8 +6,7 @@ from typing import Final
 import msgspec
 
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
-from statekeep.checkpoint.decoding import decode_json
-from statekeep.checkpoint.framing import frame, unframe
+from statekeep.checkpoint.framing import decode_json, frame, unframe
 from statekeep.errors import CheckpointCorruptError
 
 TASK: Final = TaskName("Partition 0")

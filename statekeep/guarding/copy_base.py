@@ -9,9 +9,9 @@ from statekeep.backends.optional_powers import FindsLosses
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, VersionId
 from statekeep.checkpoint.error_summary import message_of
 from statekeep.checkpoint.log_reset import read_remains
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.config.model import Config
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, StateBackupError

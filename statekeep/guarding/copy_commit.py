@@ -10,8 +10,8 @@ import msgspec
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2, VersionId
 from statekeep.checkpoint.error_summary import summary_of
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.clock import Clock

@@ -10,8 +10,8 @@ from typing import Never
 from statekeep.backends.awaiting import run_to_end
 from statekeep.backends.base import RestoreContext, TaskIdentity
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView, version_of
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.config.model import Config
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, ConfigError

@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from statekeep.checkpoint.error_summary import report_end
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.container.task_events import TaskEvents

@@ -21,8 +21,8 @@ from statekeep.checkpoint.checkpoints import (
     TaskName,
 )
 from statekeep.checkpoint.log_reset import LogRemains
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import AttemptRecord, JobIdentity, Record
 from statekeep.commit.retention import ReadCommits, closed_attempts, commits_in_reach
 from statekeep.config.model import Config

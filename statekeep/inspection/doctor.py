@@ -15,7 +15,7 @@ from statekeep.backends.base import StateBackendAdmin
 from statekeep.backends.optional_powers import ListsTaskLogs
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.log_reader import LogReader
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import (

@@ -15,9 +15,9 @@ from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreNam
 from statekeep.checkpoint.event_log import KEPT_SESSIONS, Event, read_events
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_reader import LogReader
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR, MAIN_STORE, job_scope, task_scope
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.names import MAIN_OPERATOR, MAIN_STORE, job_scope, task_scope
 from statekeep.checkpoint.records import CommitRecord, KeptRecord, Record
 from statekeep.clock import Clock
 from statekeep.commit.executor import BoundedExecutor

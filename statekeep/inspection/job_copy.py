@@ -17,9 +17,8 @@ from statekeep.checkpoint.checkpoints import (
     SystemStreamPartition,
     TaskName,
 )
-from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import MAIN_OPERATOR, escape_name
 from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import Clock
 from statekeep.config.model import Config

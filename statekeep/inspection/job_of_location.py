@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from statekeep.checkpoint.escaping import unescape_name
+from statekeep.checkpoint.names import unescape_name
 from statekeep.config.model import Config
 from statekeep.config.query_names import (
     BESIDE,

@@ -18,9 +18,9 @@ from statekeep.checkpoint.checkpoints import (
 )
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_reset import read_remains
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession, random_nonce
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState, Share
 from statekeep.checkpoint.serde import decode_checkpoint_v2, encode_checkpoint_v2
 from statekeep.clock import Clock

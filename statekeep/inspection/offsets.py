@@ -10,9 +10,9 @@ from statekeep.checkpoint.checkpoints import (
     SystemStreamPartition,
     TaskName,
 )
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import version_of
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.clock import Clock
 from statekeep.commit.task_log import commit_of_task, take_over_task, versions_of_task
 from statekeep.errors import ConfigError

@@ -18,10 +18,9 @@ from statekeep.checkpoint.checkpoints import (
     StoreName,
     TaskName,
 )
-from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.names import MAIN_OPERATOR, escape_name
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.errors import ConfigError, StateBackupError

@@ -9,9 +9,8 @@ from statekeep.backends.awaiting import shielded
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.storage.locations import explained_missing_package
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
-from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import MAIN_OPERATOR, escape_name
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob

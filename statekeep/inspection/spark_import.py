@@ -9,8 +9,8 @@ from functools import partial
 from statekeep.backends.awaiting import run_all, shielded
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, JobIdentity
 from statekeep.inspection.job import open_log_storage
 from statekeep.inspection.job_copy import Making

@@ -24,9 +24,9 @@ from statekeep.checkpoint.checkpoints import (
     SystemStreamPartition,
     TaskName,
 )
-from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_session import LogSession, random_nonce
 from statekeep.checkpoint.log_view import LogView, version_of
+from statekeep.checkpoint.names import escape_name
 from statekeep.checkpoint.records import (
     RESHAPE,
     BaseRecord,

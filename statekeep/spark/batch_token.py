@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from statekeep.checkpoint.decoding import decode_json
+from statekeep.checkpoint.framing import decode_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_spark_conf

@@ -5,7 +5,7 @@ from typing import Final
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR, MAIN_STORE
+from statekeep.checkpoint.names import MAIN_OPERATOR, MAIN_STORE
 from statekeep.stores.task_directory import TaskDirectory
 
 STATE_STORE: Final = StoreName(MAIN_STORE)

@@ -25,7 +25,7 @@ from typing import Final
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName, VersionId
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.names import escape_name
 from statekeep.errors import CheckpointCorruptError, StateBackupError, VersionDamagedError
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.delta import Change, DeltaCounts, DeltaHeader, DeltaReader, DeltaWriter

@@ -27,7 +27,7 @@ from typing import BinaryIO, Final
 import msgspec
 from typing_extensions import override
 
-from statekeep.checkpoint.decoding import decode_json
+from statekeep.checkpoint.framing import decode_json
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 from statekeep.stores.block_codec import (
     MAX_BLOCK_BYTES,

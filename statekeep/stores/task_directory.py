@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from statekeep.checkpoint.checkpoints import StoreName, VersionId
-from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR, escape_name
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import (
     CheckpointCorruptError,

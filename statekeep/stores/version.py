@@ -20,9 +20,8 @@ from typing import Final, Self
 import msgspec
 
 from statekeep.checkpoint.checkpoints import StoreName, VersionId
-from statekeep.checkpoint.decoding import decode_json, is_file_name
-from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.framing import frame, unframe
+from statekeep.checkpoint.framing import decode_json, frame, unframe
+from statekeep.checkpoint.names import escape_name, is_file_name
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError, VersionDamagedError
 from statekeep.stores.local_files import (
     IMMUTABLE_SUFFIXES,

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from statekeep.checkpoint.checkpoints import StoreName, VersionId
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.names import escape_name
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import StateBackupError, VersionDamagedError
 from statekeep.fault_points import fault_point

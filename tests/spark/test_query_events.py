@@ -10,8 +10,8 @@ from spark_processes import wait_until
 
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.event_log import Event
-from statekeep.checkpoint.log_scope import job_scope
 from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.names import job_scope
 from statekeep.checkpoint.records import AttemptRecord
 from statekeep.clock import SystemClock
 from statekeep.commit.executor import BoundedExecutor

@@ -8,7 +8,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict

@@ -54,10 +54,10 @@ from statekeep.checkpoint.checkpoints import (
     TaskName,
     VersionId,
 )
-from statekeep.checkpoint.escaping import is_escaped
 from statekeep.checkpoint.event_log import decode_segment
 from statekeep.checkpoint.framing import frame, sealed, unframe
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.names import is_escaped
 from statekeep.checkpoint.records import (
     AbortRecord,
     AttemptRecord,

@@ -27,7 +27,7 @@ from statekeep.backends.encryption_keys import (
     explained_missing_cryptography,
     key_check_of,
 )
-from statekeep.checkpoint.decoding import decode_json
+from statekeep.checkpoint.framing import decode_json
 from statekeep.config.values import BlobCompression
 from statekeep.errors import (
     CheckpointCorruptError,

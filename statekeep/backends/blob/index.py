@@ -23,7 +23,8 @@ from typing import Final
 
 import msgspec
 
-from statekeep.checkpoint.decoding import decode_json, is_file_name
+from statekeep.checkpoint.framing import decode_json
+from statekeep.checkpoint.names import is_file_name
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 SCHEMA_VERSION: Final = 4

@@ -20,7 +20,7 @@ import re
 from typing import Final
 
 from statekeep.checkpoint.checkpoints import Marker, StoreName
-from statekeep.checkpoint.escaping import escape_name, unescape_name
+from statekeep.checkpoint.names import escape_name, unescape_name
 from statekeep.errors import CheckpointCorruptError
 
 INDEX_PAYLOAD_NAME: Final = "snapshot-index"

@@ -25,7 +25,7 @@ from statekeep.backends.hdfs.spark_start import SparkStart
 from statekeep.backends.hdfs.store_files import StoreFiles, check_digest
 from statekeep.backends.storage.names import TaskPrefix
 from statekeep.checkpoint.checkpoints import Marker, StoreName
-from statekeep.checkpoint.escaping import is_escaped, unescape_name
+from statekeep.checkpoint.names import is_escaped, unescape_name
 from statekeep.errors import BlobNotFoundError, CheckpointCorruptError, StateBackupError
 from statekeep.fault_points import fault_point
 

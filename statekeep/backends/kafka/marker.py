@@ -9,7 +9,7 @@ import msgspec
 from xxhash import xxh3_128_intdigest
 
 from statekeep.checkpoint.checkpoints import Marker
-from statekeep.checkpoint.decoding import decode_json
+from statekeep.checkpoint.framing import decode_json
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 _VERSION: Final = 1

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.escaping import escape_name, is_escaped, unescape_name
+from statekeep.checkpoint.names import escape_name, is_escaped, unescape_name
 from statekeep.errors import ConfigError
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9-]")

@@ -10,9 +10,9 @@ from typing_extensions import override
 from statekeep.backends.awaiting import run_bounded
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.escaping import escape_name, is_escaped, unescape_name
 from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import escape_name, is_escaped, unescape_name
 from statekeep.checkpoint.serde import decode_entries, encode_entries
 from statekeep.errors import BlobExistsError, BlobNotFoundError
 

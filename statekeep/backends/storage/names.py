@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import BackendName, StoreName
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.names import escape_name
 from statekeep.errors import BlobNotFoundError
 
 TEMPORARY_PREFIX: Final = ".tmp-"

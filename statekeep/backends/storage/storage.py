@@ -10,7 +10,7 @@ from statekeep.backends.storage.locations import Location
 from statekeep.backends.storage.manager import StorageManager
 from statekeep.backends.storage.names import job_prefix
 from statekeep.backends.storage.requests import RequestingBlobStoreManager, Requests
-from statekeep.checkpoint.escaping import escape_name, is_escaped, unescape_name
+from statekeep.checkpoint.names import escape_name, is_escaped, unescape_name
 
 
 class Storage:

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from statekeep.checkpoint.decoding import decode_json
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.framing import decode_json
+from statekeep.checkpoint.names import escape_name
 from statekeep.errors import ConfigError
 from statekeep.stores.private_directories import make_private
 

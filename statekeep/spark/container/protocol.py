@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from statekeep.checkpoint.decoding import decode_json
+from statekeep.checkpoint.framing import decode_json
 from statekeep.errors import CheckpointCorruptError, ConfigError
 from statekeep.spark.container.paths import ContainerPaths
 from statekeep.stores.local_files import LOCAL_DIR_KEY, private_opener

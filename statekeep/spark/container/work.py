@@ -25,8 +25,8 @@ from statekeep.checkpoint.checkpoints import (
     VersionId,
 )
 from statekeep.checkpoint.error_summary import text_of
-from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.job_log import CheckpointStore
+from statekeep.checkpoint.names import escape_name
 from statekeep.checkpoint.serde import (
     AttemptEntry,
     FailedTask,

@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.checkpoints import CheckpointId
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import JobIdentity
 from statekeep.clock import Clock
 from statekeep.commit.gate import CommitPolicy, Urgency

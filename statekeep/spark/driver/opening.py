@@ -14,8 +14,8 @@ from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.sealing import encryption_limits, open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR, job_scope
 from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.names import MAIN_OPERATOR, job_scope
 from statekeep.clock import Clock
 from statekeep.commit.gate import BATCH_MARGIN
 from statekeep.config.model import Config

@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import DataFrame
 
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import (
     BadMarkerRecord,
     BatchRecord,

@@ -15,9 +15,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no t
 from pyspark.errors import PySparkException
 
 from statekeep.checkpoint.job_log import CheckpointStore
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity
 from statekeep.clock import Clock
 from statekeep.config.model import Config

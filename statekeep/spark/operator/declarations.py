@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.spark.operator.changes import ChangeWriter
 from statekeep.spark.operator.clock import TimeMode

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.errors import ConfigError, StateSchemaError
 from statekeep.spark.operator.arrow_state import ArrowValueState
 from statekeep.spark.operator.changes import ChangeWriter, combined_digest

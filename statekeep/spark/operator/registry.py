@@ -8,8 +8,8 @@ import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from statekeep.checkpoint.decoding import decode_json
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.framing import decode_json
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.errors import CheckpointCorruptError, StateSchemaError, UnknownFormatError
 from statekeep.spark.operator.changes import ChangeWriter
 from statekeep.spark.operator.codec import ValueCodec

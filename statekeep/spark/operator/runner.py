@@ -15,7 +15,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import StructType
 
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.errors import StateSchemaError
 from statekeep.spark.operator.arrow_function import ArrowProcessor
 from statekeep.spark.operator.arrow_state import ChunkCursor

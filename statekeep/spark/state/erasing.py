@@ -8,9 +8,9 @@ from typing import Final
 from pyspark.sql.types import StructType
 
 from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce, require_no_clones
 from statekeep.checkpoint.log_view import LogView
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, ReleaseRecord, StateChange
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config

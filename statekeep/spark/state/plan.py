@@ -11,8 +11,8 @@ import msgspec
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_view import version_of
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
-from statekeep.checkpoint.escaping import escape_name
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import escape_name
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.config.model import Config
 from statekeep.inspection.job import LogStorage

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
 
 from statekeep.checkpoint.checkpoints import StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, StateChange
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config

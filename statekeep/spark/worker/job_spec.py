@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.config.model import Config
 from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.operator.runner import OperatorSpec

@@ -23,9 +23,8 @@ from statekeep.checkpoint.checkpoints import (
     TaskName,
     VersionId,
 )
-from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import MAIN_OPERATOR, escape_name
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.clock import SystemClock

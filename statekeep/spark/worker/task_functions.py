@@ -16,8 +16,7 @@ from pyspark import TaskContext
 
 from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.error_summary import text_of
-from statekeep.checkpoint.escaping import escape_name
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR, escape_name
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.store_settings import StoreFactoryName
 from statekeep.errors import (

@@ -16,7 +16,7 @@ from statekeep.backends.kafka.factory import KafkaBackendFactory
 from statekeep.backends.kafka.names import ChangelogPartition, log_topic
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.checkpoint.checkpoints import BackendName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
+from statekeep.checkpoint.names import MAIN_OPERATOR, task_scope
 from statekeep.errors import RetriableError
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor

@@ -21,7 +21,7 @@ from statekeep.backends.blob.index import (
     decode_index,
     encode_index,
 )
-from statekeep.checkpoint.decoding import is_file_name
+from statekeep.checkpoint.names import is_file_name
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
 EMPTY_DIR = DirIndex(

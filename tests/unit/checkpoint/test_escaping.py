@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeep.checkpoint.escaping import escape_name, unescape_name
+from statekeep.checkpoint.names import escape_name, unescape_name
 from statekeep.errors import ConfigError
 
 encodable = st.characters(codec="utf-8")

@@ -13,8 +13,8 @@ from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.checkpoint.event_log import Event, EventWriter
 from statekeep.checkpoint.job_log import CheckpointStore
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
 from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.names import MAIN_OPERATOR, task_scope
 from statekeep.checkpoint.records import AbortRecord, BadMarkerRecord
 from statekeep.cli.events import _progress, _row
 from statekeep.commit.executor import BoundedExecutor

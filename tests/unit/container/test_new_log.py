@@ -19,8 +19,8 @@ from statekeep.checkpoint.checkpoints import (
     TaskName,
 )
 from statekeep.checkpoint.log_reset import reset_log
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR, task_scope
 from statekeep.checkpoint.log_session import LogSession
+from statekeep.checkpoint.names import MAIN_OPERATOR, task_scope
 from statekeep.clock import SystemClock
 from statekeep.commit.task_log import take_over_task
 from statekeep.config.load import load_dict

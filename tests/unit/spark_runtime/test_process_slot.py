@@ -23,7 +23,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName, VersionId
-from statekeep.checkpoint.escaping import escape_name
+from statekeep.checkpoint.names import escape_name
 from statekeep.config.load import load_dict
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.columns import arrow_schema
