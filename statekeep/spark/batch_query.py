@@ -9,11 +9,11 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.checkpoints import StoreName
-from statekeep.spark.combined_rows import combined
 from statekeep.spark.initial_state import InitialState, divide, is_initial, with_initial_state
 from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.operator.runner import OperatorSpec, stream_operator
 from statekeep.spark.placement import column, routed
+from statekeep.spark.stage import combined
 from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.temporary_directory import temporary_directory
 

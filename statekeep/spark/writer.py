@@ -17,7 +17,6 @@ from statekeep.errors import ConfigError
 from statekeep.events import Listener
 from statekeep.metrics.listeners import load_listeners
 from statekeep.spark import narration
-from statekeep.spark.definition import QueryDefinition
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.opening import source_limits
 from statekeep.spark.driver.ticks import Ticks
@@ -27,7 +26,7 @@ from statekeep.spark.query_defaults import with_query_defaults
 from statekeep.spark.query_run import QueryPlan
 from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, row_sink, table_sink
-from statekeep.spark.stage import Stage, Transformation, transformed
+from statekeep.spark.stage import QueryDefinition, Stage, Transformation, transformed
 from statekeep.spark.termination import termination
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from statekeep.config.model import Config
 from statekeep.errors import CheckpointLocationError, ConfigError
 from statekeep.inspection.job import InspectedJob, open_job
 from statekeep.restore.plan import BadMarkers
-from statekeep.spark.definition import QueryDefinition
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.processing import clock_of
 from statekeep.spark.driver.replaying import RecordedBatch, recorded_batches
 from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.placement import router_of
+from statekeep.spark.stage import QueryDefinition
 from statekeep.spark.tasks import partition_of, task_name
 
 

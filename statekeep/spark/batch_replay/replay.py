@@ -21,7 +21,6 @@ from statekeep.spark.batch_replay.result import Difference, ReplayedBatch, compa
 from statekeep.spark.batch_replay.source_rows import SourceRows
 from statekeep.spark.batch_replay.trace import Tracer
 from statekeep.spark.batch_replay.traced_processor import TracedProcessor
-from statekeep.spark.definition import QueryDefinition
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.opening import source_limits
 from statekeep.spark.operator.arrow_function import ArrowProcessor
@@ -29,6 +28,7 @@ from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.runner import OperatorSpec, TimedOutcome
 from statekeep.spark.own_loop import run_apart
 from statekeep.spark.session import session_builder
+from statekeep.spark.stage import QueryDefinition
 from statekeep.spark.state.key_text import parse_fields
 from statekeep.spark.state.keys import KeyRouter
 from statekeep.spark.variable_stores import variable_stores_of

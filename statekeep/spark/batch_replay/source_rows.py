@@ -10,8 +10,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructType
 
 from statekeep.spark.batch_replay.recorded import RecordedRun
-from statekeep.spark.combined_rows import combined
-from statekeep.spark.definition import QueryDefinition
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.replaying import replay
 from statekeep.spark.initial_state import with_initial_column, with_initial_state
@@ -23,6 +21,7 @@ from statekeep.spark.placement import (
     nth_task,
     row_digest,
 )
+from statekeep.spark.stage import QueryDefinition, combined
 
 
 class SourceRows:

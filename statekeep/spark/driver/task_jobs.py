@@ -30,7 +30,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.errors import RestoreFailedError, StateBackupError
-from statekeep.spark.combined_rows import combined
 from statekeep.spark.driver.rebalancer import Rebalancer
 from statekeep.spark.initial_state import (
     is_initial,
@@ -42,7 +41,7 @@ from statekeep.spark.operator.combiner import ROWS_COLUMN
 from statekeep.spark.operator.declarations import check_declarations, check_order
 from statekeep.spark.operator.registry import variables_in
 from statekeep.spark.placement import Placement, fixed_partitioning
-from statekeep.spark.stage import Stage, operators_with_watermark, transformed
+from statekeep.spark.stage import Stage, combined, operators_with_watermark, transformed
 from statekeep.spark.tasks import operator_tasks, task_name
 from statekeep.spark.variable_stores import check_variables
 from statekeep.spark.worker import task_functions
