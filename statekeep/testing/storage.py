@@ -6,9 +6,9 @@ from typing import Any, Final
 from statekeep.backends.base import BlockingExecutor
 from statekeep.backends.blob_store import BlobStoreManager
 from statekeep.backends.retry import RetryPolicy
+from statekeep.backends.storage.factory import Storage
 from statekeep.backends.storage.locations import Location
 from statekeep.backends.storage.requests import Requests, TransferLimits
-from statekeep.backends.storage.storage import Storage
 from statekeep.clock import SystemClock
 
 _MIB: Final = 1 << 20

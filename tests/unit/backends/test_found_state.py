@@ -10,8 +10,8 @@ from typing_extensions import override
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.blob_store import BlobMetadata, BlobStoreManager
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
+from statekeep.backends.storage.factory import find_state, find_task_logs
 from statekeep.backends.storage.memory import MemoryBlobStoreManager
-from statekeep.backends.storage.storage import find_state, find_task_logs
 from statekeep.backends.wrappers import WrappedBlobStoreManager
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.testing.executor import SerialExecutor
