@@ -18,12 +18,12 @@ from statekeep.config.job_settings import (
     CheckpointSettings,
     ContainerSettings,
     JobSettings,
+    MetricsSettings,
     RestartSettings,
     TaskSettings,
 )
 from statekeep.config.kafka_settings import KafkaClusterSettings
 from statekeep.config.key import Key, keys_of
-from statekeep.config.metrics_settings import MetricsSettings
 from statekeep.config.store_settings import StateVariableSettings, StoreSettings
 
 GROUPS: Mapping[str, tuple[type, ...]] = MappingProxyType(

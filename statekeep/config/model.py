@@ -17,12 +17,12 @@ from statekeep.config.job_settings import (
     CheckpointSettings,
     ContainerSettings,
     JobSettings,
+    MetricsSettings,
     RestartSettings,
     TaskSettings,
 )
 from statekeep.config.key import VARIABLE_HOLE, keys_of
 from statekeep.config.lookup import WrittenValue, check_setting
-from statekeep.config.metrics_settings import MetricsSettings
 from statekeep.config.settings import Setting, collect, overlay
 from statekeep.config.store_settings import StateVariableSettings, StoreSettings
 from statekeep.errors import ConfigError
