@@ -21,7 +21,7 @@ import msgspec
 
 from benchmarks.counted_objects import BUCKET, counted_memory, counted_s3
 from statekeep.backends.registry import BackendRegistry
-from statekeep.backends.sealing import open_checkpoint_store, open_job_log
+from statekeep.backends.seals import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import (
     BackendName,
     StoreName,

@@ -159,7 +159,7 @@ class Encrypts(Protocol):
     """A `StateBackendFactory` that can encrypt what it stores, and authenticates it by that.
 
     As soon as one backend of a job does, the job's log and the tasks' checkpoints are authenticated
-    by its keys, wherever they lie (`statekeep.backends.sealing`).
+    by its keys, wherever they lie (`statekeep.backends.seals`).
     """
 
     def encryption(self) -> Encryption | None:

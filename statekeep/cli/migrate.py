@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from statekeep.backends.registry import BackendRegistry
-from statekeep.backends.sealing import open_job_log
+from statekeep.backends.seals import open_job_log
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.cli.all_tasks import require_all_tasks

@@ -6,7 +6,7 @@ from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
 from statekeep.backends.optional_powers import SharesBackups
-from statekeep.backends.sealing import open_job_log
+from statekeep.backends.seals import open_job_log
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
 from statekeep.checkpoint.job_log import JobLog
 from statekeep.checkpoint.log_session import LogSession

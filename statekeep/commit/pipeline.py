@@ -20,7 +20,7 @@ from statekeep.backends.base import (
     TaskIdentity,
 )
 from statekeep.backends.preparation import prepare
-from statekeep.backends.sealing import outdated_markers
+from statekeep.backends.seals import outdated_markers
 from statekeep.checkpoint.checkpoints import (
     BackendName,
     CheckpointId,

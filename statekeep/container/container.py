@@ -13,7 +13,7 @@ from typing import Final, Self
 from statekeep.backends.base import StateBackendFactory, TaskIdentity
 from statekeep.backends.preparation import prepare, prepare_unless_away
 from statekeep.backends.registry import BackendRegistry
-from statekeep.backends.sealing import encryption_limits
+from statekeep.backends.seals import encryption_limits
 from statekeep.checkpoint.checkpoints import BackendName, StoreName, TaskName
 from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.names import MAIN_OPERATOR

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Final
 
 from statekeep.backends.base import BlockingExecutor, StateBackendFactory, TaskIdentity
-from statekeep.backends.sealing import open_checkpoint_store, open_job_log
+from statekeep.backends.seals import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import (
     BackendName,
     CheckpointId,

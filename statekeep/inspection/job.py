@@ -10,7 +10,7 @@ from typing import Final
 
 from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.registry import BackendRegistry
-from statekeep.backends.sealing import open_checkpoint_store, open_job_log
+from statekeep.backends.seals import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
 from statekeep.checkpoint.event_log import KEPT_SESSIONS, Event, read_events
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog

@@ -16,7 +16,7 @@ import msgspec
 
 from statekeep.backends.base import BlockingExecutor, CommitContext, TaskIdentity
 from statekeep.backends.registry import BackendRegistry
-from statekeep.backends.sealing import open_checkpoint_store
+from statekeep.backends.seals import open_checkpoint_store
 from statekeep.checkpoint.checkpoints import (
     BackendName,
     CheckpointV2,

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StateOperatorProgress
 
-from statekeep.backends.sealing import outdated_markers
+from statekeep.backends.seals import outdated_markers
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.error_summary import report_end
 from statekeep.checkpoint.event_log import EventRecorder

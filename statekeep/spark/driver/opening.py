@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeep.backends.base import BlockingExecutor, JobTasks, StateBackendFactory
 from statekeep.backends.preparation import prepare, prepare_unless_away
 from statekeep.backends.registry import BackendRegistry
-from statekeep.backends.sealing import encryption_limits, open_checkpoint_store, open_job_log
+from statekeep.backends.seals import encryption_limits, open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.job_log import CheckpointStore, JobLog
 from statekeep.checkpoint.log_session import LogSession

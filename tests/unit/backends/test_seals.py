@@ -13,8 +13,14 @@ from statekeep.backends.base import StateBackendFactory
 from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.encryption_keys import KeyRing
 from statekeep.backends.hdfs.factory import HdfsBackendFactory
-from statekeep.backends.sealing import encryption_limits, open_checkpoint_store, open_job_log
-from statekeep.backends.seals import SealedCheckpointStore, SealedJobLog, Sealer
+from statekeep.backends.seals import (
+    SealedCheckpointStore,
+    SealedJobLog,
+    Sealer,
+    encryption_limits,
+    open_checkpoint_store,
+    open_job_log,
+)
 from statekeep.backends.storage.job_log import BlobJobLog
 from statekeep.backends.storage.memory import MemoryBlobStoreManager
 from statekeep.checkpoint.checkpoints import BackendName, TaskName
