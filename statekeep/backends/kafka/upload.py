@@ -39,7 +39,6 @@ from statekeep.backends.kafka.names import ChangelogPartition
 from statekeep.backends.kafka.reader import PartitionReader
 from statekeep.backends.kafka.settings import KafkaSettings
 from statekeep.backends.kafka.writer import ChangelogWriter
-from statekeep.backends.kafka.written_keys import WrittenKeys
 from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.clock import Clock
 from statekeep.errors import CheckpointCorruptError, RetriableError, VersionDamagedError
@@ -51,6 +50,10 @@ from statekeep.stores.version import SealedVersion
 _CHUNK_KEYS: Final = 10_000
 _CHUNK_BYTES: Final = 4 << 20
 _LOOK_UP_KEYS: Final = 16
+_MAX_KNOWN_BYTES: Final = 64 << 20
+"""Of all keys that are known to be written; others may be written again, which is as right."""
+_BYTES_PER_KEY: Final = 100
+"""What the interpreter takes for each key beside its own bytes, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,32 @@ class StorePartition:
     """Offset of the oldest record."""
     end: int
     """Offset behind the newest record, uncommitted ones included."""
+
+
+class WrittenKeys:
+    """Which keys an upload has set already to what they are in its version: once is enough.
+
+    Keeps the first keys, as many as fit in memory. Not the last ones: an aborted attempt repeats what the one before has written in the same order.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._keys: set[bytes] = set()
+        self._bytes = 0
+
+    def new(self, keys: Iterable[bytes]) -> Sequence[bytes]:
+        """Return those that are not known to be written, each once; they are about to be."""
+        found = [key for key in dict.fromkeys(keys) if key not in self._keys]
+        for key in found:
+            self._bytes += len(key) + _BYTES_PER_KEY
+            if self._bytes > _MAX_KNOWN_BYTES:
+                break
+            self._keys.add(key)
+        return found
+
+    def left(self, changes: Iterable[Change]) -> Sequence[Change]:
+        """Return the changes of other keys."""
+        return [change for change in changes if change[0] not in self._keys]
 
 
 @dataclass(slots=True)

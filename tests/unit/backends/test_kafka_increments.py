@@ -11,7 +11,7 @@ from confluent_kafka import Message
 from typing_extensions import override
 
 from statekeep.backends.base import CommitContext
-from statekeep.backends.kafka import images, upload, written_keys
+from statekeep.backends.kafka import images, upload
 from statekeep.backends.kafka.epochs import EpochStamp
 from statekeep.backends.kafka.marker import ContentSummary, KafkaStateCheckpointMarker
 from statekeep.backends.kafka.names import ChangelogPartition
@@ -284,7 +284,7 @@ async def test_an_aborted_attempt_leaves_no_more_than_the_one_before(
 async def test_a_tail_of_more_keys_than_fit_in_memory_is_set_right_too(
     attempts: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(written_keys, "_MAX_BYTES", 1)
+    monkeypatch.setattr(upload, "_MAX_KNOWN_BYTES", 1)
     await counts_of(attempts, 3)
     last = attempts.writer.written[attempts.tail_count :]
     assert dict(last) == {b"0": b"3", b"1": b"3", b"2": None, b"new": b"2"}
