@@ -94,7 +94,16 @@ def test_rows_go_to_their_slots_by_one_shuffle(
         frames.append(frame)
         return collect(self, spark, frame)
 
+    columns_made = 0
+    make_columns = Placement._routed_columns
+
+    def made(self: Placement, *given: Any) -> Any:
+        nonlocal columns_made
+        columns_made += 1
+        return make_columns(self, *given)
+
     monkeypatch.setattr(Placement, "_collect", collected)
+    monkeypatch.setattr(Placement, "_routed_columns", made)
     stream.add_batches(2)
     stream.run()
     plans = [str(frame._jdf.queryExecution().executedPlan().toString()) for frame in frames]
@@ -104,6 +113,7 @@ def test_rows_go_to_their_slots_by_one_shuffle(
         (shuffle,) = _shuffles(plan)
         assert f"hashpartitioning({BUCKET_COLUMN}" in shuffle
         assert ", 2)" in shuffle  # one partition for each slot: there are two cores
+    assert columns_made == 1  # what is equal in every batch
 
 
 def test_progress_and_status_have_the_habits_of_spark(stream: Stream) -> None:

@@ -71,7 +71,8 @@ class StorePartition:
 class WrittenKeys:
     """Which keys an upload has set already to what they are in its version: once is enough.
 
-    Keeps the first keys, as many as fit in memory. Not the last ones: an aborted attempt repeats what the one before has written in the same order.
+    Keeps the first keys, as many as fit in memory. Not the last ones: an aborted attempt repeats what
+    the one before has written in the same order.
     """
 
     def __init__(self) -> None:

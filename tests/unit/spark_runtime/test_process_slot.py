@@ -33,7 +33,7 @@ from statekeep.spark.placement import DIGEST_COLUMN, TASK_COLUMN
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.variable_stores import VariableStores
 from statekeep.spark.worker import process, task_functions
-from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt
+from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt, SubmitPlan
 from statekeep.spark.worker.open_tasks import open_tasks
 from statekeep.stores.task_directory import sweep_unused
 from statekeep.stores.temporary_directory import temporary_directory
@@ -181,6 +181,30 @@ def test_a_task_that_changes_nothing_keeps_its_version(spec: JobSpec, run: Any) 
     second = run(spec, plan_of(1, versions_of(first)), [(0, "b", 0)])
     assert second[0][0].version == first[0][0].version
     assert second[0][0].rows_in == 1
+
+
+def test_a_batch_leaves_a_change_set_and_a_submission_makes_the_image(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = versions_of(run(spec, plan_of(0, {}), [(0, "a", 1)]))
+    version = VersionId.parse(versions[0])
+    assert spec.directory(0).change_set(version) is not None
+    assert spec.directory(0).find_image(version) is None
+    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "ask", lambda *_: None)
+    empty = {0: b"{}"}
+    plan = SubmitPlan(
+        epoch=1,
+        attempt=1,
+        batch=0,
+        checkpoint_id="1-1",
+        versions={0: versions[0]},
+        bases={},
+        checkpoints=empty,
+    )
+    answers = run(spec, plan_of(1, versions, submit_plan=plan), [])
+    assert answers[0][0].pause_ns > 0
+    assert spec.directory(0).find_image(version) is not None
 
 
 def test_a_task_says_how_many_bytes_it_has_changed(spec: JobSpec, run: Any) -> None:
