@@ -122,6 +122,29 @@ class Rig:
         assert plan is not None
         return plan
 
+    def entry(
+        self,
+        plan: SubmitPlan,
+        partition: int,
+        base_id: CheckpointId | None = None,
+        stores: Collection[StoreName] = (STATE_STORE,),
+    ) -> bytes:
+        """Return what the container of a task writes once it has uploaded."""
+        markers = dict.fromkeys(stores, Marker("m"))
+        checkpoint = CheckpointV2(CheckpointId.parse(plan.checkpoint_id), {}, {BLOB: markers})
+        return encode_attempt_entry(
+            FinishedTask(
+                checkpoint,
+                VersionId.parse(plan.versions[partition]),
+                7,
+                elapsed_ms=30,
+                base_id=base_id,
+                uploads={BackendName("blob"): BackendUpload(bytes=7, elapsed_ms=20)},
+                changed_bytes=5,
+                state_bytes=4096,
+            )
+        )
+
     async def finish(
         self,
         plan: SubmitPlan,
@@ -129,20 +152,7 @@ class Rig:
         base_id: CheckpointId | None = None,
         stores: Collection[StoreName] = (STATE_STORE,),
     ) -> None:
-        markers = dict.fromkeys(stores, Marker("m"))
-        checkpoint = CheckpointV2(CheckpointId.parse(plan.checkpoint_id), {}, {BLOB: markers})
-        version_id = VersionId.parse(plan.versions[partition])
-        entry = FinishedTask(
-            checkpoint,
-            version_id,
-            7,
-            elapsed_ms=30,
-            base_id=base_id,
-            uploads={BackendName("blob"): BackendUpload(bytes=7, elapsed_ms=20)},
-            changed_bytes=5,
-            state_bytes=4096,
-        )
-        await self.enter(plan, partition, encode_attempt_entry(entry))
+        await self.enter(plan, partition, self.entry(plan, partition, base_id, stores))
 
     async def enter(self, plan: SubmitPlan, partition: int, entry: bytes) -> None:
         name = f"{plan.epoch}-{plan.attempt}"

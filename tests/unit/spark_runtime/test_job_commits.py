@@ -2,6 +2,10 @@
 
 import asyncio
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import msgspec
 import pytest
@@ -325,3 +329,48 @@ async def test_a_key_that_is_not_there_keeps_no_commit_from_beginning(
     plan = await rig.begin(1, {0: V1, 1: V0})
     assert set(plan.versions) == {0}
     assert "there is no encryption key" in caplog.text
+
+
+def _uid(number: int) -> str:
+    return f"{number:016x}"
+
+
+async def _calls_of_a_commit(tasks: int) -> int:
+    """Return how many functions of ours the driver calls for a commit in which all tasks upload."""
+    rig = await new_rig((BLOB,), identity=msgspec.structs.replace(IDENTITY, partitions=tasks))
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "/statekeep/" in frame.f_code.co_filename
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        sys.setprofile(count)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    await committed(rig, {task: f"0_{_uid(task)}" for task in range(tasks)})
+    base = CheckpointId.parse(rig.summaries[0].checkpoint_id)
+    with counted():
+        plan = await rig.begin(1, {task: f"1_{_uid(task)}" for task in range(tasks)})
+    entries = {task: rig.entry(plan, task, base) for task in plan.versions}
+    name = f"{plan.epoch}-{plan.attempt}"
+    # In one pack, as a container writes them.
+    await rig.checkpoints.write_all(name, {task_name(task): e for task, e in entries.items()})
+    with counted():
+        await rig.committer.submitted(plan, {})
+        await rig.committer.resolve(60)
+    assert rig.committer.committed_batch == 1
+    assert len(plan.versions) == tasks
+    return calls
+
+
+@pytest.mark.asyncio
+async def test_the_work_of_the_driver_grows_with_the_number_of_tasks_and_no_faster() -> None:
+    calls = {tasks: await _calls_of_a_commit(tasks) for tasks in (8, 64, 512)}
+    each = (calls[64] - calls[8]) / (64 - 8)
+    assert each < 100, calls
+    assert calls[512] - calls[64] <= 1.1 * each * (512 - 64), calls
