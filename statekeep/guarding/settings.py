@@ -4,7 +4,7 @@ from typing import Final
 
 from statekeep.config.load import load_dict, merge
 from statekeep.config.model import Config
-from statekeep.config.query_names import (
+from statekeep.config.query_defaults import (
     DEFAULT_BACKEND,
     DEFAULT_URI,
     LIST_OF_THE_JOB,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from statekeep.checkpoint.names import unescape_name
 from statekeep.config.model import Config
-from statekeep.config.query_names import (
+from statekeep.config.query_defaults import (
     BESIDE,
     DEFAULT_BACKEND,
     DEFAULT_URI,

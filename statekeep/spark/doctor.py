@@ -15,6 +15,7 @@ from typing_extensions import override
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict, load_spark_conf
 from statekeep.config.model import Config
+from statekeep.config.query_defaults import with_query_defaults
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.inspection.doctor import (
     Check,
@@ -30,7 +31,6 @@ from statekeep.spark.driver.opening import check_retention, tasks_of_a_new_job, 
 from statekeep.spark.given_settings import Settings, read_settings
 from statekeep.spark.own_loop import run_apart
 from statekeep.spark.placement import slot_count
-from statekeep.spark.query_defaults import with_query_defaults
 from statekeep.spark.redaction import check_redaction
 from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.releases import RELEASE

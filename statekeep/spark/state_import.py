@@ -20,6 +20,7 @@ from statekeep.checkpoint.records import CommitRecord, QueryState
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_spark_conf
 from statekeep.config.model import Config
+from statekeep.config.query_defaults import with_query_defaults
 from statekeep.errors import CheckpointCorruptError, CheckpointLocationError, ConfigError
 from statekeep.inspection.job_copy import Making, make_job
 from statekeep.inspection.splitting import RoutedWrites, StateFiller
@@ -37,7 +38,6 @@ from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
 from statekeep.spark.operator.registry import REGISTRY_KEY, VariableKind
 from statekeep.spark.own_loop import run_apart
 from statekeep.spark.placement import router_of
-from statekeep.spark.query_defaults import with_query_defaults
 from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.session import check_session, session_of_command
 from statekeep.spark.tasks import STATE_STORE

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
+from statekeep.config.query_defaults import with_query_defaults
 from statekeep.errors import ConfigError
 from statekeep.events import Listener
 from statekeep.metrics.listeners import load_listeners
@@ -22,7 +23,6 @@ from statekeep.spark.driver.opening import source_limits
 from statekeep.spark.driver.ticks import Ticks
 from statekeep.spark.operator.clock import TimeMode
 from statekeep.spark.query import StatefulStreamingQuery
-from statekeep.spark.query_defaults import with_query_defaults
 from statekeep.spark.query_run import QueryPlan
 from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.sinks import BatchSink, SinkTarget, build_sink, row_sink, table_sink

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from reader_kit import START, Reader, run_command
 
 from statekeep.config.model import Config
+from statekeep.config.query_defaults import with_query_defaults
 from statekeep.spark import writer
-from statekeep.spark.query_defaults import with_query_defaults
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 

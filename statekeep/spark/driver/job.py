@@ -30,6 +30,7 @@ from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
+from statekeep.config.query_defaults import page_command
 from statekeep.errors import (
     BackendClosedError,
     CheckpointLocationError,
@@ -79,7 +80,6 @@ from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.driver.ticks import TickRule, Ticks, has_ticks
 from statekeep.spark.operator.clock import TimeMode
 from statekeep.spark.placement import expected_executors, router_of, wait_for_executors
-from statekeep.spark.query_defaults import page_command
 from statekeep.spark.stage import Stage, operators_with_watermark
 from statekeep.spark.tasks import operator_tasks
 from statekeep.spark.variable_stores import (

@@ -19,17 +19,17 @@ from statekeep.checkpoint.names import MAIN_OPERATOR, job_scope
 from statekeep.clock import Clock
 from statekeep.commit.gate import BATCH_MARGIN
 from statekeep.config.model import Config
-from statekeep.container.new_log import find_holder
-from statekeep.errors import BackendClosedError, ConfigError
-from statekeep.events import Report
-from statekeep.spark.driver.location import CheckpointLocation
-from statekeep.spark.plan import plan_nodes
-from statekeep.spark.query_defaults import (
+from statekeep.config.query_defaults import (
     BESIDE,
     DEFAULT_BACKEND,
     DEFAULT_URI,
     lists_backends_of_the_job,
 )
+from statekeep.container.new_log import find_holder
+from statekeep.errors import BackendClosedError, ConfigError
+from statekeep.events import Report
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.plan import plan_nodes
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.variable_stores import backends_of
 

@@ -9,9 +9,8 @@ import pytest
 from cli_kit import INPUT, TASK, CommandLine
 
 from statekeep.config.load import load_dict
-from statekeep.config.query_names import default_job_name
+from statekeep.config.query_defaults import default_job_name, page_command, with_query_defaults
 from statekeep.container.container import Container
-from statekeep.spark.query_defaults import page_command, with_query_defaults
 
 LOG = f"--task '{TASK}'"
 

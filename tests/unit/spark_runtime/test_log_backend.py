@@ -20,8 +20,8 @@ from statekeep.config.load import (
     load_toml,
 )
 from statekeep.config.model import Config
+from statekeep.config.query_defaults import with_query_defaults
 from statekeep.errors import ConfigError
-from statekeep.spark.query_defaults import with_query_defaults
 
 HDFS = "statekeep.backends.hdfs.factory.HdfsBackendFactory"
 

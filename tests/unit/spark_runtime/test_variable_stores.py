@@ -6,8 +6,8 @@ import pytest
 
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
+from statekeep.config.query_defaults import with_query_defaults
 from statekeep.errors import ConfigError
-from statekeep.spark.query_defaults import with_query_defaults
 from statekeep.spark.refused_settings import check_settings
 from statekeep.spark.variable_stores import (
     backends_in_use,

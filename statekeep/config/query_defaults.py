@@ -1,25 +1,32 @@
 """What a query itself says where its settings say nothing: the job's name, and a location for state."""
 
+import hashlib
 import shlex
 from pathlib import Path
+from typing import Final
 
+from statekeep.config.blob_settings import BlobStoreSettings
+from statekeep.config.key import keys_of
 from statekeep.config.model import Config
-from statekeep.config.query_names import (
-    BESIDE,
-    DEFAULT_BACKEND,
-    DEFAULT_URI,
-    LIST_OF_THE_JOB,
-    default_job_name,
-)
 from statekeep.config.redact import redact_text
 
-__all__ = [
-    "BESIDE",
-    "DEFAULT_BACKEND",
-    "DEFAULT_URI",
-    "lists_backends_of_the_job",
-    "with_query_defaults",
-]
+DEFAULT_BACKEND: Final = "blob"
+"""The backend of a query whose settings list none."""
+
+DEFAULT_URI: Final = keys_of(BlobStoreSettings)["uri"].name
+"""The setting that says where it is."""
+
+BESIDE: Final = "-statekeep"
+"""What its location has behind the name of the checkpoint location."""
+
+LIST_OF_THE_JOB: Final = "stores.backup.factories"
+"""The setting that lists the backends of all stores."""
+
+
+def default_job_name(location: str) -> str:
+    """Return the name of a query without ``queryName``: its directory and a hash of the location."""
+    digest = hashlib.sha256(location.encode()).hexdigest()[:8]
+    return f"{location.rsplit('/', 1)[-1]}-{digest}"
 
 
 def with_query_defaults(
