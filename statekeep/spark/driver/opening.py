@@ -132,9 +132,14 @@ async def open_storage(
             clock=clock,
         )
 
-    # A changelog has as many partitions as the job has tasks, which maybe only the log can say.
-    known = partitions is not None
-    await prepare_all(factories if known else {name: factories[name]}, partitions or 0)
+    # A changelog has as many partitions as the job has tasks. What the log says of that counts where
+    # another number is refused, and nothing is made for it before.
+    is_free = all(factory.properties.keeps_every_commit for factory in factories.values())
+    is_known = partitions is not None and is_free
+    if is_known:
+        await prepare_all(factories, partitions or 0)
+    else:
+        await prepare_all({name: factories[name]}, 0)
     parts = (factories, name, job_scope(config.job.name), executor, clock)
     log = LogSession(open_job_log(*parts), report=report)
     opened = JobStorage(
@@ -142,11 +147,11 @@ async def open_storage(
     )
     try:
         await log.open()
-        if not known:
+        if not is_known:
             commit = log.view.last_commit
-            tasks = default if commit is None else commit.identity.partitions
+            tasks = (partitions or default) if commit is None else commit.identity.partitions
             await prepare_all(factories, tasks, is_log_checked=True)
-            opened = replace(opened, partitions=tasks)
+            opened = replace(opened, partitions=partitions or tasks)
     except BaseException:
         await opened.close()
         raise

@@ -1,9 +1,10 @@
 """A job whose driver is started with another number of tasks."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import pytest
@@ -12,12 +13,18 @@ from reshaping_kit import FakeLocation, content, pin_of, reshape, reshaper
 from spark_job_kit import BATCH, CONTENT, IN_STORES, KEY, ONE_STORE, make_job, settings
 from typing_extensions import override
 
-from statekeep.backends.base import BackendProperties
+from statekeep.backends.base import (
+    BackendProperties,
+    BlockingExecutor,
+    JobTasks,
+    StateBackendAdmin,
+)
+from statekeep.backends.blob.factory import BlobBackendFactory
 from statekeep.backends.hdfs.backup import HdfsBackupManager
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.checkpoint.log_view import LogView, checkpoint_of
 from statekeep.checkpoint.records import RESHAPE, JobIdentity
-from statekeep.clock import SystemClock
+from statekeep.clock import Clock, SystemClock
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.errors import CommitFailedError, ConfigError
@@ -222,6 +229,45 @@ def test_a_backend_that_overwrites_its_commits_keeps_the_number_of_tasks() -> No
     with pytest.raises(ConfigError, match="backend=log before=4 now=7") as caught:
         check_reshape(identity(4), identity(7), backends, [name])  # type: ignore[arg-type]
     assert any("statekeep rescale" in hint for hint in caught.value.hints)
+
+
+class Changelog(BlobBackendFactory):
+    """A backend that makes something for each task of a job, and keeps its newest commit alone."""
+
+    properties = replace(BlobBackendFactory.properties, keeps_every_commit=False)
+    made_for: ClassVar[list[int]] = []
+    """How many tasks, at each start."""
+
+    @override
+    def admin(
+        self, executor: BlockingExecutor, clock: Clock, tasks: JobTasks | None = None
+    ) -> StateBackendAdmin:
+        assert tasks is not None
+        self.made_for.append(tasks.count)
+        return super().admin(executor, clock, tasks)
+
+
+def test_nothing_is_made_for_a_number_that_such_a_backend_refuses(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Changelog, "made_for", [])
+    both = {
+        "stores.backup.factories": "blob,changelog",
+        "backends.changelog.factory": "test_reshaped_job:Changelog",
+        "backends.changelog.uri": (job / "changelog").as_uri(),
+    }
+
+    def start(name: str) -> int:
+        driver = Driver(load_dict(settings(job, name) | both), FakeLocation())
+        try:
+            driver.open(7)
+            assert driver.storage is not None
+            return driver.storage.partitions
+        finally:
+            driver.close()
+
+    assert start("counts") == start("a new job") == 7  # it is the start that refuses it
+    assert Changelog.made_for == [BEFORE, 7]
 
 
 def test_the_numbers_that_are_refused_are_those_of_the_setting() -> None:
