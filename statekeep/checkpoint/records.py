@@ -14,6 +14,9 @@ import msgspec
 from statekeep.checkpoint.framing import claimed_kind, decode_json, frame, unframe
 from statekeep.errors import CheckpointCorruptError, UnknownFormatError
 
+NO_QUERY: Final = ""
+"""`QueryState.query_id` of a clone that was made without a checkpoint location: no location is its own."""
+
 
 class _Record(
     msgspec.Struct,
@@ -150,6 +153,7 @@ class QueryState(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit
     """
 
     query_id: str
+    """`NO_QUERY`: the files are those of the job that this one was made of."""
     metadata: str
     previous_offsets: str | None = None
     """``offsets/<C-1>``"""

@@ -12,7 +12,7 @@ from statekeep.backends.optional_powers import Encrypts, SharesBackups
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, TaskName
 from statekeep.checkpoint.log_reader import LogReader
 from statekeep.checkpoint.log_session import random_nonce
-from statekeep.checkpoint.records import CommitRecord, QueryState, Share
+from statekeep.checkpoint.records import NO_QUERY, CommitRecord, QueryState, Share
 from statekeep.clock import Clock
 from statekeep.commit.origins import CLONE_PREFIX, shared_tasks
 from statekeep.config.load import load_dict, merge
@@ -147,7 +147,9 @@ async def _drop_pins(origin: InspectedJob, shares: Iterable[Share], clone: str) 
 
 async def _query(origin: InspectedJob, commit: CommitRecord, cloning: Cloning) -> QueryState | None:
     if cloning.locations is None:
-        return commit.query
+        # The query of the origin runs at its location: the clone must not go on there.
+        query = commit.query
+        return None if query is None else msgspec.structs.replace(query, query_id=NO_QUERY)
     return await origin.executor.run(
         copy_location, *cloning.locations, commit, claim=cloning.config.job.name
     )

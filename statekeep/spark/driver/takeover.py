@@ -18,7 +18,7 @@ from statekeep.checkpoint.job_log import CheckpointStore
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.names import MAIN_OPERATOR
-from statekeep.checkpoint.records import AttemptRecord, CommitRecord, JobIdentity
+from statekeep.checkpoint.records import NO_QUERY, AttemptRecord, CommitRecord, JobIdentity
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import (
@@ -416,6 +416,14 @@ def _check_query(location: CheckpointLocation, expected: str) -> None:
     if query_id == expected:
         return
     what = "is empty" if query_id is None else f"is of another query: query_id={query_id}"
+    if expected == NO_QUERY:
+        raise _mismatch(
+            location,
+            f"the job was made without a checkpoint location, and this one {what}",
+            "the location of another job is not one to go on at. Let a query that reads topics of Kafka go on"
+            f" with a fresh one and the setting {KEY}; else drop the clone, and make it with the locations"
+            " of its origin and its own",
+        )
     raise _mismatch(
         location,
         f"the checkpoint location {what}, the job log is of query_id={expected}",

@@ -2,6 +2,8 @@
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from cloning_kit import Driver, Place, counted_requests, killed_at
@@ -9,9 +11,11 @@ from cloning_kit import Driver, Place, counted_requests, killed_at
 from statekeep.backends.memory import forget_place
 from statekeep.checkpoint.checkpoints import BackendName
 from statekeep.config.load import load_dict, merge
-from statekeep.errors import ConfigError
+from statekeep.errors import CheckpointLocationError, ConfigError
 from statekeep.inspection.job import open_job, open_log_storage
 from statekeep.inspection.log_move import move_log
+from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.takeover import find_resumption
 
 
 @pytest.mark.asyncio
@@ -28,6 +32,23 @@ async def test_a_clone_shares_the_backups_and_goes_on_alone(tmp_path: Path) -> N
     own = {blob for blob in await place.blobs() if blob.startswith("copy/")}
     assert own
     assert all("/Partition_0/" in blob for blob in own)
+
+
+@pytest.mark.asyncio
+async def test_a_clone_begins_with_the_commit_that_is_named(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    await place.begin("origin")
+    first = (await place.view("origin")).last_commit_position
+    await Driver(place, "origin").run({0: {b"k": b"later"}}, cleans_up=False)
+    made = await place.clone("origin", "before", str(first))
+    assert (made.origin_position, made.batch) == (first, 0)
+    now = await place.clone("origin", "now")
+    assert now.batch == 1
+    await place.check("before", "now")
+    assert await place.newest("before") != await place.newest("now")
+    for number in range(3):  # the commit is kept, though the origin retains two
+        await Driver(place, "origin").run({0: {b"n": b"%d" % number}, 1: {}}, cleans_up=True)
+    await place.check("origin", "before", "now")
 
 
 @pytest.mark.asyncio
@@ -221,3 +242,30 @@ async def test_images_in_memory_are_shared_too(tmp_path: Path) -> None:
     await place.clone("copy", "third")
     await place.drop("third")
     forget_place("images")
+
+
+@pytest.mark.asyncio
+async def test_a_clone_without_a_location_does_not_go_on_at_that_of_its_origin(
+    tmp_path: Path,
+) -> None:
+    def location_of(query_id: str | None) -> CheckpointLocation:
+        """The location of a query that has ended the one batch of the origin."""
+        found = SimpleNamespace(
+            uri="file:///checkpoint",
+            query_id=lambda: query_id,
+            newest=lambda _: -1 if query_id is None else 0,
+            names=lambda _: [],
+            check_newest=lambda: None,
+        )
+        return cast("CheckpointLocation", found)
+
+    place = Place(tmp_path)
+    await place.begin("origin")
+    await place.clone("origin", "copy")
+    for query_id, told in (("q", "is of another query: query_id=q"), (None, "is empty")):
+        with pytest.raises(
+            CheckpointLocationError, match=f"without a .* this one {told}"
+        ) as caught:
+            find_resumption(location_of(query_id), await place.view("copy"))
+        assert "job.start.from.checkpoint" in caught.value.hints[0]
+    assert find_resumption(location_of("q"), await place.view("origin")) is not None
