@@ -49,7 +49,7 @@ def read_state(
         variable: The state variable's name.
         timers: Read the timers instead.
         key: One grouping key: its values, in a mapping or a sequence, or the value of its one field.
-            Its task alone is restored.
+            Its task alone is restored. A timestamp without a zone is in UTC.
         columns: The columns to read; None: all. Values are not decoded if their column is left out.
         commit: A commit's position, checkpoint id or pin, or a savepoint's name; None: the newest.
         batch: Or the batch that the commit is of.

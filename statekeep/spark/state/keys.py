@@ -1,9 +1,10 @@
 """Grouping keys that a reader names: checked, encoded, and routed to their task."""
 
+import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType, TimestampType
 
 from statekeep.errors import ConfigError
 from statekeep.spark.operator.codec import ValueCodec
@@ -11,6 +12,7 @@ from statekeep.spark.operator.key_codec import KeyCodec
 from statekeep.spark.operator.key_hash import KeyHasher, partition_of_hash
 from statekeep.spark.operator.scalars import MisfitError, as_mapping, as_sequence
 from statekeep.spark.placement import operators_of
+from statekeep.spark.state.key_text import in_utc
 
 
 class KeyRouter:
@@ -32,12 +34,17 @@ class KeyRouter:
         """Return a key as it is stored.
 
         Args:
-            key: A mapping by name, a sequence of all fields, or the value of the one field.
+            key: A mapping by name, a sequence of all fields, or the value of the one field. A timestamp without
+                a zone is in UTC.
 
         Raises:
             ConfigError: It does not fit the grouping key.
         """
-        values = self._values(key)
+        values = [
+            # As `write_state` takes it, whatever the zone of this host.
+            in_utc(value) if _is_moment(value, field.dataType) else value
+            for value, field in zip(self._values(key), self._schema.fields, strict=True)
+        ]
         codec = ValueCodec(self._schema)
         try:
             # What a codec gives back is what a processor gets: rounded and scaled as declared.
@@ -77,3 +84,7 @@ class KeyRouter:
             hint="give a value for each field, in their order or by name, with the types that the"
             " stream is grouped by",
         )
+
+
+def _is_moment(value: object, data_type: DataType) -> bool:
+    return isinstance(value, dt.datetime) and isinstance(data_type, TimestampType)

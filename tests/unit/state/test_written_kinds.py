@@ -21,8 +21,11 @@ from statekeep.config.load import load_dict
 from statekeep.errors import ConfigError, StateSchemaError
 from statekeep.inspection.job import open_job
 from statekeep.inspection.state_change import Changing
+from statekeep.spark.operator.ddl import parse_schema
+from statekeep.spark.placement import ROUTER
 from statekeep.spark.state.erasing import Erased, EraseRequest, erase_keys
 from statekeep.spark.state.given_rows import rows_of_json
+from statekeep.spark.state.keys import KeyRouter
 from statekeep.spark.state.writing import WriteRequest, write_rows
 
 VARIABLES = ("one", "brief", "items", "fading", "by_day")
@@ -184,6 +187,16 @@ def test_a_timestamp_without_a_zone_is_in_utc(job: dict[str, str]) -> None:
     write(job, "by_time", [{"key": key(2), "user_map_key": {"at": without}, "user_map_value": 1}])
     for number in (1, 2):
         assert [row["user_map_key"]["at"] for row in read(job, "by_time", number)] == [noon]
+
+
+@pytest.mark.usefixtures("_in_new_york")
+def test_a_grouping_key_without_a_zone_is_in_utc_too() -> None:
+    router = KeyRouter(parse_schema("at timestamp, day timestamp_ntz"), ROUTER, range(4))
+    noon = dt.datetime(2026, 2, 1, 12)  # noqa: DTZ001 - it has none
+    given = router.encode((noon, noon))
+    assert given == router.encode({"at": noon.replace(tzinfo=dt.UTC), "day": noon})
+    other = noon.replace(tzinfo=dt.timezone(dt.timedelta(hours=-5)))
+    assert given != router.encode((other, noon))
 
 
 def test_a_field_that_does_not_fit_is_named(job: dict[str, str]) -> None:
