@@ -25,6 +25,7 @@ from statekeep.commit.origins import CLONE_PREFIX, OriginLogs
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.events import Report
+from statekeep.inspection.nearest import nearest_hint
 from statekeep.inspection.reading_pin import HOLD_PREFIX, reading_pin
 from statekeep.inspection.task_restore import Progress, checkpoint_in, restore_task, stores_of
 from statekeep.restore.manager import RestoreOutcome
@@ -158,7 +159,9 @@ class InspectedJob:
         known = ",".join(map(str, view.commits))
         raise ConfigError(
             f"{what}: commit={which} retained={known}",
-            hint="`statekeep checkpoints list` shows what is retained",
+            hint=nearest_hint(
+                which, view.pins, "`statekeep checkpoints list` shows what is retained"
+            ),
         )
 
     def commit_at(self, position: int) -> CommitRecord:

@@ -19,6 +19,7 @@ from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.config.store_settings import StoreSettings
 from statekeep.errors import ConfigError
+from statekeep.inspection.nearest import nearest_hint
 from statekeep.inspection.restore_sources import only_from, require_every_store, require_sources
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.plan import BadMarkers
@@ -143,7 +144,12 @@ def _require_holder(
     if not checkpoint.markers_of(backend):
         raise ConfigError(
             f"the commit has no marker of the backend: task={task} backend={backend} "
-            f"backends={','.join(sorted(checkpoint.state_markers))}"
+            f"backends={','.join(sorted(checkpoint.state_markers))}",
+            hint=nearest_hint(
+                backend,
+                checkpoint.state_markers,
+                "leave the backend out: any that has the state serves",
+            ),
         )
     if backend not in factories:
         raise ConfigError(

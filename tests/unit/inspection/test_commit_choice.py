@@ -56,6 +56,8 @@ async def test_a_pin_and_a_batch_are_names(job: InspectedJob) -> None:
     assert CommitChoice("first").find(job)[0] == first
     assert CommitChoice(batch=job.view.commits[newest].batch).find(job)[0] == newest
     assert CommitChoice().find(job)[0] == newest
+    with pytest.raises(ConfigError, match=r"no such commit: commit=frist .*did you mean 'first'"):
+        CommitChoice("frist").find(job)
     with pytest.raises(ConfigError, match=r"no retained commit is of this batch: batch=77"):
         CommitChoice(batch=77).find(job)
 

@@ -1,6 +1,7 @@
 """The state of whole jobs, without Spark: every task, one key, at a commit, and what is wrong."""
 
 import asyncio
+import shutil
 import tempfile
 import traceback
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 from golden_kit import unpack
-from spark_job_kit import CONTENT, IN_STORES, TASKS, make_job, settings, task_of
+from spark_job_kit import CONTENT, IN_STORES, ONE_STORE, TASKS, make_job, settings, task_of
 from typing_extensions import override
 
 import statekeep as sk
@@ -165,7 +166,14 @@ def test_only_the_columns_that_are_asked_for_are_read(job: dict[str, str]) -> No
         ({"variable": "count", "as_of": "2001-01-01"}, "no retained commit is that old.*oldest="),
         ({"variable": "count", "as_of": "yesterday"}, "not a time: found='yesterday'"),
         ({"variable": "count", "batch": 5, "commit": 1}, "named more than once"),
-        ({"variable": "count", "backend": "far"}, "backend=far backends=blob"),
+        (
+            {"variable": "count", "backend": "far"},
+            "backend=far backends=blob.*leave the backend out",
+        ),
+        (
+            {"variable": "count", "backend": "blop"},
+            "backend=blop backends=blob.*did you mean 'blob'",
+        ),
         ({"timers": True}, "the state has no timers: variables=count"),
         ({}, "either a state variable or the timers"),
         ({"variable": "count", "timers": True}, "either a state variable or the timers"),
@@ -176,7 +184,27 @@ def test_what_is_not_there_is_an_error_that_names_the_remedy(
 ) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         sk.read_state(job, **asked)
-    assert caught.value.hints or "backend" in asked
+    assert caught.value.hints
+
+
+def test_a_backend_that_is_chosen_is_the_only_one_to_be_read(tmp_path: Path) -> None:
+    both = {
+        "stores.backup.factories": "near,far",
+        "backends.near.factory": "blob",
+        "backends.near.uri": (tmp_path / "near").as_uri(),
+        "backends.far.factory": "hdfs",
+        "backends.far.uri": (tmp_path / "far").as_uri(),
+    }
+    asyncio.run(make_job(tmp_path, ONE_STORE, **both))
+    job = settings(tmp_path) | both
+    assert counts(sk.read_state(job, "count", backend="far")) == CONTENT
+    # Of one task, and not of the one that is restored first, for the schema.
+    (gone,) = (path for path in (tmp_path / "far").rglob("Partition_1") if path.is_dir())
+    shutil.rmtree(gone)
+    assert counts(sk.read_state(job, "count", backend="near")) == CONTENT
+    assert counts(sk.read_state(job, "count")) == CONTENT
+    with pytest.raises(RestoreFailedError):
+        sk.read_state(job, "count", backend="far")
 
 
 def test_a_job_that_is_not_there_is_an_error(job: dict[str, str]) -> None:
