@@ -86,6 +86,10 @@ def read(
     is_timers: Annotated[
         bool, typer.Option("--timers", help="Read the timers instead of a variable.")
     ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Only this grouping key, written as for `state get`."),
+    ] = None,
     columns: Annotated[
         str | None,
         typer.Option(metavar="NAME,...", help="Only these columns."),
@@ -125,7 +129,7 @@ def read(
         operator=operator,
         columns=None if columns is None else tuple(columns.split(",")),
     )
-    _show(request, form, output, key=None, is_full=is_full)
+    _show(request, form, output, key=key, is_full=is_full)
 
 
 @app.command()

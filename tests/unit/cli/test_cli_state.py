@@ -85,6 +85,14 @@ def test_columns_are_left_out(statekeep: CommandLine) -> None:
     assert {tuple(row) for row in rows} == {("key",)}
 
 
+def test_one_key_is_read_in_every_format(statekeep: CommandLine) -> None:
+    lines = statekeep("state read count --key user-7 --format csv").out.splitlines()
+    assert [line.split(",")[:2] for line in lines[1:]] == [["user-7", "7"]]
+    changed = statekeep("state read count --key user-7 --since 2 --commit 2 --json")
+    assert changed.json == []
+    assert "no timers" in statekeep("state read --timers --key user-7").err
+
+
 def test_a_program_reads_a_pipe(statekeep: CommandLine) -> None:
     lines = statekeep("state read count --format csv").out.splitlines()
     assert lines[0] == "key.user,value.n,partition_id"
