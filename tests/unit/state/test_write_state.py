@@ -480,6 +480,24 @@ def test_a_backend_that_only_older_commits_name_is_listed(
     assert "far" in remains_of(load_dict(settings(tmp_path)), erased.unreached)
 
 
+def test_what_may_still_hold_a_key_is_said_of_each_place() -> None:
+    backends = {"topic": "kafka", "files": "hdfs", "objects": "blob", "own": "memory"}
+    named = {f"backends.{name}.factory": factory for name, factory in backends.items()}
+    config = load_dict({"job.name": "j", "stores.backup.factories": ",".join(backends), **named})
+    said = remains_of(config)
+    told = {
+        "topic": "until the broker compacts it",
+        "files": "snapshots of the directory",
+        "objects": "versions, soft delete or replication",
+        "own": "whatever the backend keeps",
+        "local disks": "until the job has started and committed",
+        "other jobs": "a copy of its own",
+        "outside": "source, sink, checkpoint location and log files",
+    }
+    assert said.keys() == told.keys()
+    assert [place for place, text in told.items() if text not in said[place]] == []
+
+
 def test_settings_that_list_no_backend_for_a_store_change_nothing(tmp_path: Path) -> None:
     asyncio.run(make_job(tmp_path, IN_STORES))
     job = settings(tmp_path)
