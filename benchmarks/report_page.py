@@ -68,7 +68,16 @@ def made_events(
             yield event("restart", number=1, delay_ms=1_000, reason="SparkException: lost")
             yield began(number)
             restored = {str(task): backends[0] for task in range(tasks)}
-            yield event("recovery", head=number, restored=restored, replayed=[], elapsed_ms=900)
+            phases = {"restore": 700, "replay": 200}
+            yield event(
+                "recovery",
+                head=number,
+                restored=restored,
+                replayed=[],
+                elapsed_ms=900,
+                reason="start",
+                phases_ms=phases,
+            )
         yield event("batch", batch=number, rows_in=5_000, rows_out=10, max_pause_ms=2.5)
         if number % 200 == 199:
             reason = f"the commit failed: task={TASK} backend={backends[-1]}"

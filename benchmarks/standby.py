@@ -2,8 +2,8 @@
 
 Three executors of this machine have a disk each. One is killed when a batch has been delivered, and its
 disk is deleted; the figure is the time to the delivery of the next batch, in which two batches of 100 rows are
-replayed. The backups are in a directory of this machine: without copies, a restore from a service takes
-longer by its distance.
+replayed. What the restore and the replay took of it stands below. The backups are in a directory of this
+machine: without copies, a restore from a service takes longer by its distance.
 
 ``make bench-standby ARGS="--megabytes 100 1000"``; it takes three times as much disk.
 """
@@ -63,17 +63,24 @@ class Keep(StatefulProcessor):
 def measure(megabytes: Sequence[int]) -> list[Figure]:
     """Measure states of these sizes."""
     figures: list[Figure] = []
+    before = 0.0
     for size in megabytes:
         case = f"{size} MB, kill to next delivery"
         for copies, subject in ((1, "without copies"), (2, "with copies")):
-            seconds = _seconds(size, copies)
-            sys.stderr.write(f"{case}, {subject}: {seconds:.1f} s\n")
-            ratio = seconds / figures[-1].value if copies > 1 else None
+            measured = _measured(size, copies)
+            sys.stderr.write(f"{case}, {subject}: {measured}\n")
+            seconds = measured["seconds"]
+            ratio = seconds / before if copies > 1 else None
+            before = seconds
             figures.append(Figure("loss of an executor", case, subject, seconds, "s", ratio))
+            figures += [
+                Figure("loss of an executor", f"{case}, {part} alone", subject, measured[part], "s")
+                for part in ("restore", "replay")
+            ]
     return figures
 
 
-def _seconds(megabytes: int, copies: int) -> float:
+def _measured(megabytes: int, copies: int) -> dict[str, float]:
     """Run the query in a process of its own."""
     path = os.pathsep.join(map(str, [_ROOT / "tests" / "spark" / "disks", _ROOT]))
     with tempfile.TemporaryDirectory(prefix="statekeep-bench-", ignore_cleanup_errors=True) as name:
@@ -94,11 +101,12 @@ def _seconds(megabytes: int, copies: int) -> float:
             str(copies),
         ]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
-def _run(root: Path, megabytes: int, copies: int) -> float:
-    """Return the seconds from the kill to the next delivery."""
+def _run(root: Path, megabytes: int, copies: int) -> dict[str, float]:
+    """Return the seconds from the kill to the next delivery, and those of the recovery's phases."""
     _write_input(root / "in", megabytes)
     builder = sk.session_builder(f"local-cluster[{_EXECUTORS},1,2048]")
     for key, value in {
@@ -148,8 +156,11 @@ def _run(root: Path, megabytes: int, copies: int) -> float:
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", f"{root}/checkpoint")
     queries.append(writer.trigger(availableNow=True).start())
     queries[0].awaitTermination()
+    recoveries = [event.details for event in queries[0].events if event.kind == "recovery"]
+    losses = [found["phases_ms"] for found in recoveries if found["reason"] == "loss"]
     spark.stop()
-    return times["delivered"] - times["killed"]
+    phases = {name: sum(ms[name] for ms in losses) / 1000 for name in ("restore", "replay")}
+    return {"seconds": round(times["delivered"] - times["killed"], 3), **phases}
 
 
 def _place(_tasks: Sequence[int]) -> Iterator[pa.RecordBatch]:
@@ -200,8 +211,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.run:
         root, size, copies = arguments.run
-        seconds = _run(Path(root), int(size), int(copies))
-        sys.stdout.write(json.dumps({"seconds": seconds}) + "\n")
+        sys.stdout.write(json.dumps(_run(Path(root), int(size), int(copies))) + "\n")
         return
     figures = measure(arguments.megabytes)
     show(Console(highlight=False), figures)

@@ -505,6 +505,11 @@ class Recovered(Event):
     elapsed_ms: int
     diverged: int = 0
     """Replays that gave another output or state than recorded."""
+    reason: str = ""
+    """``start``, ``loss`` (of a host, a process or files), ``move`` (to other executors) or ``catch-up``
+    (with a batch of an older driver)."""
+    phases_ms: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Its parts: ``restore``, until each task had the state of some commit, and ``replay``."""
     first_diverged: str = ""
 
 

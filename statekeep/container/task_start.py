@@ -223,6 +223,8 @@ def _report_restore(restored: RestoreOutcome, report: Report) -> None:
             rows_replayed=0,
             failures=[f"{f.store} {f.backend}: {f.error}" for f in restored.failures],
             elapsed_ms=restored.elapsed_ms,
+            reason="start",
+            phases_ms={"restore": restored.elapsed_ms},
         )
     )
 

@@ -81,6 +81,8 @@ class Recovery:
 
     time_ms: int
     epoch: int
+    reason: str
+    """``start``, ``loss``, ``move`` or ``catch-up``; "" of an older release."""
     head: int | None
     restored: int
     """Tasks, in plain Python stores, that were not on their host."""
@@ -90,6 +92,8 @@ class Recovery:
     """Batches."""
     rows_replayed: int
     elapsed_ms: float | None
+    phases_ms: Mapping[str, float]
+    """``restore`` and ``replay``; empty of an older release."""
     failures: tuple[str, ...]
     """Backends that could not serve a store, before another one did."""
 
@@ -193,9 +197,12 @@ class Verified:
     """A commit of which a copy was restored and compared."""
 
     time_ms: int
+    """When it was compared."""
     position: int | None
     batch: int | None
     backends: tuple[str, ...]
+    commit_ms: int | None = None
+    """When it became durable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from statekeep.checkpoint.checkpoints import CheckpointId
@@ -171,7 +172,7 @@ class HistoryFold:
             days=_days(attempts, self._requests),
             newest_batch=self._newest_batch,
             clean_up_error=self._clean_up_error,
-            last_verified=self._last_verified,
+            last_verified=_with_age(self._last_verified, attempts),
             verify_errors=self._verify_errors,
             first_event_ms=self._first_event_ms,
             missing_events=self._missing_events,
@@ -224,10 +225,7 @@ class HistoryFold:
         self._pending, self._pause_ms, self._rows_in = None, None, 0
 
     def _started(self, event: Event) -> None:
-        phases = _mapping(event.details, "phases_ms")
-        self._session(event.epoch).phases_ms = {
-            name: value for name in phases if (value := _number(phases, name)) is not None
-        }
+        self._session(event.epoch).phases_ms = _phases(event.details)
 
     def _restarted(self, event: Event) -> None:
         session = self._session(event.epoch)
@@ -242,6 +240,7 @@ class HistoryFold:
             Recovery(
                 event.time_ms,
                 event.epoch,
+                _text(details, "reason"),
                 _integer(details, "head"),
                 len(fetched),
                 tuple(sorted({*fetched})),
@@ -249,6 +248,7 @@ class HistoryFold:
                 len(_texts(details, "replayed")),
                 _integer(details, "rows_replayed") or 0,
                 _number(details, "elapsed_ms"),
+                _phases(details),
                 tuple(map(redact_text, _texts(details, "failures"))),
             )
         )
@@ -576,6 +576,18 @@ def _redacted(details: Mapping[str, Any], name: str) -> str:
 def _texts(details: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = details.get(name)
     return tuple(map(str, cast("Sequence[Any]", value))) if isinstance(value, list) else ()
+
+
+def _with_age(verified: Verified | None, attempts: Sequence[Attempt]) -> Verified | None:
+    if verified is None or verified.position is None:
+        return verified
+    times = (a.time_ms for a in reversed(attempts) if a.position == verified.position)
+    return replace(verified, commit_ms=next(times, None))
+
+
+def _phases(details: Mapping[str, Any]) -> dict[str, float]:
+    phases = _mapping(details, "phases_ms")
+    return {name: ms for name in phases if (ms := _number(phases, name)) is not None}
 
 
 def _mapping(details: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -225,6 +225,7 @@ class _Spans:
             "statekeep.tasks": event.tasks,
             "statekeep.bytes_fetched": event.bytes_fetched,
             "statekeep.rows_replayed": event.rows_replayed,
+            "statekeep.reason": event.reason,
         }
         recovery = self._span("recovery", time, None, source, attributes)
         if not recovery.get_span_context().trace_flags.sampled:

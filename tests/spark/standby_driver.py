@@ -129,6 +129,7 @@ def main(root: Path, copies: int) -> None:
         "lost": sorted(lost),
         "restored": sorted(int(task) for found in recoveries for task in found["restored"]),
         "replayed": sorted({b for found in recoveries for b in found["replayed"]}),
+        "reasons": [found["reason"] for found in recoveries],
         "reads": restores_between(root / "blobs", times["killed"], recovered[-1].time_ms),
         "ms": times["delivered"] - times["killed"],
         "copies": [e.details for e in query[0].events if e.kind == "copies-made"],

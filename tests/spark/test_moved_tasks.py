@@ -74,6 +74,7 @@ def test_an_executor_that_joins_gets_tasks_after_the_next_commit(
     query, seen = run_with_a_new_executor(stream, caplog)
     assert len(seen[JOINED]) == 1  # the one that was left runs all of them
     assert sorted(seen[LAST].values()) == [PARTITIONS // 2, PARTITIONS // 2]
+    assert [details["reason"] for details in events_of(query, "recovery")] == ["move"]
     assert events_of(query, "tasks-moved") == [{"tasks": PARTITIONS // 2, "slots": 2}]
     assert [batch for batch, _ in stream.delivered] == list(range(BATCHES))
     assert stream.received() == stream.expected(BATCHES)

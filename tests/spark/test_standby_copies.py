@@ -64,6 +64,7 @@ def test_tasks_of_a_lost_disk_go_on_from_their_copies(tmp_path: Path, copies: in
     settings = {"stores.backup.factories": "blob", "blob.store.uri": said["uri"]}
     assert state_of(settings) == expected
     assert len(said["lost"]) == 2
+    assert said["reasons"] == ["loss"]
     assert said["replayed"] == list(range(COMMITS + 1, KILLS + 1))
     if copies == 2:
         assert (said["reads"], said["restored"]) == (0, [])

@@ -109,7 +109,6 @@ def _findings(history: JobHistory) -> Markup:
 def _summary(history: JobHistory) -> Markup:
     commits = history.commits
     newest = commits[-1] if commits else None
-    verified = history.last_verified
     facts = [
         ("newest commit", ago(newest.time_ms, history.now_ms) if newest else "none on record"),
         ("its batch", number(newest.batch) if newest else NOT_RECORDED),
@@ -119,12 +118,20 @@ def _summary(history: JobHistory) -> Markup:
         ("commits on record", number(len(commits))),
         ("skipped, as one was open", number(sum(commit.skipped for commit in commits))),
         ("processing was blocked for", duration(sum(commit.blocked_ms for commit in commits))),
-        (
-            "newest verified commit",
-            NOT_RECORDED if verified is None else ago(verified.time_ms, history.now_ms),
-        ),
+        ("newest verified commit", _verified(history)),
     ]
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts))
+
+
+def _verified(history: JobHistory) -> str:
+    """Return how old the newest commit is that was proven, and when it was."""
+    verified = history.last_verified
+    if verified is None:
+        return NOT_RECORDED
+    proven = f"proven {ago(verified.time_ms, history.now_ms)}"
+    if verified.commit_ms is None:
+        return proven
+    return f"{ago(verified.commit_ms, history.now_ms)}, {proven}"
 
 
 def session_state(history: JobHistory) -> str:
@@ -306,12 +313,14 @@ def _sessions(history: JobHistory) -> Markup:
                 "epoch",
                 "head",
                 "restored",
+                "reason",
                 "from",
                 "fetched",
                 "replayed",
                 "took",
                 "failures",
             ],
+                "phases",
             recoveries,
         ),
     )
@@ -319,7 +328,6 @@ def _sessions(history: JobHistory) -> Markup:
 
 def _session_row(session: Session) -> list[str]:
     restart = f"restart {session.restart_number}: {session.restart}" if session.restart else ""
-    phases = ", ".join(f"{name} {duration(ms)}" for name, ms in session.phases_ms.items())
     if session.has_stopped:
         end = f"{moment(session.ended_ms)} {session.error or 'asked to stop'}"
     else:
@@ -331,23 +339,29 @@ def _session_row(session: Session) -> list[str]:
         restart or "started",
         number(session.from_commit),
         number(session.head),
-        phases or NOT_RECORDED,
+        _phases(session.phases_ms),
         end,
     ]
 
 
 def _recovery_row(recovery: Recovery) -> list[str]:
     return [
+def _phases(phases_ms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {duration(ms)}" for name, ms in phases_ms.items()) or NOT_RECORDED
+
+
         moment(recovery.time_ms),
         number(recovery.epoch),
         number(recovery.head),
         number(recovery.restored),
+        recovery.reason or NOT_RECORDED,
         ", ".join(recovery.sources) or "-",
         size(recovery.bytes_fetched),
         f"{recovery.replayed} batches, {number(recovery.rows_replayed)} rows",
         duration(recovery.elapsed_ms),
         "; ".join(recovery.failures) or "-",
     ]
+        _phases(recovery.phases_ms),
 
 
 def _aborted(history: JobHistory) -> Markup:
@@ -382,6 +396,10 @@ def _retained(history: JobHistory) -> Markup:
             + "; ".join(f"{op}: {', '.join(stores)}" for op, stores in identity.stores.items())
         )
     )
+            + "".join(
+                f". It shares backups of commit {share.position} of {share.job_name}, pinned as {share.pin}"
+                for share in identity.shares
+            )
     heads = ["commit", "batch", "begun", "checkpoint id", "epoch", "query", "pinned as", ""]
     return _section(
         f"Commits to restore from ({len(history.retained)}), and pins",

@@ -203,7 +203,7 @@ class BatchLoop:
         summary = self._recovery.recover(
             everyone, resumption.head, is_thorough=True, on_phase=stopwatch.lap
         )
-        self._note_recovery(summary, began_ns)
+        self._note_recovery(summary, began_ns, "start")
 
     def commit_head(self) -> None:
         """Commit the newest batch, between `resume` and the start of the query.
@@ -287,7 +287,7 @@ class BatchLoop:
         everyone = range(self._identity.partitions)
         summary = self._recovery.recover(everyone, batch, is_thorough=False)
         self.head = batch
-        self._note_recovery(summary, began_ns)
+        self._note_recovery(summary, began_ns, "catch-up")
 
     def _check_repeated(self, batch: int) -> None:
         """A batch that is committed already: Spark repeats it after a crash; nothing to do (R4)."""
@@ -349,7 +349,7 @@ class BatchLoop:
                 summary = self._recovery.recover(
                     moved, self.head, is_thorough=False, is_optional=True, fetched=fetched
                 )
-                self._note_recovery(summary, began_ns)
+                self._note_recovery(summary, began_ns, "move")
         fault_point("move.after")
         if moved:
             logger.info("tasks have moved to other executors: tasks=%d", len(moved))
@@ -652,7 +652,7 @@ class BatchLoop:
         if summary.diverged:
             for rule in self._tick_rules:
                 rule.forget()
-        self._note_recovery(summary, began_ns)
+        self._note_recovery(summary, began_ns, "loss")
 
     def _go_to_copies(self, partitions: Collection[int]) -> None:
         """Let tasks whose executor is gone run where a copy of their newest commit lies."""
@@ -704,7 +704,7 @@ class BatchLoop:
             )
         )
 
-    def _note_recovery(self, summary: RecoverySummary, began_ns: int) -> None:
+    def _note_recovery(self, summary: RecoverySummary, began_ns: int, reason: str) -> None:
         elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
         summary.log(elapsed_ms)
-        self._report(Recovered(elapsed_ms=elapsed_ms, **asdict(summary)))
+        self._report(Recovered(elapsed_ms=elapsed_ms, reason=reason, **asdict(summary)))

@@ -36,6 +36,7 @@ from statekeep.spark.driver.processing import (
     process_batch,
     replayed_record,
 )
+from statekeep.spark.driver.progress import Stopwatch
 from statekeep.spark.driver.replaying import (
     SOURCE_HINT,
     recorded_batches,
@@ -49,6 +50,7 @@ from statekeep.spark.worker.job_spec import BatchPlan, TaskCommit
 
 logger = logging.getLogger(__name__)
 
+RECOVERY_STEPS: Final = ("restore", "replay")
 MAX_ROUNDS: Final = 8
 """Any step may find more versions lost; a cluster that loses some in each round is failing."""
 _DIVERGED = (
@@ -84,6 +86,8 @@ class RecoverySummary:
     """Replays of a task's batch that gave another output or state than recorded."""
     first_diverged: str = ""
     """Task, batch and keys of the first of them."""
+    phases_ms: dict[str, int] = field(default_factory=dict[str, int])
+    """How long each of `RECOVERY_STEPS` took, of all rounds together."""
 
     def log(self, elapsed_ms: int) -> None:
         """Log in one line what was restored and replayed; nothing if all was there."""
@@ -202,12 +206,19 @@ class Recovery:
             CheckpointLocationError: Boundaries of a batch are gone.
         """
         summary = RecoverySummary(head, len(partitions))
+        stopwatch = Stopwatch(self._clock, RECOVERY_STEPS)
+
+        def end_phase(phase: str) -> None:
+            stopwatch.lap(phase)
+            summary.phases_ms = stopwatch.phases_ms
+            on_phase(phase)
+
         lost: Collection[int] = partitions
         for _ in range(MAX_ROUNDS):
             fault_point("recovery.before")
             starts = self._obtain(lost, head, summary, is_thorough=is_thorough, fetched=fetched)
             starts |= self._rewind(starts, head, summary, is_thorough=is_thorough, fetched=fetched)
-            on_phase("restore")
+            end_phase("restore")
             behind = {partition: start for partition, start in starts.items() if start < head}
             if not behind:
                 return summary
@@ -219,7 +230,7 @@ class Recovery:
             else:
                 return summary
             finally:
-                on_phase("replay")
+                end_phase("replay")
         msg = f"gave up after {MAX_ROUNDS} recovery rounds, as versions were lost each time"
         raise RestoreFailedError(
             msg, task_name=task_name(min(lost)), store_names=self._identity.stores[MAIN_OPERATOR]

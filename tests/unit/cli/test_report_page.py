@@ -6,14 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
+import msgspec
 from cli_kit import TASK, CommandLine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_kit import HOSTILE, Parts, fold_of, hostile_history, made_history
+from log_kit import commit_record
 
 from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.log_view import LogView
-from statekeep.checkpoint.records import AttemptRecord
+from statekeep.checkpoint.records import AttemptRecord, EpochRecord, Record, Share
 from statekeep.cli.output import harmless, utc
 from statekeep.cli.page.bins import MOST_BINS, Axis, binned
 from statekeep.cli.page.markup import Markup, joined, tag
@@ -117,6 +119,29 @@ def test_every_chart_has_a_name_and_a_table_of_its_figures() -> None:
 
 
 def test_series_differ_by_more_than_colour() -> None:
+def test_a_recovery_says_why_and_how_long_each_part_of_it_took() -> None:
+    parts = Parts(page(made_history(2_000)))
+    cells = parts.inside["td"]
+    assert cells[cells.index("restore 700 ms, replay 200 ms") - 8 :][:2] == ["1", "start"]
+    assert {"reason", "phases"} <= set(parts.inside["th"])
+
+
+def test_a_clone_says_whose_backups_it_shares() -> None:
+    share = Share(job_name="orders", job_uid="u", log="near", position=7, pin="clone:trial")
+    record = commit_record(1)
+    own = msgspec.structs.replace(record.identity, shares=[share])
+    view, fold = LogView(), HistoryFold()
+    records: list[Record] = [EpochRecord(epoch=1, nonce="e", owner="host:1")]
+    records.append(msgspec.structs.replace(record, epoch=1, nonce="c", identity=own))
+    for position, each in enumerate(records):
+        view.fold(position, each)
+        fold.take_record(position, each)
+    (about,) = [
+        text for text in Parts(page(fold.history("trial", view, 1))).inside["p"] if "uid u" in text
+    ]
+    assert about.endswith("It shares backups of commit 7 of orders, pinned as clone:trial")
+
+
     text = page(made_history(300))
     css = re.findall(r"\.line\.series-(\d) \{ stroke-dasharray", text)
     assert sorted(css) == ["1", "2", "3", "4", "5"]

@@ -33,6 +33,7 @@ from statekeep.checkpoint.records import (
     Record,
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
+from statekeep.cli.page.page import page
 from statekeep.inspection.findings import findings_of
 from statekeep.inspection.history import ABORTED, COMMITTED, OPEN, JobHistory
 from statekeep.inspection.history_fold import HistoryFold
@@ -334,7 +335,14 @@ def test_sessions_say_why_they_began_and_how_they_ended() -> None:
             event("job-initialised", epoch=2, backends=["near"], commit_position=4, head=9),
             event("started", epoch=2, phases_ms={"log": 12, "replay": 900}),
             event(
-                "recovery", epoch=2, head=9, restored={"0": "near"}, replayed=[8, 9], elapsed_ms=5
+                "recovery",
+                epoch=2,
+                head=9,
+                restored={"0": "near"},
+                replayed=[8, 9],
+                elapsed_ms=5,
+                reason="loss",
+                phases_ms={"restore": 2, "replay": 3},
             ),
             event("stopped", epoch=2, error="TaskFencedError: gone"),
         ]
@@ -346,6 +354,7 @@ def test_sessions_say_why_they_began_and_how_they_ended() -> None:
     assert (session.has_stopped, session.error) == (True, "TaskFencedError: gone")
     (recovery,) = history.recoveries
     assert (recovery.restored, recovery.sources, recovery.replayed) == (1, ("near",), 2)
+    assert (recovery.reason, recovery.phases_ms) == ("loss", {"restore": 2, "replay": 3})
     assert findings_of(history)[0].level == "bad"
 
 
@@ -406,6 +415,17 @@ def test_a_damaged_copy_is_an_alarm_until_a_proof_finds_none() -> None:
     assert history.verify_errors == []
     assert history.last_verified is not None
     assert (history.last_verified.batch, history.last_verified.time_ms) == (3, NOW_MS)
+    assert history.last_verified.commit_ms is None
+
+
+def test_a_proof_says_how_old_its_commit_is() -> None:
+    first = msgspec.structs.replace(committed(1), time_ms=NOW_MS - 90_000)
+    second = msgspec.structs.replace(committed(2), time_ms=NOW_MS - 60_000)
+    proven = event("verified", time_ms=NOW_MS - 5_000, position=3, batch=1, task="Partition 0")
+    history = history_of([first, second, proven])
+    assert history.last_verified is not None
+    assert history.last_verified.commit_ms == NOW_MS - 90_000
+    assert "<dd>1 min 30 s ago, proven 5 s ago</dd>" in page(history)
 
 
 def test_pins_are_reported_with_their_commits() -> None:
