@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final
@@ -12,6 +13,7 @@ import msgspec
 import typer
 
 from statekeep.checkpoint.names import escape_name
+from statekeep.cli.job_reading import read_job
 from statekeep.cli.options import (
     AsJson,
     JobOptions,
@@ -27,6 +29,7 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.history import JobHistory
 from statekeep.inspection.history_watch import HistoryWatch, watch_history
+from statekeep.inspection.snapshots import held_bytes
 
 _PORT: Final = 4545
 _FRESH_FOR_NS: Final = 2_000_000_000
@@ -40,6 +43,12 @@ def report(
         typer.Argument(metavar="FILE", help="Where it goes; by default <job>.html, here."),
     ] = None,
     *,
+    is_held: Annotated[
+        bool,
+        typer.Option(
+            "--held", help="Also ask the backends how much they hold of the newest commit."
+        ),
+    ] = False,
     options: JobOptions,
     task: LogOfTask = None,
     as_json: AsJson = False,
@@ -48,11 +57,18 @@ def report(
 
     Commits and their phases, backends, recoveries, costs. With --json its figures go to stdout instead.
     """
-    settings = options.settings()
+    settings, clock = options.settings(), SystemClock()
 
     async def run() -> JobHistory:
-        async with read_history(settings, SystemClock(), task) as (_, history):
+        async with read_history(settings, clock, task) as (_, history):
+            pass
+        if not (is_held and history.commits):
             return history
+        async with (
+            read_job(settings, clock, task=task) as job,
+            waiting("reading the snapshots", clock),
+        ):
+            return replace(history, held=await held_bytes(job))
 
     history = asyncio.run(run())
     if as_json:

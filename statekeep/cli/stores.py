@@ -8,11 +8,7 @@ import typer
 from rich.markup import escape
 from rich.tree import Tree
 
-from statekeep.backends.base import TaskIdentity
-from statekeep.backends.optional_powers import DescribesSnapshots, SnapshotNode
-from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
-from statekeep.checkpoint.names import MAIN_OPERATOR
-from statekeep.checkpoint.records import CommitRecord
+from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.cli.job_reading import read_job, tasks_of
 from statekeep.cli.options import (
     AsJson,
@@ -33,7 +29,7 @@ from statekeep.cli.output import (
 )
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
-from statekeep.inspection.job import InspectedJob
+from statekeep.inspection.snapshots import bytes_of, snapshot_of
 
 app = typer.Typer(
     name="stores", help="The stores of a job and their snapshots.", no_args_is_help=True
@@ -68,7 +64,7 @@ def show(
             position, commit = job.find_commit(which)
             names = [name for name in tasks_of(commit) if of_task in (None, name)]
             async with job.held(position), waiting("reading the snapshots", job.clock):
-                return position, [await _task(job, commit, name, store) for name in names]
+                return position, [await snapshot_of(job, commit, name, store) for name in names]
 
     position, nodes = asyncio.run(run())
     if as_json:
@@ -80,45 +76,10 @@ def show(
     console().print(tree)
     without = f", {len(nodes) - len(shown)} more without state" if len(shown) < len(nodes) else ""
     print_line(
-        f"total: {size_of(sum(map(_bytes_of, nodes)))} in tasks: {len(shown)}{without}"
+        f"total: {size_of(sum(map(bytes_of, nodes)))} in tasks: {len(shown)}{without}"
         if nodes
         else "the commit has no such task"
     )
-
-
-async def _task(
-    job: InspectedJob, commit: CommitRecord, task: TaskName, only: str | None
-) -> SnapshotNode:
-    checkpoint = job.checkpoint(commit, task)
-    found = [] if checkpoint is None else sorted(checkpoint.state_markers.items())
-    identity = TaskIdentity(
-        commit.identity.job_name, MAIN_OPERATOR, task, job_uid=commit.identity.job_uid
-    )
-    parts = [
-        SnapshotNode(
-            store,
-            None,
-            {"backend": backend},
-            tuple(await _parts(job, identity, backend, store, marker)),
-        )
-        for backend, stores in found
-        for store, marker in sorted(stores.items())
-        if only in (None, store)
-    ]
-    return SnapshotNode(task, None, {"version": commit.versions.get(task) or "empty"}, tuple(parts))
-
-
-async def _parts(
-    job: InspectedJob,
-    task: TaskIdentity,
-    backend: BackendName,
-    store: StoreName,
-    marker: Marker,
-) -> Sequence[SnapshotNode]:
-    factory = job.storage.factories.get(backend)
-    if factory is None or not isinstance(factory, DescribesSnapshots):
-        return [SnapshotNode("marker", None, {"marker": marker})]
-    return await factory.describe(task, store, marker, job.executor, job.clock)
 
 
 def _grow(tree: Tree, nodes: Sequence[SnapshotNode], *, width: int | None) -> None:
@@ -136,11 +97,6 @@ def _grow(tree: Tree, nodes: Sequence[SnapshotNode], *, width: int | None) -> No
 
 def _plain(value: str | int | Sequence[str]) -> str:
     return str(value) if isinstance(value, str | int) else ",".join(value)
-
-
-def _bytes_of(node: SnapshotNode) -> int:
-    """Return the size of a node, or that of its parts where it has none of its own."""
-    return sum(map(_bytes_of, node.parts)) if node.size is None else node.size
 
 
 def _as_json(node: SnapshotNode) -> JsonValue:

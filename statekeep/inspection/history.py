@@ -233,6 +233,9 @@ class JobHistory:
     """Numbers that lack among those of the sessions on record: lost, or deleted as those in the middle of
     a long session are."""
 
+    held: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
+    """Bytes of the newest commit in each backend, where they were read; None: not known."""
+
     @property
     def commits(self) -> list[Attempt]:
         """The attempts that are commits."""

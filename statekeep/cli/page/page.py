@@ -242,6 +242,7 @@ def _backends(history: JobHistory) -> Markup:
             else f"{each.behind_commits} commits, {duration(each.behind_ms)}",
             number(each.uploads),
             size(each.bytes) if each.uploads else NOT_RECORDED,
+            *([size(history.held.get(each.name))] if history.held else []),
             duration(each.median_ms),
             duration(each.longest_ms),
             number(each.failures),
@@ -255,6 +256,7 @@ def _backends(history: JobHistory) -> Markup:
         "behind",
         "commits",
         "sent",
+        *(["holds of it"] if history.held else []),
         "median",
         "longest",
         "failures",
@@ -311,16 +313,16 @@ def _sessions(history: JobHistory) -> Markup:
             [
                 "time",
                 "epoch",
+                "reason",
                 "head",
                 "restored",
-                "reason",
                 "from",
                 "fetched",
                 "replayed",
                 "took",
+                "phases",
                 "failures",
             ],
-                "phases",
             recoveries,
         ),
     )
@@ -344,24 +346,24 @@ def _session_row(session: Session) -> list[str]:
     ]
 
 
-def _recovery_row(recovery: Recovery) -> list[str]:
-    return [
 def _phases(phases_ms: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {duration(ms)}" for name, ms in phases_ms.items()) or NOT_RECORDED
 
 
+def _recovery_row(recovery: Recovery) -> list[str]:
+    return [
         moment(recovery.time_ms),
         number(recovery.epoch),
+        recovery.reason or NOT_RECORDED,
         number(recovery.head),
         number(recovery.restored),
-        recovery.reason or NOT_RECORDED,
         ", ".join(recovery.sources) or "-",
         size(recovery.bytes_fetched),
         f"{recovery.replayed} batches, {number(recovery.rows_replayed)} rows",
         duration(recovery.elapsed_ms),
+        _phases(recovery.phases_ms),
         "; ".join(recovery.failures) or "-",
     ]
-        _phases(recovery.phases_ms),
 
 
 def _aborted(history: JobHistory) -> Markup:
@@ -394,12 +396,12 @@ def _retained(history: JobHistory) -> Markup:
         else (
             f"{identity.partitions} tasks, uid {identity.job_uid}, stores "
             + "; ".join(f"{op}: {', '.join(stores)}" for op, stores in identity.stores.items())
-        )
-    )
             + "".join(
                 f". It shares backups of commit {share.position} of {share.job_name}, pinned as {share.pin}"
                 for share in identity.shares
             )
+        )
+    )
     heads = ["commit", "batch", "begun", "checkpoint id", "epoch", "query", "pinned as", ""]
     return _section(
         f"Commits to restore from ({len(history.retained)}), and pins",
@@ -499,7 +501,7 @@ def _unrecorded(history: JobHistory) -> Markup:
             f" {number(history.missing_events)} later ones are missing."
         ),
         "Requests are recorded on Spark only. Of Kafka they are calls to its client, which have no price.",
-        "What a backend keeps for older commits is not recorded.",
+        "What a backend keeps for older commits is not recorded. `report --held` asks for the newest one.",
         "Commits by older releases lack phases, bytes by backend, changed bytes and size of the state.",
     ]
     return tag("footer", tag("h2", "What is not recorded"), *(tag("p", fact) for fact in facts))

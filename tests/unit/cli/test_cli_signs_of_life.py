@@ -111,7 +111,10 @@ SHOWS: Final[Mapping[str, tuple[str, list[str]]]] = {
         ["looking at the backups", LOG_IS_READ, "deleting"],
     ),
     "events.events": ("events --progress", [LOG_IS_READ, "reading the events"]),
-    "report.report": ("report {job}/page.html", ["reading the job log and its events"]),
+    "report.report": (
+        "report {job}/page.html --held",
+        ["reading the job log and its events", LOG_IS_READ, "reading the snapshots"],
+    ),
     "top.top": ("top", ["reading the job log and its events"]),
     "doctor.doctor": ("doctor", ["asking the backends and reading the job log"]),
 }

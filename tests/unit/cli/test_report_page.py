@@ -4,14 +4,15 @@ import base64
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
-import pytest
 import msgspec
+import pytest
 from cli_kit import TASK, CommandLine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_kit import HOSTILE, Parts, fold_of, hostile_history, made_history
 from log_kit import commit_record
+from page_kit import HOSTILE, Parts, fold_of, hostile_history, made_history
 
 from statekeep.checkpoint.event_log import Event
 from statekeep.checkpoint.log_view import LogView
@@ -118,7 +119,6 @@ def test_every_chart_has_a_name_and_a_table_of_its_figures() -> None:
     assert all(each["scope"] in {"col", "row"} for each in parts.named("th"))
 
 
-def test_series_differ_by_more_than_colour() -> None:
 def test_a_recovery_says_why_and_how_long_each_part_of_it_took() -> None:
     parts = Parts(page(made_history(2_000)))
     cells = parts.inside["td"]
@@ -142,6 +142,7 @@ def test_a_clone_says_whose_backups_it_shares() -> None:
     assert about.endswith("It shares backups of commit 7 of orders, pinned as clone:trial")
 
 
+def test_series_differ_by_more_than_colour() -> None:
     text = page(made_history(300))
     css = re.findall(r"\.line\.series-(\d) \{ stroke-dasharray", text)
     assert sorted(css) == ["1", "2", "3", "4", "5"]
@@ -232,6 +233,30 @@ def test_the_command_says_where_it_cannot_write(statekeep: CommandLine, tmp_path
     result = statekeep(f"report {tmp_path}/none/page.html {LOG}")
     assert result.status == 2
     assert "the page cannot be written" in result.err
+
+
+def test_the_backends_are_asked_how_much_they_hold_where_that_is_wanted(
+    statekeep: CommandLine, job: Path, tmp_path: Path
+) -> None:
+    (shown,) = statekeep(f"stores show {LOG} --json").json["tasks"]
+    expected = {
+        store["facts"]["backend"]: sum(map(bytes_below, store["parts"])) for store in shown["parts"]
+    }
+    assert statekeep(f"report --held --json {LOG}").json["held"] == expected
+    assert expected["near"] == expected["far"] > 0
+    for path in [path for path in (job / "far").rglob("*") if path.is_file()]:
+        path.unlink()
+    target = tmp_path / "page.html"
+    assert statekeep(f"report {target} --held {LOG}").status == 0
+    parts = Parts(target.read_text(encoding="utf-8"))
+    assert "holds of it" in parts.inside["th"]
+    assert size(expected["near"]) in parts.inside["td"]
+    assert statekeep(f"report --held --json {LOG}").json["held"] == {**expected, "far": None}
+    assert statekeep(f"report --json {LOG}").json["held"] == {}
+
+
+def bytes_below(node: dict[str, Any]) -> int:
+    return sum(map(bytes_below, node["parts"])) if node["bytes"] is None else int(node["bytes"])
 
 
 def test_programs_get_the_figures(statekeep: CommandLine) -> None:
