@@ -89,6 +89,45 @@ def test_each_backend_is_asked_for_the_newest_commit(job: Path) -> None:
     assert pins_of(rig.config) == {}
 
 
+class Noting(SystemClock):
+    """Keeps for how many seconds it was to sleep, and does not: a pin is renewed after an hour at most."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        if seconds >= 100:
+            await super().sleep(seconds)
+        self.asked.append(seconds)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("rate", [None, 10_000], ids=["without a limit", "with one"])
+def test_a_proof_reads_no_faster_than_the_bandwidth_of_a_backend(
+    tmp_path: Path, rate: int | None
+) -> None:
+    async def commit() -> None:
+        async with Container(load_dict(job_settings(tmp_path))) as container:
+            task = await container.start_task(TASK, ["counts"])
+            task.store("counts").put(b"key-1", random.Random(1).randbytes(50_000))
+            await (await task.commit({INPUT: "1"})).wait()
+
+    asyncio.run(commit())
+    limits = {} if rate is None else {"backends.far.bandwidth.bytes.per.second": str(rate)}
+    rig, clock = Rig(tmp_path, **limits), Noting()
+    rig.proof._clock = clock
+    rig.prove()
+    ((kind, details),) = rig.events
+    assert kind == "verified"
+    of_far = details["bytes"] / 2
+    assert of_far >= 50_000
+    if rate is None:
+        assert clock.asked == []
+    else:  # the first second is saved up, and some time has passed
+        assert of_far / rate - 2 < max(clock.asked)
+
+
 def test_a_copy_that_is_damaged_is_an_error_at_once(
     job: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
