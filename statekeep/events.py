@@ -273,6 +273,8 @@ class SnapshotTaken(Event):
     elapsed_ns: int
     bytes_by_backend: Mapping[str, int] = field(default_factory=dict[str, int])
     """To be uploaded, before encoding; empty where the snapshot failed."""
+    files_by_backend: Mapping[str, int] = field(default_factory=dict[str, int])
+    """To be read for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,13 +505,13 @@ class Recovered(Event):
     failures: Sequence[str]
     """Sources that could not serve a store, before another one did."""
     elapsed_ms: int
-    diverged: int = 0
-    """Replays that gave another output or state than recorded."""
     reason: str = ""
     """``start``, ``loss`` (of a host, a process or files), ``move`` (to other executors) or ``catch-up``
     (with a batch of an older driver)."""
     phases_ms: Mapping[str, int] = field(default_factory=dict[str, int])
     """Its parts: ``restore``, until each task had the state of some commit, and ``replay``."""
+    diverged: int = 0
+    """Replays that gave another output or state than recorded."""
     first_diverged: str = ""
 
 

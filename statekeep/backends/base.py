@@ -186,6 +186,11 @@ class Snapshot(Generic[StoreSnapshotT]):
         """Return what is to be sent, before it is encoded."""
         return sum(store.bytes for store in self.stores.values())
 
+    @property
+    def files(self) -> int:
+        """Return how many files are to be read for it."""
+        return sum(store.files for store in self.stores.values())
+
 
 def take_snapshot(
     commit: CommitContext, backend: BackendName, stores: Sequence[StoreName]

@@ -446,6 +446,7 @@ class TaskStorageCommitManager:
                     checkpoint_id=context.checkpoint_id.serialize(),
                     elapsed_ns=self._clock.monotonic_ns() - began_ns,
                     bytes_by_backend={name: taken.bytes for name, taken in snapshots.items()},
+                    files_by_backend={name: taken.files for name, taken in snapshots.items()},
                 )
             )
         return snapshots
@@ -515,8 +516,7 @@ class TaskStorageCommitManager:
         finally:
             # In this order: the span of an upload is never shorter than those of its requests.
             ended_ns, elapsed_ns = self._clock.time_ns(), self._clock.monotonic_ns() - began_ns
-            stores = () if snapshot is None else tuple(snapshot.stores.values())
-            files, size = sum(store.files for store in stores), sum(store.bytes for store in stores)
+            files, size = (0, 0) if snapshot is None else (snapshot.files, snapshot.bytes)
             image = [s for store in backend.stores for s in context.version.store_sizes(store)]
             self._report(
                 BackendUploaded(

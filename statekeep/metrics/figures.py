@@ -147,6 +147,13 @@ TO_UPLOAD = Metric(
     "Bytes that snapshots found to upload, before encoding, known before the upload begins",
     ("backend",),
 )
+FILES_TO_UPLOAD = Metric(
+    "upload.planned.files",
+    "counter",
+    "{file}",
+    "Files that snapshots found to upload",
+    ("backend",),
+)
 UPLOADED = Metric(
     "upload.sent",
     "counter",
@@ -187,6 +194,13 @@ REMAINING = Metric(
     "By",
     "Bytes of uploads that have begun and not ended; on Spark always 0, as the driver learns of an upload"
     " at its end",
+    ("backend",),
+)
+FILES_REMAINING = Metric(
+    "upload.remaining.files",
+    "gauge",
+    "{file}",
+    "Files of uploads that have begun and not ended; on Spark always 0, as above",
     ("backend",),
 )
 # Recovery
@@ -248,6 +262,12 @@ LAST_VERIFIED = Metric(
     "gauge",
     "s",
     "Unix time of the newest proof that found no fault, of any task; not there before the first",
+)
+VERIFIED_BATCH = Metric(
+    "verify.last.batch",
+    "gauge",
+    "{batch}",
+    "Batch of the newest commit that a proof found whole, on Spark; not there before the first",
 )
 VERIFY_FAILURES = Metric(
     "verify.failures",
@@ -335,6 +355,8 @@ class _Job:
 
     open: _Totals = field(default_factory=_Totals)
     """Bytes of uploads that have not ended, by backend."""
+    open_files: _Totals = field(default_factory=_Totals)
+    """Their files."""
     sizes: _Totals = field(default_factory=_Totals)
     """Of the state."""
     last_commits: dict[str, int] = field(default_factory=dict[str, int])
@@ -374,10 +396,8 @@ class Figures:
             case TaskCleanedUp():
                 outcome = {"outcome": "failed" if event.failures else "done"}
                 yield Figure(CLEAN_UPS, event.elapsed_ns * _PER_NS, outcome)
-            case CommitVerified():
-                yield Figure(LAST_VERIFIED, source.time_ns * _PER_NS)
-            case VerifyFailed():
-                yield Figure(VERIFY_FAILURES, event.is_damaged, {"backend": event.backend})
+            case CommitVerified() | VerifyFailed():
+                yield from _of_proof(event, source)
             case JobStarted() | JobFenced() | QueryRestarted() | BatchDone():
                 yield from _of_job(event, source)
             case _:
@@ -401,8 +421,10 @@ def _of_upload(
     if isinstance(event, SnapshotTaken):
         yield Figure(SNAPSHOTS, event.elapsed_ns * _PER_NS)
         for backend, size in event.bytes_by_backend.items():
+            files = event.files_by_backend.get(backend, 0)
             yield Figure(TO_UPLOAD, size, {"backend": backend})
-            yield _remaining(backend, job.open.put(backend, event.task, size))
+            yield Figure(FILES_TO_UPLOAD, files, {"backend": backend})
+            yield from _remaining(job, backend, event.task, size, files)
         return
     of_backend, ended = _backend(event), {**_backend(event), "outcome": event.outcome}
     yield Figure(UPLOADS, event.elapsed_ns * _PER_NS, ended)
@@ -411,11 +433,13 @@ def _of_upload(
     if event.outcome == "done":
         yield Figure(RETAINED, event.bytes_retained, of_backend)
         yield Figure(FILES_RETAINED, event.files_retained, of_backend)
-    yield _remaining(event.backend, job.open.put(event.backend, event.task, 0))
+    yield from _remaining(job, event.backend, event.task, 0, 0)
 
 
-def _remaining(backend: str, total: int) -> Figure:
-    return Figure(REMAINING, total, {"backend": backend})
+def _remaining(job: _Job, backend: str, task: str, size: int, files: int) -> Iterator[Figure]:
+    """Yield what all uploads to a backend have still to do, after that of a task has changed."""
+    yield Figure(REMAINING, job.open.put(backend, task, size), {"backend": backend})
+    yield Figure(FILES_REMAINING, job.open_files.put(backend, task, files), {"backend": backend})
 
 
 def _of_owners(
@@ -424,7 +448,9 @@ def _of_owners(
     """Yield what the tasks of plain Python have in common with those of their job."""
     if isinstance(event, JobStopped):
         job.last_commits.pop(source.task, None)
-        yield from (_remaining(backend, total) for backend, total in job.open.drop(source.task))
+        for metric, sums in ((REMAINING, job.open), (FILES_REMAINING, job.open_files)):
+            for backend, total in sums.drop(source.task):
+                yield Figure(metric, total, {"backend": backend})
         yield from (Figure(STATE, total) for _, total in job.sizes.drop(source.task))
     elif isinstance(event, JobStarted):
         job.last_commits[source.task] = event.commit_ns or source.time_ns
@@ -523,6 +549,15 @@ def _of_recovery(
         case Recovered():
             yield Figure(RECOVERIES, event.elapsed_ms / 1000)
             yield Figure(DIVERGED, event.diverged)
+
+
+def _of_proof(event: CommitVerified | VerifyFailed, source: EventSource) -> Iterator[Figure]:
+    if isinstance(event, VerifyFailed):
+        yield Figure(VERIFY_FAILURES, event.is_damaged, {"backend": event.backend})
+        return
+    yield Figure(LAST_VERIFIED, source.time_ns * _PER_NS)
+    if not source.task:
+        yield Figure(VERIFIED_BATCH, event.batch)
 
 
 def _of_request(event: RequestDone) -> Iterator[Figure]:

@@ -111,6 +111,9 @@ async def test_prometheus_reads_the_figures_of_a_job(tmp_path: Path) -> None:
     assert value("statekeep_upload_sent_bytes_total", backend="blob", outcome="done") > 0
     assert value("statekeep_upload_remaining_bytes", backend="blob") == 0
     assert value("statekeep_fetch_duration_seconds_count", backend="blob", outcome="done") == 1
+    files = value("statekeep_upload_planned_files_total", backend="blob")
+    assert files == value("statekeep_upload_files_total", backend="blob", outcome="done") >= 3
+    assert value("statekeep_upload_remaining_files", backend="blob") == 0
     assert value("statekeep_fetch_received_bytes_total", backend="blob", outcome="done") > 0
     assert value("statekeep_recovery_duration_seconds_count") == 1
     assert value("statekeep_clean_up_duration_seconds_count", outcome="done") >= 1

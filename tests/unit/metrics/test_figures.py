@@ -11,6 +11,7 @@ from statekeep.events import (
     CommitDone,
     CommitFailed,
     CommitPassedOver,
+    CommitVerified,
     Event,
     EventSource,
     JobStarted,
@@ -20,12 +21,18 @@ from statekeep.events import (
 )
 from statekeep.metrics.figures import (
     CLEAN_UP_FAILING,
+    FILES,
+    FILES_REMAINING,
+    FILES_RETAINED,
     LAST_COMMIT,
     METRICS,
     PENDING,
     REMAINING,
+    RETAINED,
     RUNNING,
     STATE,
+    UPLOADED,
+    VERIFIED_BATCH,
     Figures,
     Metric,
 )
@@ -75,12 +82,41 @@ def test_clean_up_that_fails_for_one_task_is_not_hidden_by_another() -> None:
     assert values(Figures(), CLEAN_UP_FAILING, *events) == [7200, 7200, 7200, 7200, 0]
 
 
-def test_remaining_bytes_are_those_of_uploads_that_have_not_ended() -> None:
-    first, second = (SnapshotTaken(task, "1-0", 1, {"blob": 10}) for task in ("a", "b"))
+def test_what_remains_is_that_of_uploads_that_have_not_ended() -> None:
+    first, second = (SnapshotTaken(task, "1-0", 1, {"blob": 10}, {"blob": 3}) for task in "ab")
     ended = BackendUploaded("a", "blob", "1-0", "failed", 1, 1)
-    again = SnapshotTaken("b", "2-0", 1, {"blob": 4})
+    again = SnapshotTaken("b", "2-0", 1, {"blob": 4}, {"blob": 1})
     told = [(event, "", 1) for event in (first, second, ended, again)]
     assert values(Figures(), REMAINING, *told) == [10, 20, 10, 4]
+    assert values(Figures(), FILES_REMAINING, *told) == [3, 6, 3, 1]
+
+
+def test_what_was_sent_and_retained_is_counted_by_how_the_upload_ended() -> None:
+    ended = {
+        outcome: BackendUploaded("a", "blob", "1-0", outcome, 1, 1, 3, 30, 20, 7, 70)
+        for outcome in ("done", "failed")
+    }
+    expected = {UPLOADED: 20, FILES: 3, RETAINED: 70, FILES_RETAINED: 7}
+    source = EventSource("job", "", 1)
+    found = {
+        outcome: {
+            figure.metric: (figure.value, figure.attributes.get("outcome"))
+            for figure in Figures().of(event, source)
+            if figure.metric in expected
+        }
+        for outcome, event in ended.items()
+    }
+    assert found["done"] == {
+        metric: (value, "done" if "outcome" in metric.attributes else None)
+        for metric, value in expected.items()
+    }
+    assert found["failed"] == {UPLOADED: (20, "failed"), FILES: (3, "failed")}
+
+
+def test_the_newest_proof_has_the_batch_of_its_commit_on_spark_alone() -> None:
+    proven = CommitVerified(9, 4, "Partition 0", ["blob"], 1, 1)
+    assert values(Figures(), VERIFIED_BATCH, (proven, "", 7)) == [4]
+    assert values(Figures(), VERIFIED_BATCH, (proven, "Partition 0", 7)) == []
 
 
 def test_the_state_is_that_of_all_tasks() -> None:
@@ -94,9 +130,18 @@ def test_state_and_uploads_of_a_task_that_has_stopped_are_not_counted() -> None:
     for task, size in (("a", 5), ("b", 7)):
         uploaded = TaskUploaded(task, 1, 0, 1, 1, state_bytes=size)
         values(figures, STATE, (STARTED, task, 1), (uploaded, task, 1))
-        values(figures, STATE, (SnapshotTaken(task, "1-0", 1, {"blob": size}), task, 1))
+        taken = SnapshotTaken(task, "1-0", 1, {"blob": size}, {"blob": 1})
+        values(figures, STATE, (taken, task, 1))
     assert values(figures, STATE, (JobStopped(None), "a", 2)) == [7]
     assert values(figures, REMAINING, (JobStopped(None), "b", 3)) == [0]
+
+
+def test_files_of_a_task_that_has_stopped_do_not_remain() -> None:
+    figures = Figures()
+    for task in "ab":
+        taken = SnapshotTaken(task, "1-0", 1, {"blob": 5}, {"blob": 2})
+        values(figures, STATE, (STARTED, task, 1), (taken, task, 1))
+    assert values(figures, FILES_REMAINING, (JobStopped(None), "a", 2)) == [2]
 
 
 def test_after_a_start_the_newest_commit_is_as_old_as_it_is() -> None:
