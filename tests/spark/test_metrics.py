@@ -1,10 +1,13 @@
 """What listeners learn of a query: of its driver, and of the containers beside its executors."""
 
+import socket
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 from conftest import PARTITIONS, Stream, events_of, lose_directory
@@ -13,7 +16,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pyspark.errors import IllegalArgumentException
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.errors import IllegalArgumentException, StreamingQueryException
+from spark_processes import wait_until
 from typing_extensions import override
 
 import statekeep as sk
@@ -127,6 +132,38 @@ def test_listeners_learn_of_commits_uploads_and_requests_of_all_executors(stream
     assert figures["rocksdbCommitCheckpointLatencyMs"] >= figures["maxSyncPauseMs"]
 
 
+def test_the_driver_serves_prometheus_what_all_executors_have_done(stream: Stream) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def value(name: str, **labels: str) -> float:
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        wanted = {"job_name": "counts", **labels}.items()
+        samples = (sample for family in families for sample in family.samples)
+        return sum(s.value for s in samples if s.name == name and wanted <= s.labels.items())
+
+    stream.add_batches(2)
+    stream.settings = {
+        "metrics.listeners": "prometheus",
+        "metrics.prometheus.port": port,
+        "task.commit.every.batch": "true",
+    }
+    writer = stream.stateful().writeStream.foreachBatch(stream.sink)
+    query = writer.option("checkpointLocation", str(stream.location)).start()
+    query.processAllAvailable()
+    done = {"backend": "blob", "outcome": "done"}
+    uploads = "statekeep_upload_duration_seconds_count"
+    assert wait_until(lambda: value(uploads, **done) == 2 * PARTITIONS)
+    puts = value("statekeep_requests_total", operation="put", purpose="upload", **done)
+    assert puts >= 2 * PARTITIONS
+    assert value("statekeep_batch_last") == 1
+    assert value("statekeep_job_running") == 1
+    query.stop()
+    with pytest.raises(URLError, match="refused"):
+        value(uploads)
+
+
 def test_a_start_that_fails_after_it_was_reported_has_an_end(stream: Stream) -> None:
     """A second query of the same name is refused by Spark, when the job is taken over already."""
     rate = stream.spark.readStream.format("rate").load().writeStream.format("noop")
@@ -233,13 +270,26 @@ def test_figures_are_gauges_of_sparks_metrics_system(tmp_path: Path) -> None:
 def test_listeners_learn_of_a_recovery_with_its_fetches_and_replays(stream: Stream) -> None:
     stream.add_batches(2)
     run(stream, task__commit__ms="1h")  # the last commit alone
-    stream.add_batches(1)
+    stream.add_batches(2)
+
+    def fail(batch: int) -> None:
+        if batch == 3:
+            raise ValueError("the sink's own mistake")
+
+    stream.on_batch = fail
+    with pytest.raises(StreamingQueryException, match="own mistake"):
+        run(stream, task__commit__ms="1h")  # so that batch 2 is in no commit
+    stream.on_batch = lambda batch: None
     listener, exporter = Hearing(), InMemorySpanExporter()
     tracers = TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
     lose_directory(stream.local_dir)
     run(stream, listener, OpenTelemetryListener(tracer_provider=tracers))
     (recovered,) = listener.of(Recovered)
+    assert recovered.reason == "start"
+    assert list(recovered.phases_ms) == ["restore", "replay"]
+    assert all(ms > 0 for ms in recovered.phases_ms.values())
+    assert sum(recovered.phases_ms.values()) <= recovered.elapsed_ms
     fetches = listener.of(StoreFetched)
     assert [fetch.outcome for fetch in fetches] == ["done"] * PARTITIONS
     assert sum(fetch.bytes for fetch in fetches) == recovered.bytes_fetched > 0
@@ -250,4 +300,6 @@ def test_listeners_learn_of_a_recovery_with_its_fetches_and_replays(stream: Stre
     below = tree(recovery, spans)
     assert below["statekeep.task"] == below["statekeep.task statekeep.fetch"] == PARTITIONS
     assert below["statekeep.task statekeep.fetch statekeep.request"] >= PARTITIONS
-    assert len(listener.of(BatchReplayed)) == len(recovered.replayed)
+    assert [event.batch for event in listener.of(BatchReplayed)] == recovered.replayed
+    assert 2 in recovered.replayed
+    assert below["statekeep.replay"] == len(recovered.replayed)

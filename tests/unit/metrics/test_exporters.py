@@ -23,6 +23,7 @@ import statekeep as sk
 from statekeep.checkpoint.error_summary import summary_of
 from statekeep.events import (
     BackendUploaded,
+    BatchReplayed,
     CleanUpFailing,
     CommitBegan,
     CommitDone,
@@ -110,10 +111,10 @@ async def test_prometheus_reads_the_figures_of_a_job(tmp_path: Path) -> None:
     assert value("statekeep_upload_planned_bytes_total", backend="blob") > 0
     assert value("statekeep_upload_sent_bytes_total", backend="blob", outcome="done") > 0
     assert value("statekeep_upload_remaining_bytes", backend="blob") == 0
-    assert value("statekeep_fetch_duration_seconds_count", backend="blob", outcome="done") == 1
     files = value("statekeep_upload_planned_files_total", backend="blob")
     assert files == value("statekeep_upload_files_total", backend="blob", outcome="done") >= 3
     assert value("statekeep_upload_remaining_files", backend="blob") == 0
+    assert value("statekeep_fetch_duration_seconds_count", backend="blob", outcome="done") == 1
     assert value("statekeep_fetch_received_bytes_total", backend="blob", outcome="done") > 0
     assert value("statekeep_recovery_duration_seconds_count") == 1
     assert value("statekeep_clean_up_duration_seconds_count", outcome="done") >= 1
@@ -272,6 +273,22 @@ async def test_opentelemetry_gets_figures_and_spans_of_a_job(tmp_path: Path) -> 
             assert parent.end_time is not None
             assert parent.start_time <= span.start_time
             assert span.end_time <= parent.end_time
+
+
+async def test_a_batch_that_ran_again_is_a_span_of_the_recovery() -> None:
+    telemetry = Telemetry()
+    source = EventSource("orders", "", 5_000_000_000)
+    telemetry.listener.on_event(BatchReplayed(7, 2, 40, 1_000_000), source)
+    telemetry.listener.on_event(Recovered(7, 2, {}, 0, [7], 40, [], 9, "loss"), source)
+    (recovery,) = [span for span in telemetry.spans if span.parent is None]
+    assert telemetry.tree(recovery) == ["statekeep.recovery", ["statekeep.replay"]]
+    assert (recovery.attributes or {})["statekeep.reason"] == "loss"
+    (replay,) = [span for span in telemetry.spans if span.parent is not None]
+    assert dict(replay.attributes or {}) == {
+        "statekeep.job_name": "orders",
+        "statekeep.batch": 7,
+        "statekeep.rows": 40,
+    }
 
 
 async def test_what_a_run_has_left_open_is_in_no_span_of_the_next_one() -> None:
