@@ -95,6 +95,40 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_there_are() -> None:
     assert len(set(ids)) == len(ids)
 
 
+SHOWN_NOWHERE = {
+    "batch.rows.in",
+    "batch.rows.out",
+    "clean_up.released",
+    "commit.aborted",
+    "replay.rows",
+    "restore.duration",
+    "snapshot.duration",
+    "upload.files",
+    "upload.planned.files",
+    "upload.remaining",
+    "upload.remaining.files",
+    "upload.retained.files",
+    "verify.last.batch",
+}
+"""Metrics beside which another one of the dashboard says nearly the same, or which are for a closer look."""
+
+
+def test_each_other_metric_is_in_the_dashboard_or_in_an_alert() -> None:
+    asked = {name for rule in rules() for name in check(rule["expr"])}
+    asked |= {name for query in queries() for name in check(query)}
+    assert {metric.name for metric in METRICS} - asked == SHOWN_NOWHERE
+
+
+def test_no_panel_of_the_dashboard_lies_over_another_one() -> None:
+    taken: dict[tuple[int, int], int] = {}
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        at = panel["gridPos"]
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert x < 24
+                assert taken.setdefault((x, y), panel["id"]) == panel["id"]
+
+
 @pytest.mark.parametrize(
     "query",
     [
