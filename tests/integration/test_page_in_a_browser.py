@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import subprocess
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,8 +44,23 @@ def written(directory: Path, text: str) -> str:
     return path.as_uri()
 
 
-@pytest.mark.parametrize("scheme", ["0", "1"], ids=["dark", "light"])
-def test_the_page_is_shown_without_a_complaint(tmp_path: Path, scheme: str) -> None:
+def corner_of(picture: Path) -> str:
+    """Return the colour of the first pixel of a PNG picture, which no filter of its row changes."""
+    data, packed, at = picture.read_bytes(), b"", 8
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + size]
+        at += 12 + size
+    return zlib.decompress(packed)[1:4].hex()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "paper"), [("0", "0e1116"), ("1", "ffffff")], ids=["dark", "light"]
+)
+def test_the_page_is_shown_in_the_colours_of_the_reader_without_a_complaint(
+    tmp_path: Path, scheme: str, paper: str
+) -> None:
     address = written(tmp_path, page(made_history(300)))
     picture = tmp_path / "page.png"
     colours = f"--blink-settings=preferredColorScheme={scheme}"
@@ -52,6 +68,7 @@ def test_the_page_is_shown_without_a_complaint(tmp_path: Path, scheme: str) -> N
     assert complaints == []
     assert document.count("<figure") == 6
     assert picture.stat().st_size > 50_000
+    assert corner_of(picture) == paper
 
 
 def test_a_hostile_log_runs_nothing(tmp_path: Path) -> None:
