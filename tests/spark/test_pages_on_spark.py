@@ -1,6 +1,7 @@
 """The how-to pages on a query that has run: their commands in the order of the pages, and new jobs."""
 
 import json
+import logging
 import shlex
 import subprocess
 import sys
@@ -20,6 +21,7 @@ SINKS = "docs/how-to/sinks.md"
 ARROW = "docs/how-to/arrow.md"
 IMPORT = "docs/how-to/import-from-spark.md"
 REPLAY = "docs/how-to/replay-a-batch.md"
+LINK = "look at the job on a page: "
 PANDAS = "docs/coming-from/apply-in-pandas-with-state.md"
 
 
@@ -59,13 +61,19 @@ def look_at_page(line: str) -> None:
 
 
 def test_a_job_is_watched_kept_copied_and_rescaled_as_the_pages_say(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reader: Reader,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     reader.names["path"] = str(reader.directory / "checkpoints" / "totals")
-    reader.process(START)
+    with caplog.at_level(logging.INFO, logger="statekeep"):
+        reader.process(START)
     reader.run(block("docs/how-to/operate.md", "Watch", "python"))
     assert "CommitSummary" in capsys.readouterr().out
     reader.write_properties()
+    (logged, *_) = [text for text in caplog.messages if text.startswith(LINK)]
+    look_at_page(logged.removeprefix(LINK).replace("FILE", "job.properties"))
 
     def run(page: str, heading: str | None = None) -> None:
         for line in commands(f"docs/how-to/{page}.md", heading):
