@@ -42,6 +42,12 @@ def _every_second(*, is_short: bool) -> list[Figure]:
     return overhead.measure((100,), commits=6 if is_short else 60, commit_seconds=1)
 
 
+def _frequent_commits(*, is_short: bool) -> list[Figure]:
+    from benchmarks import frequent_commits  # noqa: PLC0415  # loads Spark
+
+    return frequent_commits.measure(*((4, 1) if is_short else (12, 4)))
+
+
 def _increments(*, is_short: bool) -> list[Figure]:
     from benchmarks import increments  # noqa: PLC0415  # only what is asked for is loaded
 
@@ -56,6 +62,7 @@ MEASUREMENTS: dict[str, Callable[..., list[Figure]]] = {
     "pause": _pause,
     "overhead": _overhead,
     "every-second": _every_second,
+    "frequent-commits": _frequent_commits,
     "increments": _increments,
 }
 
