@@ -88,16 +88,17 @@ def test_a_script_that_found_its_way_in_would_be_stopped_by_the_policy(tmp_path:
 
 
 def test_ten_thousand_commits_are_shown_at_once(tmp_path: Path) -> None:
-    """As quickly as a page with nothing on it, but for a second."""
-    empty = written(tmp_path, "<!doctype html><title>nothing</title>")
-    opened(tmp_path, empty)
-    began = time.perf_counter()
-    opened(tmp_path, empty)
-    without = time.perf_counter() - began
-    large = written(tmp_path, page(made_history(10_000, tasks=1)))
-    began = time.perf_counter()
-    opened(tmp_path, large)
-    assert time.perf_counter() - began < without + 1
+    """As quickly as a page with nothing on it, but for a second; of three times each the least counts."""
+    large = page(made_history(10_000, tasks=1))
+    seconds: dict[str, float] = {}
+    for text in ("<!doctype html><title>nothing</title>", large) * 3:
+        address = written(tmp_path, text)
+        began = time.perf_counter()
+        opened(tmp_path, address)
+        took = time.perf_counter() - began
+        seconds[text] = min(took, seconds.get(text, took))
+    without, with_commits = seconds.values()
+    assert with_commits < without + 1
 
 
 @pytest.mark.asyncio
