@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import conf
 from moving_processors import NEVER, Remembering, Waiting, Watermarked, obey_key
-from processors import OUTPUT
+from processors import OUTPUT, CountFrames
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(280)]
 STREAMING = "spark.sql.streaming"
 STATE_STORE = f"{STREAMING}.stateStore"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 TOLD = "key string, what string, text string"
 Rows = Sequence[tuple[str, int, Any]]
 """(key, seconds of the event time, what the rest of a row says)"""
@@ -154,7 +155,7 @@ def beside(query: Moving, name: str) -> Moving:
     ("settings", "batches"),
     [
         pytest.param({}, 20, marks=[pytest.mark.long, pytest.mark.timeout(600)]),
-        pytest.param({f"{STATE_STORE}.checkpointFormatVersion": "2"}, 3, marks=pytest.mark.long),
+        pytest.param(FORMAT_2, 3, marks=pytest.mark.long),
         ({f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true"}, 3),
     ],
     ids=["twenty", "format2", "changelog"],
@@ -190,6 +191,24 @@ def test_a_query_that_moves_delivers_what_it_would_have_delivered_on_either(
         assert moved == begun
 
 
+def test_a_processor_of_pandas_frames_moves_as_well(spark: SparkSession, tmp_path: Path) -> None:
+    def count(data: Any) -> Any:
+        return data.transformWithStateInPandas(CountFrames(), OUTPUT, "Update", "None")
+
+    moving = Moving(spark, tmp_path, count)
+    add_counts(moving, 2)
+    moving.on_spark()
+    stays = beside(moving, "stays")
+    shutil.copytree(moving.location, stays.location)
+    stays.delivered = list(moving.delivered)
+    assert list(moving.moved().variables) == ["count"]
+    add_counts(moving, 2)
+    moving.on_ours()
+    stays.on_spark()
+    assert moving.delivered == stays.delivered
+    assert len(moving.delivered) == 4
+
+
 def _beside(query: Moving) -> dict[str, str]:
     return {
         "blob.store.uri": f"file://{query.location}-statekeep",
@@ -197,22 +216,26 @@ def _beside(query: Moving) -> dict[str, str]:
     }
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param(FORMAT_2, marks=pytest.mark.long)], ids=["format1", "format2"]
+)
 def test_timers_and_times_to_live_are_carried_over_exactly(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, settings: dict[str, str]
 ) -> None:
-    moving = Moving(spark, tmp_path, wait)
+    moving = Moving(spark, tmp_path, wait, spark_settings=settings)
     for rows in [("a", 0, 1), ("b", 0, 2)], [("a", 0, 3), ("c", 0, 0)]:
         moving.add(rows)
         moving.on_spark(once=True)
     columns = {"short": "value", "long": "value", "list": "list_element", "map": "user_map_value"}
     ends: dict[str | None, list[tuple[str, int]]] = {}
-    for name, column in columns.items():
-        reader = spark.read.format("statestore").option("stateVarName", name)
-        found = reader.load(str(moving.location)).collect()
-        ends[name] = sorted((row.key.key, row[column].ttlExpirationMs) for row in found)
-    timers = spark.read.format("statestore").option("readRegisteredTimers", "true")
-    found = timers.load(str(moving.location)).collect()
-    ends[None] = sorted((row.key.key, row.expiration_timestamp_ms) for row in found)
+    with conf(spark, settings):
+        for name, column in columns.items():
+            reader = spark.read.format("statestore").option("stateVarName", name)
+            found = reader.load(str(moving.location)).collect()
+            ends[name] = sorted((row.key.key, row[column].ttlExpirationMs) for row in found)
+        timers = spark.read.format("statestore").option("readRegisteredTimers", "true")
+        found = timers.load(str(moving.location)).collect()
+        ends[None] = sorted((row.key.key, row.expiration_timestamp_ms) for row in found)
     moving.moved()
 
     def ends_here(name: str | None) -> list[tuple[str, int]]:
@@ -268,6 +291,7 @@ def test_timers_in_event_time_fire_as_on_spark(spark: SparkSession, tmp_path: Pa
     [
         ("NoTimeout", {f"{STATE_STORE}.providerClass": ""}),
         ("EventTimeTimeout", {}),
+        pytest.param("EventTimeTimeout", FORMAT_2, marks=pytest.mark.long),
         ("ProcessingTimeTimeout", {f"{STATE_STORE}.providerClass": ""}),
     ],
 )
