@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import conf
 from pages_kit import block, blocks, commands
 from pyspark.sql import DataFrame, SparkSession
 from reader_kit import START, Reader, run_command
+
+import statekeep as sk
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -23,6 +26,11 @@ IMPORT = "docs/how-to/import-from-spark.md"
 REPLAY = "docs/how-to/replay-a-batch.md"
 LINK = "look at the job on a page: "
 PANDAS = "docs/coming-from/apply-in-pandas-with-state.md"
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+}
 
 
 @pytest.fixture
@@ -254,13 +262,10 @@ def test_a_query_of_sparks_own_operator_is_taken_over_as_printed(
     is_command: bool,
 ) -> None:
     reader.names["path"] = str(reader.directory / "checkpoints" / "totals")
-    provider = "spark.sql.streaming.stateStore.providerClass"
-    reader.spark.conf.set(
-        provider, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    )
     program = block(IMPORT, "Start it here", "python")
-    reader.process(program.replace('sk.grouped(df.groupBy("id"), settings)', 'df.groupBy("id")'))
-    reader.spark.conf.unset(provider)
+    with conf(reader.spark, ROCKSDB):
+        on_spark = program.replace('sk.grouped(df.groupBy("id"), settings)', 'df.groupBy("id")')
+        reader.process(on_spark)
     if is_command:
         (line,) = commands(IMPORT, "Import")
         line = line.replace("/mnt/checkpoints", str(reader.directory / "checkpoints"))
@@ -270,3 +275,23 @@ def test_a_query_of_sparks_own_operator_is_taken_over_as_printed(
         reader.run(block(IMPORT, "Import", "python"))
         assert capsys.readouterr().out.split()[-2:] == ["0", "total"]
     reader.process(program)
+
+
+def test_a_query_goes_back_to_sparks_own_operator_as_printed(reader: Reader) -> None:
+    reader.names["settings"] = {"job.name": "totals"}
+    reader.names["path"] = str(reader.directory / "checkpoints" / "totals")
+    for _ in range(2):
+        reader.process(block(IMPORT, "Start it here", "python"))
+    for path in (reader.directory / "in").iterdir():
+        path.unlink()
+    reader.add_batch()
+    reader.delivered.clear()
+    reader.names |= {"spark": reader.spark, "fresh": str(reader.directory / "fresh")}
+    program = block(IMPORT, "Back to Spark", "python").replace("self.total", "self._total")
+    with conf(reader.spark, ROCKSDB):
+        query = reader.run(program)["query"]
+        query.processAllAvailable()
+        query.stop()
+    assert not isinstance(query, sk.StatefulStreamingQuery)
+    assert reader.delivered == {0: {key: reader.expected[key] for key in (0, 1, 2, 3)}}
+    assert reader.expected[2] == 300

@@ -68,7 +68,11 @@ PROGRAMS = {
         ("On Spark: the query", "tests/spark/test_writer_and_query.py"),
     },
     "docs/how-to/monitor.md": {("OpenTelemetry", MONITOR), ("A listener of yours", MONITOR)},
-    "docs/how-to/import-from-spark.md": {("Import", ON_SPARK), ("Start it here", ON_SPARK)},
+    "docs/how-to/import-from-spark.md": {
+        ("Back to Spark", ON_SPARK),
+        ("Import", ON_SPARK),
+        ("Start it here", ON_SPARK),
+    },
     "docs/how-to/arrow.md": {
         ("", ON_SPARK),
         ("State", ON_SPARK),
