@@ -1,12 +1,16 @@
 """What travels from the driver to the tasks: the job, and what one placed job is to do."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Final
+
+from typing_extensions import override
 
 from statekeep.backends.base import TaskIdentity
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.names import MAIN_OPERATOR
+from statekeep.config.job_settings import JobSettings
 from statekeep.config.model import Config
 from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.operator.runner import OperatorSpec
@@ -17,7 +21,7 @@ VERSION_NOT_HERE: Final = "the version is not here"
 """Begins a task's answer to a submission whose version is not on its host: no backend failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobSpec:
     """What stays the same for all placed jobs of an operator; pickled with each of them."""
 
@@ -42,10 +46,20 @@ class JobSpec:
     tasks: range | None = None
     """Those of the operator; None: all of the query."""
 
+    @cached_property
+    def job(self) -> JobSettings:
+        """The job's settings as they are on this host, parsed once: each batch asks for them often."""
+        return self.config.job
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # Without `job`: another host may have another local directory.
+        return {declared.name: getattr(self, declared.name) for declared in fields(self)}
+
     def task(self, partition: int) -> TaskIdentity:
         """Return the identity of the task of a partition."""
         return TaskIdentity(
-            self.config.job.name, MAIN_OPERATOR, task_name(partition), job_uid=self.job_uid
+            self.job.name, MAIN_OPERATOR, task_name(partition), job_uid=self.job_uid
         )
 
     def operator_of(self, partition: int) -> int:
@@ -55,11 +69,11 @@ class JobSpec:
     @property
     def local_name(self) -> str:
         """Name of the job's directory on a host: two jobs of one name never share it."""
-        return f"{self.config.job.name}-{self.job_uid[:8]}"
+        return f"{self.job.name}-{self.job_uid[:8]}"
 
     def directory(self, partition: int) -> TaskDirectory:
         """Return the task's local directory on this host."""
-        return local_directory(self.config.job.local_dir, self.local_name, partition)
+        return local_directory(self.job.local_dir, self.local_name, partition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ class _SlotRun:
 
     def answers(self) -> pa.RecordBatch:
         """Return a row per task: its receipt in JSON, and its output as Arrow record batches."""
-        job = self.spec.config.job
+        job = self.spec.job
         executor = executor_identity().executor_id
         disk = local_disk(job.local_dir) if job.standby_copies > 1 else ""
         for first in list(self.receipts)[:1]:

@@ -455,7 +455,7 @@ def end_session(
         if is_committed and directory.is_unused_since(time.time_ns()):
             directory.mark_dispensable()
     # Of a start with another number of tasks that was killed.
-    job_directory = spec.config.job.local_dir / escape_name(spec.local_name)
+    job_directory = spec.job.local_dir / escape_name(spec.local_name)
     sweep_temporary(SCRATCH_PREFIX, job_directory / SCRATCH)
     yield answer({})
 
@@ -494,7 +494,7 @@ def _change_set(spec: JobSpec, task: int, version: str | None) -> ChangeSet | No
 
 def _container(spec: JobSpec) -> tuple[ContainerPaths, ContainerSpec]:
     executor = executor_identity()
-    job = spec.config.job
+    job = spec.job
     paths = container_paths(job.local_dir, spec.local_name, spec.app_id, executor.executor_id)
     container = ContainerSpec(
         job_name=job.name,

@@ -372,5 +372,5 @@ async def _calls_of_a_commit(tasks: int) -> int:
 async def test_the_work_of_the_driver_grows_with_the_number_of_tasks_and_no_faster() -> None:
     calls = {tasks: await _calls_of_a_commit(tasks) for tasks in (8, 64, 512)}
     each = (calls[64] - calls[8]) / (64 - 8)
-    assert each < 100, calls
+    assert each < 200, calls
     assert calls[512] - calls[64] <= 1.1 * each * (512 - 64), calls

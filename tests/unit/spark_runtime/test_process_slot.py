@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,9 @@ from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.names import escape_name
+from statekeep.config.job_settings import JobSettings
 from statekeep.config.load import load_dict
+from statekeep.config.model import Config
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.ddl import parse_schema
@@ -144,6 +147,40 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def versions_of(answers: Answers) -> dict[int, str]:
     return {task: receipt.version for task, (receipt, _) in answers.items()}
+
+
+def test_each_host_has_the_local_directory_of_its_own_environment(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(spec, config=load_dict({"job.name": "j"}))
+    places: list[Path] = []
+    for host in ("/disks/a", "/disks/b"):
+        monkeypatch.setenv("LOGGED_STORE_BASE_DIR", host)
+        places.append(spec.directory(0).root)
+        spec = pickle.loads(pickle.dumps(spec))  # noqa: S301 - as Spark ships it
+    places.append(spec.directory(0).root)
+    assert [place.parts[:3] for place in places] == [
+        ("/", "disks", "a"),
+        ("/", "disks", "b"),
+        ("/", "disks", "b"),
+    ]
+
+
+def test_the_settings_of_a_job_are_parsed_once_for_all_tasks_of_a_slot(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = 0
+    settings = Config.job.fget
+    assert settings is not None
+
+    def counted(config: Config) -> JobSettings:
+        nonlocal parsed
+        parsed += 1
+        return settings(config)
+
+    monkeypatch.setattr(Config, "job", property(counted))
+    run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1), (4, "e", 1)])
+    assert parsed == 1
 
 
 def test_each_task_of_the_slot_gets_its_rows_and_a_processor_of_its_own(
