@@ -24,8 +24,8 @@ from rich.console import Console
 import statekeep as sk
 from benchmarks.figures import Figure, show
 from statekeep.backends.base import TaskIdentity
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
 from statekeep.checkpoint.log_session import random_nonce
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord, JobIdentity, QueryState
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict

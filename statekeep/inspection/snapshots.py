@@ -7,7 +7,7 @@ from typing import NamedTuple
 from statekeep.backends.base import TaskIdentity
 from statekeep.backends.optional_powers import DescribesSnapshots, SnapshotNode
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
-from statekeep.checkpoint.log_scope import MAIN_OPERATOR
+from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.errors import StateBackupError
 from statekeep.inspection.job import InspectedJob
