@@ -158,6 +158,9 @@ def test_the_frame_is_the_table_of_read_state(job: Stream) -> None:
     expected = frame.orderBy(*order).toArrow()
     assert table.schema == expected.schema
     assert sorted(map(repr, table.to_pylist())) == sorted(map(repr, expected.to_pylist()))
+    counts: Any = load(job, "count").toPandas()
+    found = {row.key["key"]: tuple(row.value.values()) for row in counts.itertuples()}
+    assert found == job.expected(BATCHES)
 
 
 @pytest.mark.parametrize(
