@@ -170,13 +170,13 @@ def test_the_settings_of_a_job_are_parsed_once_for_all_tasks_of_a_slot(
     spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed = 0
-    settings = Config.job.fget
-    assert settings is not None
+    settings: Any = vars(Config)["job"].fget
 
     def counted(config: Config) -> JobSettings:
         nonlocal parsed
         parsed += 1
-        return settings(config)
+        found: JobSettings = settings(config)
+        return found
 
     monkeypatch.setattr(Config, "job", property(counted))
     run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1), (4, "e", 1)])
