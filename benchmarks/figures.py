@@ -1,6 +1,9 @@
 """What a measurement gives, and how it is shown."""
 
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +23,24 @@ class Figure:
     unit: str
     ratio: float | None = None
     """To the subject that the case compares with; None where there is none."""
+
+
+def measured_apart(module: str, *numbers: int) -> list[Figure]:
+    """Run a module of benchmarks in a process of its own, whose chatter goes into a file.
+
+    Args:
+        module: Prints its figures as one line of JSON.
+        numbers: Its arguments.
+    """
+    command = [sys.executable, "-m", module, *map(str, numbers)]
+    with tempfile.NamedTemporaryFile(prefix=f"{module}-", suffix=".log", delete=False) as log:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, check=False
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"nothing could be measured: module={module} log={log.name}")
+    Path(log.name).unlink()
+    return [Figure(**figure) for figure in json.loads(done.stdout.splitlines()[-1])]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

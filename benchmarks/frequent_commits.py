@@ -5,7 +5,6 @@ that of all batches of all rounds but the first batch of each query, as only som
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 import statekeep as sk
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, measured_apart
 from benchmarks.processors import OUTPUT_SCHEMA, RunningTotal
 from benchmarks.throughput import ROWS_PER_BATCH, run_query, session, write_input
 
@@ -26,16 +25,8 @@ _INTERVALS_MS: Final = {SECOND: 1_000, HOUR: 3_600_000}
 
 
 def measure(batches: int, rounds: int) -> list[Figure]:
-    """Measure in a process of its own, whose chatter goes into a file."""
-    command = [sys.executable, "-m", "benchmarks.frequent_commits", str(batches), str(rounds)]
-    with tempfile.NamedTemporaryFile(prefix="commits-", suffix=".log", delete=False) as log:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, check=False
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"the cost of commits could not be measured: log={log.name}")
-    Path(log.name).unlink()
-    return [Figure(**figure) for figure in json.loads(done.stdout.splitlines()[-1])]
+    """Measure in a process of its own."""
+    return measured_apart("benchmarks.frequent_commits", batches, rounds)
 
 
 def run(batches: int, rounds: int) -> list[Figure]:

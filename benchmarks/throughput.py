@@ -8,7 +8,6 @@ and state store are in it.
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 
 import statekeep as sk
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, measured_apart
 from benchmarks.processors import (
     COMBINED,
     OUTPUT_SCHEMA,
@@ -105,16 +104,8 @@ class Plan:
 
 
 def measure(batches: int, rounds: int) -> list[Figure]:
-    """Measure in a process of its own, whose chatter goes into a file."""
-    command = [sys.executable, "-m", "benchmarks.throughput", str(batches), str(rounds)]
-    with tempfile.NamedTemporaryFile(prefix="throughput-", suffix=".log", delete=False) as log:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, check=False
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"throughput could not be measured: log={log.name}")
-    Path(log.name).unlink()
-    return [Figure(**figure) for figure in json.loads(done.stdout)]
+    """Measure in a process of its own."""
+    return measured_apart("benchmarks.throughput", batches, rounds)
 
 
 def run(plan: Plan) -> list[Figure]:
