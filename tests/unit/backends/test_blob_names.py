@@ -1,7 +1,7 @@
 """Names of blobs: one task's never begin with another's, and they say who made them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.backends.base import TaskIdentity
@@ -25,6 +25,7 @@ def prefixes(draw: st.DrawFn) -> TaskPrefix:
     return TaskPrefix(BackendName(draw(NAMES)), task)
 
 
+@settings(deadline=None)
 @given(prefixes(), prefixes())
 def test_no_prefix_begins_another(one: TaskPrefix, other: TaskPrefix) -> None:
     if one != other:
@@ -48,6 +49,7 @@ def test_two_logs_of_one_name_keep_their_blobs_apart() -> None:
     assert new == "j/state-90bc/b/o/Partition_0/"
 
 
+@settings(deadline=None)
 @given(prefixes())
 def test_a_prefix_is_a_blob_name(prefix: TaskPrefix) -> None:
     check_blob_name(str(prefix).removesuffix("/"))
@@ -59,6 +61,7 @@ def test_a_name_that_leads_elsewhere_is_no_blob_name(name: str) -> None:
         check_blob_name(name)
 
 
+@settings(deadline=None)
 @given(prefixes(), NAMES, st.integers(0, 10**6), st.integers(0, 10**6), NAMES)
 def test_an_id_names_its_attempt_whatever_precedes_it(
     prefix: TaskPrefix, store: str, epoch: int, attempt: int, file_name: str

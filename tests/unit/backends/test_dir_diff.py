@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.backends.blob.diff import DirDiff, LocalDir, LocalFile, diff_dirs, local_tree
@@ -190,6 +190,7 @@ def tree_of_files(draw: st.DrawFn) -> dict[str, int]:
     return {path: draw(st.integers(0, 2)) for path in sorted(paths - prefixes)}
 
 
+@settings(deadline=None)
 @given(tree_of_files(), tree_of_files())
 def test_the_new_index_holds_exactly_the_local_files_and_names_what_went(
     here: dict[str, int], there: dict[str, int]

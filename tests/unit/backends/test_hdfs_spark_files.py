@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.backends.hdfs import spark_files
@@ -57,6 +57,7 @@ def test_an_exported_snapshot_is_durable_under_its_name(
     assert read(target.read_bytes(), may_delete=False) == [(b"k", b"v")]
 
 
+@settings(deadline=None)
 @given(entries=ENTRIES)
 def test_what_is_written_is_read(entries: list[Change]) -> None:
     assert read(written(entries)) == entries
@@ -67,6 +68,7 @@ def test_records_longer_than_a_block_are_read() -> None:
     assert read(written(entries)) == entries
 
 
+@settings(deadline=None)
 @given(at=st.integers(0, 400), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_found_or_changes_nothing(at: int, bit: int) -> None:
     entries: list[Change] = [(b"key %d" % n, b"%d" % (n * 7919)) for n in range(20)]

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 from confluent_kafka import Message
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.backends.base import TaskIdentity
@@ -71,6 +71,7 @@ def test_the_system_of_a_marker_is_the_backend() -> None:
     )
 
 
+@settings(deadline=None)
 @given(CONTENTS, st.integers(0, 1 << 40) | st.none())
 def test_a_marker_reads_back_as_it_was(content: dict[bytes, bytes], offset: int | None) -> None:
     summary = ContentSummary.of(content.items())
@@ -108,6 +109,7 @@ def test_a_marker_of_a_version_to_come_is_no_damage(text: str) -> None:
         KafkaStateCheckpointMarker.decode(Marker(text))
 
 
+@settings(deadline=None)
 @given(CONTENTS, CONTENTS)
 def test_a_summary_follows_changes_to_any_other_content(
     before: dict[bytes, bytes], after: dict[bytes, bytes]
@@ -116,6 +118,7 @@ def test_a_summary_follows_changes_to_any_other_content(
     assert ContentSummary.of(before.items()).changed(changes) == ContentSummary.of(after.items())
 
 
+@settings(deadline=None)
 @given(CONTENTS)
 def test_a_summary_adds_up_in_any_order_and_in_parts(content: dict[bytes, bytes]) -> None:
     entries = list(content.items())

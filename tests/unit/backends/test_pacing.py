@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.backends.pacing import ByteBudget, Throttle, TokenBucket
 from statekeep.testing.clock import FakeClock
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 1000))
 def test_a_rate_is_kept_but_for_one_second_saved_up(sizes: list[int], rate: int) -> None:
     clock = FakeClock()

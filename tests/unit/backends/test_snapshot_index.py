@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from encoded_kit import full_index
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.backends.blob.index import (
@@ -131,6 +131,7 @@ def test_an_index_of_a_newer_schema_version_is_refused_by_name_whatever_else_is_
         full_index(b'{"schema-version":99,"dir-index":7}', where="x")
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_an_index_cut_short_is_refused(data: st.DataObject) -> None:
     whole = (GOLDEN % "null").encode()
@@ -262,6 +263,7 @@ def trees(draw: st.DrawFn, depth: int = 2, name: str = "") -> DirIndex:
     return directory(name, files_present=files, sub_dirs_present=below)
 
 
+@settings(deadline=None)
 @given(trees(), st.none() | NAMES)
 def test_an_index_round_trips(root: DirIndex, previous: str | None) -> None:
     index = snapshot_index(root, previous)

@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.checkpoint.checkpoints import CheckpointId, VersionId
 from statekeep.errors import CheckpointCorruptError
 
 
+@settings(deadline=None)
 @given(
     st.integers(min_value=0, max_value=10**18 - 1), st.integers(min_value=0, max_value=10**9 - 1)
 )
@@ -35,6 +36,7 @@ def test_checkpoint_id_that_could_not_be_read_back_is_refused(millis: int, nanos
         CheckpointId(millis, nanos)
 
 
+@settings(deadline=None)
 @given(
     st.integers(min_value=0, max_value=10**18 - 1),
     st.text("0123456789abcdef", min_size=8, max_size=64),

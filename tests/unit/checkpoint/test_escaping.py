@@ -1,7 +1,7 @@
 """Names as parts of paths: readable, safe, and never the same for two names."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.checkpoint.names import escape_name, unescape_name
@@ -32,11 +32,13 @@ def test_names_stay_readable(name: str, expected: str) -> None:
     assert escape_name(name) == expected
 
 
+@settings(deadline=None)
 @given(names)
 def test_every_name_comes_back(name: str) -> None:
     assert unescape_name(escape_name(name)) == name
 
 
+@settings(deadline=None)
 @given(names)
 def test_an_escaped_name_is_one_visible_part_of_a_path(name: str) -> None:
     part = escape_name(name)

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_kit import LosingBlobs, RefusingBlobs, new_blobs
 from newer_frames import of_next_format
@@ -221,6 +221,7 @@ async def test_the_events_of_a_session_are_deleted() -> None:
     assert await numbers_in(blobs, 1, 2) == [2]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_at_all_break_the_reader(data: bytes) -> None:
     with pytest.raises(CheckpointCorruptError):

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from newer_frames import of_next_format
 
@@ -14,17 +14,20 @@ def test_frame_is_text_that_a_person_can_read() -> None:
     assert FRAMED == b'statekeep 1 batch 9d35fdd9 11\n{"batch":7}'
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_every_payload_comes_back(payload: bytes) -> None:
     assert unframe(frame("epoch", payload), where="here") == Frame("epoch", payload)
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=len(FRAMED) - 1))
 def test_every_truncation_is_seen(length: int) -> None:
     with pytest.raises(CheckpointCorruptError, match="here"):
         unframe(FRAMED[:length], where="here")
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=len(FRAMED) * 8 - 1))
 def test_every_flipped_bit_is_seen(bit: int) -> None:
     damaged = bytearray(FRAMED)
@@ -34,6 +37,7 @@ def test_every_flipped_bit_is_seen(bit: int) -> None:
         unframe(bytes(damaged), where="here")
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_foreign_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CheckpointCorruptError):

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.checkpoint.checkpoints import (
@@ -82,6 +82,7 @@ def test_checkpoint_v2_is_written_as_samza_writes_it() -> None:
     assert encode_checkpoint_v2(decode_checkpoint_v2(GOLDEN_V2, "golden")) == GOLDEN_V2
 
 
+@settings(deadline=None)
 @given(checkpoints_v2)
 def test_every_checkpoint_v2_comes_back(checkpoint: CheckpointV2) -> None:
     assert decode_checkpoint_v2(encode_checkpoint_v2(checkpoint), "here") == checkpoint

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.commit.gate import CommitGate, Decision
@@ -224,6 +224,7 @@ def test_a_commit_that_used_up_the_tolerance_is_due_so_that_it_surfaces() -> Non
     assert gate.is_due(2)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -3,7 +3,7 @@
 import traceback
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from secret_kit import SECRET, TEXTS
 
@@ -45,6 +45,7 @@ SECRET_KEYS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(key=SECRET_KEYS, secret=SECRETS)
 def test_a_secret_is_in_no_text_of_a_configuration(key: str, secret: str) -> None:
     config = load_dict({"job.name": "j", key: secret})
@@ -54,6 +55,7 @@ def test_a_secret_is_in_no_text_of_a_configuration(key: str, secret: str) -> Non
     assert config.backend_settings("b", "blob.store")[key.removeprefix("backends.b.")] == secret
 
 
+@settings(deadline=None)
 @given(key=SECRET_KEYS, secret=SECRETS)
 def test_a_secret_is_in_no_error(key: str, secret: str) -> None:
     config = load_dict({"job.name": "j", key: secret})
@@ -67,6 +69,7 @@ def test_a_secret_is_in_no_error(key: str, secret: str) -> None:
         assert secret not in "".join(traceback.format_exception(caught.value))
 
 
+@settings(deadline=None)
 @given(
     user=st.from_regex(r"Zq9[a-z]{3,10}", fullmatch=True),
     password=st.from_regex(r"Zq8[a-z/@:?]{3,10}", fullmatch=True),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.config.load import load_dict, load_environment, load_file, load_job, load_toml
@@ -100,6 +100,7 @@ def test_an_unknown_variable_is_refused_by_its_name() -> None:
         load_environment({"STATEKEEP__JOB__NAM": "flights"})
 
 
+@settings(deadline=None)
 @given(name=st.from_regex(r"[a-z]+(_?[a-z0-9])*", fullmatch=True))
 def test_every_store_in_lower_case_can_be_named_in_upper_case(name: str) -> None:
     variable = f"STATEKEEP__STORES__{name.upper()}__BACKUP__FACTORIES"

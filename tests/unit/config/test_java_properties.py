@@ -1,7 +1,7 @@
 """The format of Java ``.properties`` files."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.config.properties import Property, parse_properties
@@ -63,12 +63,14 @@ def escape(text: str) -> str:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
+@settings(deadline=None)
 @given(entries=st.lists(st.tuples(TEXT.filter(bool), TEXT)))
 def test_whatever_is_escaped_is_read_back(entries: list[tuple[str, str]]) -> None:
     text = "\n".join(f"{escape(key)}={escape(value)}" for key, value in entries)
     assert pairs(text) == entries
 
 
+@settings(deadline=None)
 @given(text=st.text(st.sampled_from("ab=: \t\f\\\n\r#!u0"), max_size=40))
 def test_any_text_is_read_or_refused_as_malformed(text: str) -> None:
     try:

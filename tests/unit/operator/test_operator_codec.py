@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.types import (
@@ -64,6 +64,7 @@ _CASES = {
 def test_every_value_that_fits_reads_back_as_itself(type_name: str) -> None:
     one = codec(f"a {type_name}, b {type_name}")
 
+    @settings(deadline=None)
     @given(st.tuples(st.none() | _CASES[type_name], _CASES[type_name]))
     def check(value: tuple[Any, Any]) -> None:
         assert one.decode(one.encode(value)) == value
@@ -230,6 +231,7 @@ def test_texts_with_a_length_are_texts() -> None:
         one.encode(("x", 1))
 
 
+@settings(deadline=None)
 @given(st.binary(), st.binary(min_size=1))
 def test_a_variant_reads_back_as_itself(value: bytes, metadata: bytes) -> None:
     one = codec("v variant, many array<variant>")
@@ -240,6 +242,7 @@ def test_a_variant_reads_back_as_itself(value: bytes, metadata: bytes) -> None:
 
 
 @HAS_TIMES
+@settings(deadline=None)
 @given(st.times(), st.integers(0, 6))
 def test_a_time_has_the_digits_of_its_type_or_is_refused(time: dt.time, digits: int) -> None:
     schema = f"t time({digits})"
@@ -250,6 +253,7 @@ def test_a_time_has_the_digits_of_its_type_or_is_refused(time: dt.time, digits: 
         assert round_trip(schema, (time,)) == (time,)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.none() | _TEXT)))
 def test_joined_values_under_a_header_are_a_list(values: list[tuple[int, str | None]]) -> None:
     one = codec("a int, b string")

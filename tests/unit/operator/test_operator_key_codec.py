@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.types import StringType, StructField, StructType
@@ -48,6 +48,7 @@ def test_keys_read_back_and_keep_their_order(type_name: str) -> None:
     one = st.none() | _CASES[type_name]
     pairs = st.tuples(one, one)
 
+    @settings(deadline=None)
     @given(pairs, pairs)
     def check(left: tuple[Any, Any], right: tuple[Any, Any]) -> None:
         left_bytes, right_bytes = codec.encode(left), codec.encode(right)
@@ -60,6 +61,7 @@ def test_keys_read_back_and_keep_their_order(type_name: str) -> None:
     check()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.none() | _TEXT, st.none() | st.integers(0, 9))))
 def test_columns_encode_as_single_keys_do(keys: list[tuple[str | None, int | None]]) -> None:
     codec = KeyCodec(parse_schema("a string, b int"))

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_kit import commit_record
 
@@ -79,6 +79,7 @@ def test_a_source_of_another_kind_has_no_offsets_by_partition(line: str) -> None
     assert topic_offsets(offsets_file(line, '{"views":{"0":9}}')) == {VIEWS: "8"}
 
 
+@settings(deadline=None)
 @given(TOPICS, st.integers(1, 7))
 def test_a_query_that_starts_from_a_commit_begins_where_it_ended(
     topics: dict[str, dict[int, int]], partitions: int

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.errors import CheckpointCorruptError
@@ -22,6 +22,7 @@ def written(entries: list[tuple[bytes, bytes | None]], name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["none", "lz4", "zstd"])
+@settings(deadline=None)
 @given(entries=ENTRIES)
 def test_records_survive_every_codec(name: str, entries: list[tuple[bytes, bytes | None]]) -> None:
     assert list(DeltaReader(io.BytesIO(written(entries, name)), where="w")) == entries

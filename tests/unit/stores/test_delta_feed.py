@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statekeep.errors import CheckpointCorruptError
@@ -39,6 +39,7 @@ def read(data: bytes, cuts: Sequence[int] = ()) -> list[Change]:
     return found
 
 
+@settings(deadline=None)
 @given(blocks=st.lists(CHANGES, max_size=4), cuts=CUTS)
 def test_however_a_delta_is_cut_its_records_are_read(
     blocks: list[list[Change]], cuts: list[int]
@@ -57,6 +58,7 @@ def test_a_block_is_given_out_as_soon_as_it_is_whole() -> None:
     assert seen == [ends[0], ends[1]]
 
 
+@settings(deadline=None)
 @given(blocks=st.lists(CHANGES, max_size=3), data=st.data())
 def test_a_delta_that_is_cut_off_is_refused(
     blocks: list[list[Change]], data: st.DataObject
@@ -67,6 +69,7 @@ def test_a_delta_that_is_cut_off_is_refused(
         read(whole[:end], data.draw(CUTS))
 
 
+@settings(deadline=None)
 @given(blocks=st.lists(CHANGES, max_size=3), data=st.data())
 def test_a_flipped_bit_is_found(blocks: list[list[Change]], data: st.DataObject) -> None:
     damaged = bytearray(written(blocks))
