@@ -126,7 +126,9 @@ class LostFiles:
     def _lose_log(self, loss: Loss) -> bool:
         if self._log_scope is None or not any(self._places.checkpoint.glob("commits/[0-9]*")):
             return False
-        self._log = LostLog(self._log_scope, self._places.root / "log-before-its-loss", self._draw)
+        kept = self._places.root / "log-before-its-loss"
+        shutil.rmtree(kept, ignore_errors=True)  # of a damaged record that the job went on over
+        self._log = LostLog(self._log_scope, kept, self._draw)
         is_lost = self._log.lose() if loss is Loss.LOG else self._log.damage()
         self.unanswered = loss if is_lost else None
         return is_lost
