@@ -119,8 +119,8 @@ async def require_stopped(job: InspectedJob) -> None:
     raise ConfigError(
         "the job may be running, and only a stopped one can be changed: "
         f"job={job.config.job.name} holder={owners.get(newest, 'unknown')} epoch={newest}",
-        hint="stop the query, which commits; if you know that this process is dead, give --take-over"
-        " (take_over=True), which fences it",
+        hint="stop the query, which commits, or put and delete by query.write_state in its program; if you"
+        " know that this process is dead, give --take-over (take_over=True), which fences it",
     )
 
 

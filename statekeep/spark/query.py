@@ -1,6 +1,7 @@
 """The handle of a running stateful query, with the habits of Spark's `StreamingQuery`."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 from weakref import WeakSet
 
@@ -8,18 +9,21 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeep.clock import Clock
-from statekeep.errors import StateBackupError
+from statekeep.errors import ConfigError, StateBackupError
 from statekeep.events import CommitSummary
 from statekeep.reporter import ListenerThread, Reporter, RequestCounter
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.progress import EventList, QueryEvent, add_operators
 from statekeep.spark.query_run import QueryPlan, QueryRun, as_query_failure
 from statekeep.spark.restart_policy import RestartPolicy
+from statekeep.spark.state_writer import write_between_runs, write_request
 from statekeep.spark.supervisor import Supervisor
 from statekeep.spark.termination import termination
 
 _Failure = TypeVar("_Failure", bound=Exception)
 
+_BOUNDED_TRIGGERS: Final = ("availableNow", "once")
+"""Their queries end by themselves."""
 _MARGIN_S: Final = 5.0
 """Beyond ``task.shutdown.ms``, for the thread that follows a query to see its end."""
 
@@ -33,13 +37,15 @@ class StatefulStreamingQuery:
     active.
     """
 
-    def __init__(self, events: EventList, supervisor: Supervisor) -> None:
+    def __init__(self, plan: QueryPlan, events: EventList, supervisor: Supervisor) -> None:
         """Wrap a query that was just started; by `start`.
 
         Args:
+            plan: What it is started from.
             events: Of all runs.
             supervisor: Follows the first run, and starts the next ones.
         """
+        self._plan = plan
         self._events = events
         self._supervisor = supervisor
         _queries.add(self)
@@ -81,7 +87,7 @@ class StatefulStreamingQuery:
             is_session_alive=lambda: context._jsc is not None,  # noqa: SLF001 - None once it is stopped
             timeout_s=plan.config.task.shutdown_ms / 1000 + _MARGIN_S,
         )
-        return cls(events, supervisor)
+        return cls(plan, events, supervisor)
 
     @property
     def id(self) -> str:
@@ -177,7 +183,12 @@ class StatefulStreamingQuery:
                     continue
                 self._add_note(exc)
                 run.raise_failure(exc)
+            # Spark returns early where the run was stopped, as for a change of the state.
+            if not run.query.isActive and self._supervisor.wait_for_next(run):
+                continue
             run.raise_if_stopped()
+            if self._supervisor.failed_start is not None:
+                raise self._add_note(as_query_failure(self._supervisor.failed_start))
             return
 
     def stop(self) -> None:
@@ -186,6 +197,61 @@ class StatefulStreamingQuery:
         A query that waits to be started again ends without its error.
         """
         self._supervisor.stop()
+
+    def write_state(
+        self,
+        variable: str,
+        rows: Any,  # noqa: ANN401 - as `sk.write_state` takes them
+        *,
+        reason: str,
+        delete: bool = False,
+        ttl_ms: int | None = None,
+        operator: str | None = None,
+    ) -> int:
+        """Put rows into a state variable between two batches, or delete its keys, as a new commit.
+
+        Blocks: the batch that runs ends first, then the query stops, which commits, and starts again behind
+        this handle with the changed state. That is no restart of ``job.restart.strategy``. If the rows do
+        not fit, nothing is changed, and the query goes on.
+
+        Args:
+            variable: As of `write_state`, like all others.
+            rows: A DataFrame is collected before the query stops.
+            reason: Kept in the job log, with user and host.
+            delete: Delete the keys.
+            ttl_ms: Of a variable with ``ttlDurationMs``.
+            operator: The stateful operator; None: the query's only one.
+
+        Returns:
+            The position of the commit with the change, or of the one before if nothing differs.
+
+        Raises:
+            ConfigError: As of `write_state`; or the query has ended, is stopping, starts again, is changed
+                already, or ends by itself (``availableNow``, ``once``); or a sink of its own calls this.
+            StateSchemaError: A value does not fit.
+            StateBackupError: Not all that was delivered could be committed, or a backend failed.
+        """
+        if self._job.is_in_batch:
+            raise ConfigError(
+                "the sink of the query cannot change its state: the change would wait for this batch",
+                hint="call write_state on another thread, and do not wait for it in the sink",
+            )
+        bounded = [name for name in _BOUNDED_TRIGGERS if name in self._plan.trigger]
+        if bounded:
+            raise ConfigError(
+                f"the query ends by itself, and its state is not changed before: trigger={bounded[0]}",
+                hint="once it has ended, use sk.write_state with its settings",
+            )
+        request = write_request(
+            self._job.settings,
+            variable,
+            rows,
+            reason=reason,
+            delete=delete,
+            ttl_ms=ttl_ms,
+            operator=operator,
+        )
+        return self._supervisor.change_state(partial(write_between_runs, request))
 
     def explain(self, extended: bool = False) -> None:  # noqa: FBT001, FBT002 - Spark's signature
         """Print the stateful operator, then Spark's plan of its input."""

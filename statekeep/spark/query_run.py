@@ -66,6 +66,13 @@ class QueryRun:
             self.query.stop()  # also where a user breaks the wait off: its time has begun
         self.job.wait_ended()
 
+    def stop_between_batches(self) -> None:
+        """Let the batch that runs end, however long that takes; then `stop`."""
+        try:
+            self.job.pause()
+        finally:
+            self.stop()
+
     def exception(self) -> StreamingQueryException | None:
         """Return what the query failed with, None if it did not."""
         failure = self.query.exception()

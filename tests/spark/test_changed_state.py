@@ -1,17 +1,20 @@
-"""The state of a stopped query, changed: its next start goes on with what was written."""
+"""The state of a query, changed between two runs or two batches: it goes on with what was written."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import Stream, state_of
+from conftest import Stream, events_of, state_of
+from pages_kit import block
 
 import statekeep as sk
-from statekeep.errors import ConfigError
+from statekeep.errors import ConfigError, StateSchemaError
 from statekeep.fault_points import HANDLER_VARIABLE
 from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, Action, ArmedFault, ProcessPlan
 
@@ -99,12 +102,78 @@ def test_a_query_goes_on_with_what_was_written(stream: Stream, tmp_path: Path) -
     assert state_of(settings) == state
 
 
-def test_a_query_that_runs_is_not_changed(stream: Stream) -> None:
+def test_a_running_query_is_changed_between_two_batches(stream: Stream) -> None:
+    settings = settings_of(stream)
+    stream.add_batches(3)
+    in_sink, go_on = threading.Event(), threading.Event()
+
+    def wait_in_sink(batch: int) -> None:
+        if batch == 1:
+            in_sink.set()
+            assert go_on.wait(60)
+
+    stream.on_batch = wait_in_sink
+    writer = stream.stateful().writeStream.foreachBatch(stream.sink)
+    query = writer.option("checkpointLocation", str(stream.location)).start()
+    query_id, run_id = query.id, query.runId
+    assert in_sink.wait(60)
+    key = min(stream.expected(2))
+    rows = stream.spark.createDataFrame(
+        [((key,), (100, 1000))], "key struct<key:string>, value struct<n:long,s:long>"
+    )
+    names = {"query": query, "rows": rows}
+    program = block("docs/how-to/change-state.md", "While the query runs", "python")
+    with ThreadPoolExecutor(2) as threads:
+        changing = threads.submit(exec, program, names)
+        processing = threads.submit(query.processAllAvailable)
+        while not query._job._is_pausing:
+            assert not changing.done()
+        go_on.set()
+        changing.result(120)
+        processing.result(120)
+    # The batch in the sink ended before the change, and is delivered once; the next one has the change.
+    state = added(stream, stream.expected(2) | {key: (100, 1000)}, 2)
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2]
+    assert stream.received()[key] == state[key]
+
+    with pytest.raises(StateSchemaError):
+        query.write_state("count", pa.table({"key": [key], "value": [{"n": "x"}]}), reason="r")
+    query.write_state("count", pa.table({"key": [key]}), reason="a test", delete=True)
+    del state[key]
+    stream.add_batches(1)
+    query.processAllAvailable()
+    state = added(stream, state, 3)
+    assert [batch for batch, _ in stream.delivered] == [0, 1, 2, 3]
+    assert stream.received()[key] == state[key]
+    assert (query.id == query_id, query.runId == run_id, query.isActive) == (True, False, True)
+    assert (query.status["restarts"], events_of(query, "restart")) == (0, [])
+    query.stop()
+    assert query.awaitTermination(1) is True
+    assert state_of(settings) == state
+    with pytest.raises(ConfigError, match=r"use sk\.write_state"):
+        query.write_state("count", pa.table({"key": [key]}), reason="r", delete=True)
+
+
+def test_a_query_that_runs_is_changed_by_its_own_handle_alone_and_not_in_its_sink(
+    stream: Stream,
+) -> None:
     stream.add_batches(2)
-    stream.on_batch = lambda batch: caught.append(refusal(stream)) if batch else None
+    gone = pa.table({"key": ["a"]})
+
+    def refused(batch: int) -> None:
+        if batch:
+            caught.append(refusal(stream))
+            with pytest.raises(ConfigError, match="the change would wait for this batch"):
+                query.write_state("count", gone, reason="r", delete=True)
+
+    stream.on_batch = refused
     caught: list[str] = []
-    stream.run(task__commit__every__batch="true")
+    query = stream.start(settings={"task.commit.every.batch": "true"})
+    query.awaitTermination()
     assert [str(os.getpid()) in told for told in caught] == [True]
+    assert "query.write_state" in caught[0]
+    with pytest.raises(ConfigError, match=r"the query ends by itself.* trigger=availableNow"):
+        query.write_state("count", gone, reason="r", delete=True)
     assert state_of(settings_of(stream)) == stream.expected(2)
 
 

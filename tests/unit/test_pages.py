@@ -56,6 +56,7 @@ PROGRAMS = {
         ("", CHANGES),
         ("Put values", CHANGES),
         ("Delete keys", CHANGES),
+        ("While the query runs", "tests/spark/test_changed_state.py"),
     },
     "docs/how-to/clone.md": {("", CLONES), ("Make a clone", CLONES)},
     "docs/how-to/guard.md": {("Copy", "tests/spark/test_query_guard.py")},

@@ -6,12 +6,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
@@ -174,6 +174,7 @@ class StatefulJob:
         self._is_attached = threading.Event()
         self._deadline: StopDeadline | None = None
         self._is_asked_to_stop = False
+        self._is_pausing = False
         self._is_open = False
         self._is_begun = False
         """Listeners have its start, and are to have its end."""
@@ -453,9 +454,9 @@ class StatefulJob:
 
     def _prove_commits(self) -> None:
         """Let the newest commit be verified now and then, if that is wanted."""
-        if self._config.job.verify_interval_ms and self._storage is not None:
+        if self._config.job.verify_interval_ms:
             self._proof = ContinuousProof(
-                with_log_backend(self._config, self._storage.log_backend),
+                self.settings,
                 clock=self._clock,
                 report=self._report,
                 rng=random.Random(),  # noqa: S311 - any task will do
@@ -502,12 +503,16 @@ class StatefulJob:
         """
         try:
             with self._turn:
-                self._batch_thread = threading.get_ident()
-                try:
-                    self._batches.run(rows, batch)
-                finally:
-                    self._batch_thread = None
-                self._watch.note_batch()
+                is_begun = not self._is_pausing
+                if is_begun:
+                    self._batch_thread = threading.get_ident()
+                    try:
+                        self._batches.run(rows, batch)
+                    finally:
+                        self._batch_thread = None
+                    self._watch.note_batch()
+            if not is_begun:
+                self._await_stop()
         except BaseException as exc:
             self.failure = exc
             is_broken_off = self._jobs.placement.is_given_up or is_interruption(exc)
@@ -564,6 +569,38 @@ class StatefulJob:
         if self._config.task.is_commit_every_batch:
             self._await_batch(deadline)
 
+    def pause(self) -> None:
+        """Begin no other batch, and wait until the one that runs has ended; the query is stopped next.
+
+        It has ended once Spark has recorded it, too: a stop before that would leave a batch that was
+        delivered and is in no commit. Returns early if the query ends or is stopped meanwhile.
+        """
+        self._is_pausing = True
+        while not self._is_ending():
+            if self._turn.acquire(timeout=_POLL_S):
+                self._turn.release()
+                break
+        while not self._is_ending() and not self._is_recorded():
+            self._ended.wait(_POLL_S)
+
+    def _is_ending(self) -> bool:
+        return self._ended.is_set() or self._is_asked_to_stop
+
+    def _is_recorded(self) -> bool:
+        """Whether Spark has recorded the newest batch, or its records cannot be read."""
+        try:
+            newest = self._thread.call(self._location.newest, "commits")
+        except (StateBackupError, CancelledError, PySparkException, Py4JError, OSError) as exc:
+            logger.warning("it is not known whether Spark has recorded the batch: error=%s", exc)
+            return True
+        return newest >= self._batches.head
+
+    def _await_stop(self) -> NoReturn:
+        """Hold a batch that came while the query is to be stopped between two: it is not begun."""
+        while self._query is not None and not self._query.is_stopping():
+            self._ended.wait(_POLL_S)
+        raise BatchStoppedError
+
     def _await_batch(self, deadline: StopDeadline) -> None:
         """Wait for the end of the batch that runs, if one does, until ``deadline``.
 
@@ -582,6 +619,17 @@ class StatefulJob:
         if self._storage is None:
             return None
         return self._thread.run(find_successor(self._storage.log))
+
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether the calling thread is the one that runs a batch, as in a sink."""
+        return self._batch_thread == threading.get_ident()
+
+    @property
+    def settings(self) -> Config:
+        """What the job is found by from outside: they name the backend that its log is in; after `open`."""
+        assert self._storage is not None  # noqa: S101 - it is open
+        return with_log_backend(self._config, self._storage.log_backend)
 
     @property
     def last_commit(self) -> CommitSummary | None:

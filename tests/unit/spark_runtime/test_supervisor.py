@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -30,6 +31,8 @@ class FakeRun:
 
     def __init__(self, error: BaseException | None = None, *, is_endless: bool = False) -> None:
         self.error = error
+        self.end_error: BaseException | None = None
+        self.at_boundary: Callable[[], None] = lambda: None
         self.is_stopped = False
         self._ended = threading.Event()
         if not is_endless:
@@ -45,6 +48,10 @@ class FakeRun:
     def stop(self) -> None:
         self.is_stopped = True
         self._ended.set()
+
+    def stop_between_batches(self) -> None:
+        self.at_boundary()
+        self.stop()
 
 
 class Rig:
@@ -274,3 +281,150 @@ def test_a_caller_that_waits_for_the_next_run_gets_it_or_learns_that_there_is_no
     supervisor = Rig(first, second).supervise()
     assert supervisor.wait_for_next(cast("QueryRun", first))
     assert not supervisor.wait_for_next(cast("QueryRun", second))
+
+
+class Change:
+    """Changes the state in the place of the code that does; its epoch is 9."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.followed: list[int] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def __call__(self, epoch: int, answer: Future[int]) -> int:
+        self.followed.append(epoch)
+        self.begun.set()
+        self.go_on.wait(10)
+        if self.error is None:
+            answer.set_result(42)
+        else:
+            answer.set_exception(self.error)
+        return 9
+
+
+def test_the_state_is_changed_between_two_runs_and_that_is_no_restart() -> None:
+    first, second, third = (FakeRun(is_endless=True) for _ in range(3))
+    rig = Rig(first, second, third, attempts=1)
+    supervisor = rig.supervise()
+    began_ns = rig.policy._began_ns
+    rig.clock.advance(60)
+    change = Change()
+    assert supervisor.change_state(change) == 42
+    assert (first.is_stopped, change.followed, rig.own_epochs) == (True, [FakeRun.epoch], [9])
+    assert supervisor.run is cast("QueryRun", second)
+    assert supervisor.change_state(change) == 42
+    assert supervisor.run is cast("QueryRun", third)
+    assert (rig.restarts(), supervisor.restarts, rig.ends) == ([], 0, 0)
+    assert rig.policy._began_ns == began_ns, "a run that lasts forgets the failures before it"
+    supervisor.stop()
+    assert supervisor.error is None
+
+
+def test_a_query_goes_on_after_a_change_that_fails() -> None:
+    second = FakeRun(is_endless=True)
+    rig = Rig(FakeRun(is_endless=True), second)
+    supervisor = rig.supervise()
+    with pytest.raises(ConfigError, match="no such variable"):
+        supervisor.change_state(Change(ConfigError("no such variable")))
+    assert supervisor.run is cast("QueryRun", second)
+    assert rig.own_epochs == [9]
+    supervisor.stop()
+
+
+def test_a_query_whose_last_commit_failed_goes_on_and_is_not_changed() -> None:
+    first, second, change = FakeRun(is_endless=True), FakeRun(is_endless=True), Change()
+    rig = Rig(first, second)
+    supervisor = rig.supervise()
+    first.error = first.end_error = RetriableError("the last commit did not become durable")
+    with pytest.raises(RetriableError, match="the last commit did not become durable"):
+        supervisor.change_state(change)
+    assert (change.followed, rig.own_epochs) == ([], [FakeRun.epoch])
+    assert supervisor.run is cast("QueryRun", second)
+    supervisor.stop()
+
+
+def test_a_run_that_fails_before_it_is_changed_is_started_again_without_the_change() -> None:
+    first, second, change = FakeRun(is_endless=True), FakeRun(is_endless=True), Change()
+    rig = Rig(first, second)
+    supervisor = rig.supervise()
+    first.error = RetriableError("gone")
+    with pytest.raises(ConfigError, match="failed before its state was changed, and nothing is"):
+        supervisor.change_state(change)
+    assert change.followed == []
+    assert (supervisor.restarts, rig.own_epochs) == (1, [None])
+    supervisor.stop()
+
+
+def test_another_driver_that_came_while_the_state_was_changed_ends_the_query() -> None:
+    rig = Rig(FakeRun(is_endless=True), FENCED)
+    supervisor = rig.supervise()
+    assert supervisor.change_state(Change()) == 42
+    assert supervisor.wait_ended(10)
+    assert rig.own_epochs == [9]
+    assert supervisor.error is FENCED
+    assert supervisor.failed_start is FENCED
+
+
+def test_a_stop_before_the_boundary_leaves_the_state_as_it_is() -> None:
+    first, change = FakeRun(is_endless=True), Change()
+    supervisor = Rig(first).supervise()
+    first.at_boundary = supervisor.stop
+    with pytest.raises(ConfigError, match="ended or failed before its state was changed"):
+        supervisor.change_state(change)
+    assert change.followed == []
+    assert (supervisor.has_ended, supervisor.error) == (True, None)
+
+
+@pytest.mark.parametrize("timeout_s", [10, 0], ids=["waits", "gives up"])
+def test_a_stop_during_a_change_ends_the_query_after_it(timeout_s: float) -> None:
+    second, change = FakeRun(is_endless=True), Change()
+    rig = Rig(FakeRun(is_endless=True), second)
+    supervisor = rig.supervise(timeout_s=timeout_s)
+    change.go_on.clear()
+    with ThreadPoolExecutor(2) as threads:
+        changing = threads.submit(supervisor.change_state, change)
+        assert change.begun.wait(10)
+        stopping = threads.submit(supervisor.stop)
+        while not (supervisor.has_ended if timeout_s == 0 else supervisor._is_stopping):
+            change.go_on.wait(0.001)
+        assert not changing.done()
+        change.go_on.set()
+        assert changing.result(10) == 42
+        stopping.result(10)
+    supervisor._thread.join(10)
+    assert (supervisor.has_ended, supervisor.error) == (True, None)
+    assert next(rig._runs) is second, "it went on after the stop"
+
+
+def test_a_query_that_is_changed_or_has_ended_refuses_a_change() -> None:
+    change = Change()
+    supervisor = Rig(FakeRun(is_endless=True), FakeRun(is_endless=True)).supervise()
+    change.go_on.clear()
+    with ThreadPoolExecutor(1) as threads:
+        changing = threads.submit(supervisor.change_state, change)
+        assert change.begun.wait(10)
+        with pytest.raises(ConfigError, match="is being changed or started again"):
+            supervisor.change_state(Change())
+        change.go_on.set()
+        assert changing.result(10) == 42
+    supervisor.stop()
+    with pytest.raises(ConfigError, match=r"has ended, .* use sk.write_state with its settings"):
+        supervisor.change_state(Change())
+    assert len(change.followed) == 1
+
+
+def test_a_change_whose_wait_for_the_boundary_is_broken_off_is_not_made() -> None:
+    first, second, change = FakeRun(is_endless=True), FakeRun(is_endless=True), Change()
+    supervisor = Rig(first, second).supervise()
+
+    def press_ctrl_c() -> None:
+        raise KeyboardInterrupt
+
+    first.at_boundary = press_ctrl_c
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.change_state(change)
+    first.stop()  # as `QueryRun.stop_between_batches` does all the same
+    assert supervisor.wait_for_next(cast("QueryRun", first))
+    assert change.followed == []
+    supervisor.stop()

@@ -1,11 +1,14 @@
 """The state of a whole job, changed without Spark: what is written, recorded, refused and taken back."""
 
 import asyncio
+import os
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from socket import gethostname
 from threading import Thread
 from typing import Any
 
@@ -42,6 +45,7 @@ from statekeep.inspection.state_change import Changing, undo_change
 from statekeep.inspection.state_copy import CommitBackups
 from statekeep.inspection.task_restore import checkpoint_in
 from statekeep.spark.state.erasing import Erased, EraseRequest, erase_keys, remains_of
+from statekeep.spark.state_writer import write_between_runs, write_request
 
 BLOB = BackendName("blob")
 FAR = {
@@ -94,6 +98,13 @@ def undo(job: Mapping[str, str], directory: Path) -> None:
             await undo_change(opened, "a mistake", Changing(directory / "undo", "test"))
 
     asyncio.run(run())
+
+
+async def take_over(job: Mapping[str, str], owner: str = "driver") -> int:
+    async with open_job(load_dict(job), SystemClock()) as opened:
+        driver = LogSession(opened.log)
+        await driver.open()
+        return await driver.take_over(owner)
 
 
 def test_rows_take_the_place_of_values_in_every_backend(job: dict[str, str]) -> None:
@@ -311,16 +322,10 @@ def test_a_job_that_may_run_names_its_holder(golden: dict[str, str], tmp_path: P
 
 
 def test_a_job_that_is_started_while_it_is_changed_is_left_alone(job: dict[str, str]) -> None:
-    async def start() -> int:
-        async with open_job(load_dict(job), SystemClock()) as opened:
-            driver = LogSession(opened.log)
-            await driver.open()
-            return await driver.take_over("driver")
-
     def at(name: str) -> None:
         if name == "seal.after_rename":  # the change is made, and not yet uploaded
             with fault_handler(lambda _: None):
-                started.append(asyncio.run(start()))
+                started.append(asyncio.run(take_over(job)))
 
     started: list[int] = []
     with (
@@ -554,10 +559,7 @@ def test_a_driver_that_takes_over_just_before_the_change_is_seen(
     of_tool = LogSession.of_tool
 
     async def late(log: JobLog, owner: str) -> LogSession:
-        async with open_job(load_dict(job), SystemClock()) as opened:
-            driver = LogSession(opened.log)
-            await driver.open()
-            await driver.take_over("driver")
+        await take_over(job)
         return await of_tool(log, owner)
 
     monkeypatch.setattr(LogSession, "of_tool", late)
@@ -574,3 +576,66 @@ def test_versions_of_an_unchanged_task_stay(job: dict[str, str]) -> None:
         if new.versions[task] == old.versions[task]:
             assert bytes(new.checkpoints[task]) == bytes(old.checkpoints[task])
     assert TaskName(f"Partition {task_of('user-7', TASKS)}") in new.versions
+
+
+def between_runs(job: Mapping[str, str], epoch: int, **values: Any) -> tuple[Future[int], int]:
+    """Write for a query whose run had this epoch; return the answer, and what the next run follows."""
+    request = write_request(
+        load_dict(job),
+        "count",
+        rows(**values),
+        reason="r",
+        delete=False,
+        ttl_ms=None,
+        operator=None,
+    )
+    answer: Future[int] = Future()
+    return answer, write_between_runs(request, epoch, answer)
+
+
+def test_the_next_run_follows_the_change_or_its_own_run_where_nothing_was_changed(
+    job: dict[str, str],
+) -> None:
+    epoch = asyncio.run(take_over(job))
+    answer, follows = between_runs(job, epoch, user_7=70)
+    assert answer.result(0) == newest(job)[0]
+    assert counts(job) == CONTENT | {"user-7": 70}
+    assert follows == epoch + 1
+    answer, same = between_runs(job, follows, user_7=70)
+    assert (answer.result(0), same) == (newest(job)[0], follows)
+    answer, same = between_runs(job, follows, user_7="many")
+    assert isinstance(answer.exception(0), StateSchemaError)
+    assert same == follows
+
+
+@pytest.mark.parametrize("point", ["attempt_record.before", "upload.before"])
+def test_the_next_run_follows_a_change_that_failed_after_it_took_the_log_over(
+    job: dict[str, str], point: str
+) -> None:
+    def stop(name: str) -> None:
+        if name == point:
+            raise StoppedError(name)
+
+    epoch = asyncio.run(take_over(job))
+    with fault_handler(stop):
+        answer, follows = between_runs(job, epoch, user_7=70)
+    assert answer.exception(0) is not None
+    assert counts(job) == CONTENT
+    assert follows == epoch + 1
+    assert asyncio.run(take_over(job)) == epoch + 2
+
+
+def test_the_next_run_does_not_follow_another_driver(job: dict[str, str]) -> None:
+    epoch = asyncio.run(take_over(job))
+    newer: list[int] = []
+    owner = f"{gethostname()}:{os.getpid()}"  # as a query of this process has it
+
+    def at(name: str) -> None:
+        if name == "seal.after_rename":
+            with fault_handler(lambda _: None):
+                newer.append(asyncio.run(take_over(job, owner)))
+
+    with fault_handler(at):
+        answer, follows = between_runs(job, epoch, user_7=70)
+    assert isinstance(answer.exception(0), ConfigError)
+    assert (newer, follows) == ([epoch + 1], epoch)
