@@ -149,6 +149,7 @@ class Supervisor:
             self._check_changeable()
             change = self._change = _Change(work)
             run = self.run
+        logger.info("the query is stopped between two batches, as its state is to be changed")
         try:
             run.stop_between_batches()
         except BaseException:
