@@ -1,4 +1,4 @@
-"""Starts a failed query again, within what its `RestartPolicy` grants; and lets its state be changed between two runs."""
+"""Starts a failed query again, within what its `RestartPolicy` grants, and changes its state between runs."""
 
 import asyncio
 import logging
@@ -163,7 +163,8 @@ class Supervisor:
                 hint="try again once it runs; if it has ended, use sk.write_state with its settings",
             ) from None
         finally:
-            self.wait_for_next(run)
+            if change.answer.done() and not change.answer.cancelled():
+                self.wait_for_next(run)
 
     def _check_changeable(self) -> None:
         """Refuse what has no boundary between two batches to wait for.

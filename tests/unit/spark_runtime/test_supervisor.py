@@ -351,6 +351,7 @@ def test_a_run_that_fails_before_it_is_changed_is_started_again_without_the_chan
     first.error = RetriableError("gone")
     with pytest.raises(ConfigError, match="failed before its state was changed, and nothing is"):
         supervisor.change_state(change)
+    assert supervisor.wait_for_next(cast("QueryRun", first))
     assert change.followed == []
     assert (supervisor.restarts, rig.own_epochs) == (1, [None])
     supervisor.stop()
